@@ -1,0 +1,41 @@
+"""The exception tree. Every message says what is wrong, which value, and how to fix it.
+
+RondeError            what a user of ronde may catch
+  UsageError          a mistake on the command line or in a call (exit code 2)
+    PlanError         an unknown, contradictory or not yet built plan value
+  LaunchError         ranks could not be started
+PeerLost              a peer rank died or diverged (a BaseException, see there)
+"""
+
+from __future__ import annotations
+
+__all__ = ["LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
+
+
+class RondeError(Exception):
+    """Base of the errors that ronde raises for its users."""
+
+    exit_code = 1
+
+
+class UsageError(RondeError):
+    """A mistake on the command line or in a call; exit code 2."""
+
+    exit_code = 2
+
+
+class PlanError(UsageError):
+    """A plan that names an unknown value, contradicts itself, or asks for what is not built yet."""
+
+
+class LaunchError(RondeError):
+    """Ranks could not be started on this host."""
+
+
+class PeerLost(BaseException):
+    """A collective failed because a peer rank died or took another path.
+
+    A `BaseException`, as `KeyboardInterrupt` is: a script's `except Exception` must not swallow
+    it, or the surviving ranks would go on with half a reduction. The launcher names the rank that
+    failed first; this error itself is never the news.
+    """

@@ -1,0 +1,63 @@
+"""What one rank process is told by its launcher; travels as JSON in one environment variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import MutableMapping
+
+__all__ = ["ENVIRONMENT_KEY", "RankConfig"]
+
+ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankConfig:
+    """One rank's part of a run.
+
+    Attributes:
+        rank, world_size: position and number of the ranks of the whole run.
+        local_rank, local_world_size: the same among the ranks of this host.
+        run_dir: directory of this run's logs and reports.
+        store: where the ranks meet: `file://PATH` or `tcp://HOST:PORT` (an existing server).
+        script: path of the script, or dotted name of the module when `module` is true.
+        arguments: what the script finds behind its own name in `sys.argv`.
+        plan: the plan as its canonical string.
+        seed: seed of torch, numpy and random.
+        native: the script is a distributed script already; ronde keeps out.
+        master_address, master_port: what such a script is given by the torchrun environment.
+        extensions: `module:function` strings, called with the session before the script starts
+            (the recorder of `ronde verify` and seeded faults are two).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    run_dir: str
+    store: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    plan: str = "ddp"
+    seed: int = 0
+    native: bool = False
+    master_address: str = "127.0.0.1"
+    master_port: int = 0
+    device: str = "cpu"
+    extensions: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankConfig:
+        fields = json.loads(text)
+        for name in ("arguments", "extensions"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+    @classmethod
+    def take_from(cls, environment: MutableMapping[str, str]) -> RankConfig:
+        """Read the configuration and remove it, so that the script does not see it."""
+        return cls.from_json(environment.pop(ENVIRONMENT_KEY))
