@@ -1,0 +1,1 @@
+"""What crosses between the script and the ranks: global tensors outside models, plain shards inside."""

@@ -1,0 +1,1 @@
+"""Move bytes: the ranks' private process groups and the collectives on them."""

@@ -1,0 +1,1 @@
+"""The composition root: a plan and ranks become a running script."""

@@ -1,0 +1,76 @@
+"""What every part of the boundary shares: the ranks, and where execution stands."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ronde.boundary.layout import Layout
+from ronde.comm.process_group import Comm
+
+__all__ = ["Context", "Region"]
+
+
+class Region(enum.Enum):
+    """Where execution stands.
+
+    SCRIPT: values are global (the script itself, and the body of a module run in parts).
+    SHARDED: inside a model that runs on this rank's rows.
+    REPLICATED: inside a model that runs on the whole batch on every rank.
+    REHEARSAL: inside a trial run of a copy of a model.
+    """
+
+    SCRIPT = "script"
+    SHARDED = "sharded"
+    REPLICATED = "replicated"
+    REHEARSAL = "rehearsal"
+
+
+class Context:
+    """The boundary's ranks and state; one per session.
+
+    Attributes:
+        comm: collectives of the boundary, apart from the reducer's: their order is the script's.
+        batch_dim: which dimension of a model's arguments is the batch.
+        adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
+        region: where execution stands.
+        rows: global rows of the sharded call under way, and of the batch of a module run in parts.
+        notes: sentences to be said once, in order.
+    """
+
+    def __init__(self, *, comm: Comm, batch_dim: int, adopt: Callable[[torch.Tensor], None]) -> None:
+        self.comm = comm
+        self.rank = comm.rank
+        self.world_size = comm.world_size
+        self.batch_dim = batch_dim
+        self.adopt = adopt
+        self.region = Region.SCRIPT
+        self.rows: int | None = None
+        self.notes: dict[str, None] = {}
+        self.sharded_calls = 0
+        self._thread = threading.get_ident()
+
+    def on_main_thread(self) -> bool:
+        """Only the script's main thread is in lockstep with the other ranks."""
+        return threading.get_ident() == self._thread
+
+    def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
+        return Layout(dim, rows, self.world_size, outer, inner)
+
+    @contextmanager
+    def enter(self, region: Region, rows: int | None) -> Iterator[None]:
+        """Execute in another region."""
+        before = self.region, self.rows
+        self.region, self.rows = region, rows
+        try:
+            yield
+        finally:
+            self.region, self.rows = before
+
+    def note(self, sentence: str) -> None:
+        """Remember a sentence for the user; each is said once."""
+        self.notes.setdefault(sentence)

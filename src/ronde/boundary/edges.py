@@ -1,0 +1,134 @@
+"""The differentiable edges between replicated values and shards, each the backward of another.
+
+Convention, with W ranks: of a replicated value the true gradient is the mean over ranks of the local
+ones; of a shard, the local gradient is W times the true one. Parameter gradients are then *averaged*:
+what was computed on shards is thereby summed, what was computed in replica is averaged over equal
+copies, under any mixture and any accumulation. All edges are differentiable any number of times.
+
+    edge          forward                          backward
+    Slice         whole value -> this rank's rows  all-gather, divided by W
+    Gather        shard -> whole value             this rank's rows, times W
+    Enter         identity                         mean over ranks
+    Leave         mean over ranks                  identity averaged (Enter)
+    SumRanks      shard's sum -> whole sum         times W
+    SyncSum       all-reduce among shards          all-reduce among shards
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from ronde.boundary.context import Context
+from ronde.boundary.layout import Layout
+
+__all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data"]
+
+
+def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The whole value from every rank's rows, without a graph."""
+    local = local.detach()
+    sizes = [layout.local_size(rank) for rank in range(context.world_size)]
+    moved = local.movedim(layout.dim, 0)
+    if layout.dim == 0 and layout.outer == 1 and len(set(sizes)) == 1:
+        return context.comm.all_gather(moved).flatten(0, 1)
+    parts = context.comm.all_gather_uneven(moved, sizes)
+    return layout.assemble([part.movedim(0, layout.dim) for part in parts])
+
+
+class Slice(Function):
+    """A replicated value becomes this rank's shard of it."""
+
+    @staticmethod
+    def forward(ctx: Any, full: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return layout.take(full, context.rank).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Gather.apply(grad, ctx.context, ctx.layout) / ctx.context.world_size, None, None
+
+
+class Gather(Function):
+    """Shards become the replicated value."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return gather_data(context, local, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+
+
+def _mean(context: Context, value: torch.Tensor) -> torch.Tensor:
+    total = context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+    return total / context.world_size
+
+
+class Enter(Function):
+    """A replicated value is used on shards."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Leave.apply(grads[0], ctx.context), None
+
+
+class Leave(Function):
+    """Local gradients of a replicated value become its true gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return _mean(context, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Enter.apply(grads[0], ctx.context), None
+
+
+class SumRanks(Function):
+    """The sum of every shard's value, replicated."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Spread.apply(grads[0], ctx.context), None
+
+
+class _Spread(Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value * context.world_size
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return SumRanks.apply(grads[0], ctx.context), None
+
+
+class SyncSum(Function):
+    """The sum over ranks of a value that every shard goes on to use: global batch statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return SyncSum.apply(grads[0], ctx.context), None

@@ -1,0 +1,231 @@
+"""A global tensor: one value of which this rank holds the rows of its part of the batch.
+
+For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules.py`) runs
+on the rows; any other sees the whole value, gathered once. What C++ reaches past Python's
+`__torch_function__` is served by `__torch_dispatch__`, and its gradients by the Gather node that made
+the tensor. The idea of a global view of a sharded value is OneFlow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.boundary.context import Context, Region
+from ronde.boundary.edges import Gather, Slice, gather_data
+from ronde.boundary.layout import Layout
+
+__all__ = ["GlobalTensor", "Rule", "localize", "materialize", "wrap"]
+
+Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class GlobalTensor(torch.Tensor):
+    """See the module. Made by `wrap` alone."""
+
+    _context: Context
+    _layout: Layout
+    _rules: dict[Any, Rule]
+    # This rank's rows, part of the graph; None once the whole value has been changed in place.
+    _local: torch.Tensor | None
+    # The whole value, part of the graph, when it has been asked for.
+    _full: torch.Tensor | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = _first(args, kwargs)
+        context = first._context
+        if context.region in (Region.SHARDED, Region.REHEARSAL):
+            # The model holds on to a batch from outside: inside, its rows are what is meant.
+            return func(*_map(localize, args), **_map(localize, kwargs))
+        if func in _METADATA and isinstance(args[0], GlobalTensor):
+            with DisableTorchFunctionSubclass():
+                return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
+        if context.region is Region.SCRIPT:
+            rule = first._rules.get(func)
+            if rule is not None:
+                result = rule(context, func, args, kwargs)
+                if result is not NotImplemented:
+                    return result
+        return _on_whole_values(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*_map(_data, args), **_map(_data, kwargs or {}))
+
+    # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return materialize(self).numpy(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return materialize(self).tolist()
+
+    def data_ptr(self) -> int:
+        return materialize(self).data_ptr()
+
+
+def _first(args: Any, kwargs: Any) -> GlobalTensor:
+    for value in (*args, *kwargs.values()):
+        found = _find(value)
+        if found is not None:
+            return found
+    raise TypeError("no global tensor among the arguments")
+
+
+def _find(value: Any) -> GlobalTensor | None:
+    if isinstance(value, GlobalTensor):
+        return value
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            found = _find(item)
+            if found is not None:
+                return found
+    if isinstance(value, dict):
+        return _find(list(value.values()))
+    return None
+
+
+def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
+    """Apply `fn` to the global tensors in an argument list."""
+    if isinstance(value, GlobalTensor):
+        return fn(value)
+    if isinstance(value, tuple):
+        mapped = [_map(fn, item) for item in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+    if isinstance(value, list):
+        return [_map(fn, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _map(fn, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_map(fn, value.start), _map(fn, value.stop), _map(fn, value.step))
+    return value
+
+
+def _data(value: GlobalTensor) -> torch.Tensor:
+    if value._full is not None:
+        return value._full.detach()
+    assert value._local is not None
+    return gather_data(value._context, value._local, value._layout)
+
+
+def materialize(value: Any) -> Any:
+    """The whole value as a plain tensor, with its graph; other values as they are."""
+    if not isinstance(value, GlobalTensor):
+        return value
+    if value._full is None:
+        assert value._local is not None
+        if value._local.requires_grad:
+            with torch.enable_grad():
+                value._full = Gather.apply(value._local, value._context, value._layout)
+        else:
+            value._full = gather_data(value._context, value._local, value._layout)
+    return value._full
+
+
+def localize(value: Any) -> Any:
+    """This rank's rows as a plain tensor, with its graph; other values as they are."""
+    if not isinstance(value, GlobalTensor):
+        return value
+    if value._local is not None:
+        return value._local
+    full = value._full
+    assert full is not None
+    return cut(value._context, full, value._layout)
+
+
+def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """This rank's rows of a replicated value, with the Slice edge when a gradient flows."""
+    if full.requires_grad and torch.is_grad_enabled():
+        return Slice.apply(full, context, layout)
+    return layout.take(full, context.rank)
+
+
+def _hold_whole(value: GlobalTensor) -> torch.Tensor:
+    """From now on the whole value is what the tensor is: it is about to change or to be watched."""
+    full = materialize(value)
+    value._local = None
+    return full
+
+
+def _changes_first(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("__setitem__", "__set__", "requires_grad_", "retain_grad", "register_hook"):
+        return True
+    if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
+        return True
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = kwargs.get("out")
+    if isinstance(out, GlobalTensor):
+        kwargs = {**kwargs, "out": _hold_whole(out)}
+    if args and isinstance(args[0], GlobalTensor) and _changes_first(func):
+        full = _hold_whole(args[0])
+        result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
+        return args[0] if result is full else result
+    return func(*_map(materialize, args), **_map(materialize, kwargs))
+
+
+class _Shell(torch.autograd.Function):
+    """Makes the outer tensor, so that what holds it past Python still finds the Gather edge."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return _shell(local, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+
+
+def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    with DisableTorchFunctionSubclass():
+        return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            GlobalTensor, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
+        )
+
+
+def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
+    """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
+    if local.requires_grad and torch.is_grad_enabled():
+        shell = _Shell.apply(local, context, layout)
+    else:
+        shell = _shell(local, layout)
+    shell._context, shell._layout, shell._rules = context, layout, rules
+    shell._local, shell._full = local, None
+    return shell
+
+
+_METADATA = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.Tensor.get_device,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in (
+            "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn",
+            "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes", "names", "is_mps", "is_cpu",
+        )
+    ),
+}

@@ -1,0 +1,87 @@
+"""How a global tensor is cut: which rows of its batch axis each rank holds.
+
+Pure functions and frozen values; nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["Layout", "split_rows"]
+
+
+def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
+    """First row and end row of `rank` when `rows` are cut as evenly as possible, in rank order.
+
+    >>> [split_rows(10, 3, rank) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    return rows * rank // world_size, rows * (rank + 1) // world_size
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the batch lies in a tensor.
+
+    Dimension `dim` has `outer * rows * inner` entries; entry `(o, row, i)` belongs to the rank that
+    holds `row`. `outer` and `inner` are 1 unless other dimensions were flattened into this one:
+    `[B, T, V].view(-1, V)` has `inner = T`, `[T, B, V].view(-1, V)` has `outer = T`.
+    """
+
+    dim: int
+    rows: int
+    world_size: int
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def size(self) -> int:
+        """Global length of the dimension."""
+        return self.outer * self.rows * self.inner
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """First and end row of `rank`."""
+        return split_rows(self.rows, self.world_size, rank)
+
+    def count(self, rank: int) -> int:
+        """How many rows `rank` holds."""
+        start, stop = self.bounds(rank)
+        return stop - start
+
+    def local_size(self, rank: int) -> int:
+        """Length of the dimension on `rank`."""
+        return self.outer * self.count(rank) * self.inner
+
+    def global_shape(self, local_shape: Sequence[int]) -> list[int]:
+        """The whole shape, from that of one rank's shard."""
+        shape = list(local_shape)
+        shape[self.dim] = self.size
+        return shape
+
+    def at(self, dim: int) -> Layout:
+        """The same cut in another dimension."""
+        return dataclasses.replace(self, dim=dim)
+
+    def same_cut(self, other: Layout) -> bool:
+        """Whether two tensors hold the same rows on each rank, in whichever dimension."""
+        return (self.rows, self.outer, self.inner) == (other.rows, other.outer, other.inner)
+
+    def take(self, full: torch.Tensor, rank: int) -> torch.Tensor:
+        """The rows of `rank`, a view of `full` where one exists."""
+        start, stop = self.bounds(rank)
+        if self.outer == 1:
+            return full.narrow(self.dim, start * self.inner, (stop - start) * self.inner)
+        split = full.unflatten(self.dim, (self.outer, self.rows, self.inner))
+        return split.narrow(self.dim + 1, start, stop - start).flatten(self.dim, self.dim + 2)
+
+    def assemble(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole tensor from every rank's shard, in rank order."""
+        if self.outer == 1:
+            return torch.cat(list(parts), self.dim)
+        cut = [
+            part.unflatten(self.dim, (self.outer, self.count(rank), self.inner)) for rank, part in enumerate(parts)
+        ]
+        return torch.cat(cut, self.dim + 1).flatten(self.dim, self.dim + 2)

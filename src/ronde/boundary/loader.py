@@ -1,0 +1,211 @@
+"""The loader edge: every rank runs the script's own sampler and loads its slice of every index batch.
+
+Ids, order, lengths and random state are thereby those of one device: no DistributedSampler, no `set_epoch`, no
+padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
+queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
+custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
+answer: another collate function than torch's own (it may pad to the longest sample), samples that draw random
+numbers, iterable datasets, values that are no tensors, and batches with fewer samples than ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ronde.boundary.context import Context
+from ronde.boundary.global_tensor import Rule, wrap
+from ronde.boundary.patches import Patches
+from ronde.boundary.tree import Opaque, leaves, map_leaves
+from ronde.errors import RondeError
+
+__all__ = ["LoaderEdge"]
+
+_UNKNOWN, _STILL, _MOVED = 0, 1, 2
+
+
+class _Watched:
+    """A collate function with a flag, shared with worker processes, for "a fetch moved the random state"."""
+
+    def __init__(self, collate: Callable[[Any], Any], flag: Any) -> None:
+        self.collate = collate
+        self.flag = flag
+
+    def __call__(self, samples: Any) -> Any:
+        return self.collate(samples)
+
+
+class _Loading:
+    """What is known of one loader: whether its batches may be loaded in slices."""
+
+    def __init__(self, sliceable: bool, always: bool) -> None:
+        self.flag: Any = multiprocessing.RawValue("b", _UNKNOWN)
+        self.sliceable = sliceable
+        self.proven = always
+
+
+class LoaderEdge:
+    """Cuts the index batches of map-style loaders; one per session.
+
+    Args:
+        loading: `auto`, `sliced` (trust the collate function and samples) or `full` (never slice).
+    """
+
+    def __init__(self, context: Context, rules: dict[Any, Rule], loading: str) -> None:
+        self._context = context
+        self._rules = rules
+        self._loading = loading
+        self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        edge = self
+        plain_init: Any = _BaseDataLoaderIter.__init__
+        plain_reset: Any = _BaseDataLoaderIter._reset
+        plain_index: Any = _BaseDataLoaderIter._next_index
+        plain_next: Any = _BaseDataLoaderIter.__next__
+        plain_fetch: Any = _MapDatasetFetcher.fetch
+
+        def init(iterator: Any, loader: Any) -> None:
+            plain_init(iterator, loader)
+            edge._begin(iterator, loader)
+
+        def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            plain_reset(iterator, loader, first_iter)
+            iterator._ronde_queue.clear()
+
+        def next_index(iterator: Any) -> Any:
+            return edge._cut(iterator, plain_index(iterator))
+
+        def next_batch(iterator: Any) -> Any:
+            return edge._deliver(iterator, plain_next(iterator))
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            watched = fetcher.collate_fn
+            if not isinstance(watched, _Watched):
+                return plain_fetch(fetcher, index)
+            before = _random_state()
+            data = plain_fetch(fetcher, index)
+            moved = not _same_state(before, _random_state())
+            if moved or watched.flag.value == _UNKNOWN:
+                watched.flag.value = _MOVED if moved else _STILL
+            return data
+
+        patches.set(_BaseDataLoaderIter, "__init__", init)
+        patches.set(_BaseDataLoaderIter, "_reset", reset)
+        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(_MapDatasetFetcher, "fetch", fetch)
+
+    def _begin(self, iterator: Any, loader: Any) -> None:
+        iterator._ronde_queue = collections.deque()
+        iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
+        iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
+        if loading.sliceable:
+            iterator._collate_fn = _Watched(iterator._collate_fn, loading.flag)
+
+    def _judge(self, loader: Any) -> _Loading:
+        map_style = loader._dataset_kind == _DatasetKind.Map and loader._auto_collation
+        if not map_style or self._loading == "full":
+            return _Loading(False, False)
+        if self._loading == "sliced":
+            return _Loading(True, True)
+        forked = loader.num_workers == 0 or _start_method(loader) == "fork"
+        own = loader.collate_fn is not default_collate
+        return _Loading(forked and not own and not _holds_generator(loader.dataset), False)
+
+    def _cut(self, iterator: Any, index: Any) -> Any:
+        """This rank's part of an index batch, and a note in the queue of how it was cut."""
+        loading: _Loading = iterator._ronde_loading
+        if not loading.sliceable:
+            return index
+        whole = list(index)
+        if not loading.proven or len(whole) < self._context.world_size:
+            iterator._ronde_queue.append((len(whole), False))
+            return whole
+        iterator._ronde_queue.append((len(whole), True))
+        start, stop = self._context.layout(0, len(whole)).bounds(self._context.rank)
+        return whole[start:stop]
+
+    def _deliver(self, iterator: Any, data: Any) -> Any:
+        loading: _Loading = iterator._ronde_loading
+        if not loading.sliceable or not iterator._ronde_queue:
+            return data
+        rows, sliced = iterator._ronde_queue.popleft()
+        if self._loading == "auto" and loading.flag.value == _MOVED:
+            if sliced:
+                raise RondeError(
+                    f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after batches "
+                    f"without; its slices would differ from the single-device batches. Use --loading full"
+                )
+            loading.sliceable = False
+            iterator._ronde_queue.clear()
+            return data
+        if not sliced:
+            if not loading.proven and _is_batch(data, rows):
+                loading.proven = loading.flag.value == _STILL
+            return data
+        layout = self._context.layout(0, rows)
+        mine = layout.count(self._context.rank)
+
+        def whole(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == mine:
+                return wrap(self._context, value, layout, self._rules)
+            return value
+
+        return map_leaves(whole, data)
+
+
+def _start_method(loader: Any) -> str | None:
+    context = loader.multiprocessing_context
+    return (context or multiprocessing).get_start_method()
+
+
+def _is_batch(data: Any, rows: int) -> bool:
+    """Whether every leaf is a tensor with a row for each sample."""
+    try:
+        found = list(leaves(data))
+    except Opaque:
+        return False
+    return all(isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows for value in found)
+
+
+def _random_state() -> tuple[torch.Tensor, Any, Any]:
+    numbers = numpy.random.get_state(legacy=False)
+    return torch.default_generator.get_state(), random.getstate(), numbers
+
+
+def _same_state(a: tuple[torch.Tensor, Any, Any], b: tuple[torch.Tensor, Any, Any]) -> bool:
+    return torch.equal(a[0], b[0]) and a[1] == b[1] and _same_numpy(a[2], b[2])
+
+
+def _same_numpy(a: Any, b: Any) -> bool:
+    same = a["state"]["pos"] == b["state"]["pos"] and numpy.array_equal(a["state"]["key"], b["state"]["key"])
+    return bool(same and a["has_gauss"] == b["has_gauss"])
+
+
+_GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+
+
+def _holds_generator(value: Any, depth: int = 4) -> bool:
+    """Whether an object keeps a random generator of its own, which slices would use out of step."""
+    if isinstance(value, _GENERATORS):
+        return True
+    if depth == 0:
+        return False
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 64 and any(_holds_generator(item, depth - 1) for item in value)
+    if isinstance(value, dict):
+        return len(value) <= 64 and any(_holds_generator(item, depth - 1) for item in value.values())
+    if isinstance(value, (torch.Tensor, numpy.ndarray, type)) or not hasattr(value, "__dict__"):
+        return False
+    return any(_holds_generator(item, depth - 1) for item in vars(value).values())

@@ -1,0 +1,240 @@
+"""Random draws inside a model that runs on this rank's rows.
+
+`rng=global`: what one device would draw is drawn on every rank, and this rank's rows of it are taken
+(`SlicedDraws`); so dropout masks and samples equal the single-device ones, and every rank's generators
+stay in step. `rng=per-rank`: a stream of its own for each rank (`RankStream`), independent across samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.boundary.layout import Layout
+
+__all__ = ["Draw", "RankStream", "RecordedDraws", "SlicedDraws", "UnknownDraw", "find_axis", "is_random"]
+
+aten = torch.ops.aten
+
+# Filled in place, element by element; the tensor's own values do not matter.
+_FILLS = {"bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"}
+# Made from a size, or like another tensor.
+_FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
+# One draw of fixed cost for each entry or row of a tensor of parameters.
+_FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
+
+
+class UnknownDraw(Exception):
+    """A random operation whose rows cannot be taken from a draw for the whole batch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draw:
+    """One random operation of a forward pass, as learnt by rehearsal.
+
+    Attributes:
+        name: the operation.
+        rank: number of dimensions of what is drawn.
+        dim: its batch dimension, None when the draw does not depend on the batch.
+        outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
+    """
+
+    name: str
+    rank: int
+    dim: int | None
+    outer_first: bool = False
+
+
+def is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _name(func: Any) -> str:
+    return func._schema.name.split("::")[1]
+
+
+def _drawn_shape(func: Any, args: Sequence[Any], result: Any) -> list[int]:
+    """Shape of what was drawn; for a choice among categories, that of the categories' rows."""
+    if _name(func) == "multinomial":
+        return list(args[0].shape)
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    return list(first.shape)
+
+
+def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: int) -> int | None:
+    """The one dimension that scales with the batch between two runs; None when none does.
+
+    Raises:
+        UnknownDraw: when the shapes differ in another way.
+    """
+    if len(whole) != len(part):
+        raise UnknownDraw(f"shapes {list(whole)} and {list(part)}")
+    changed = [dim for dim, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
+    if not changed:
+        return None
+    dim = changed[0]
+    if len(changed) > 1 or whole[dim] * part_rows != part[dim] * rows or whole[dim] % rows:
+        raise UnknownDraw(f"shapes {list(whole)} and {list(part)} for {rows} and {part_rows} rows")
+    return dim
+
+
+class RecordedDraws(TorchDispatchMode):
+    """Notes every random operation, and whether the model reads a tensor on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[tuple[str, list[int]]] = []
+        self.host_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if is_random(func):
+            name = _name(func)
+            if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
+                raise UnknownDraw(name)
+            if (kwargs or {}).get("generator") is not None:
+                raise UnknownDraw(f"{name} with a generator of its own")
+            self.draws.append((name, _drawn_shape(func, args, result)))
+        elif func is aten._local_scalar_dense.default:
+            self.host_reads += 1
+        return result
+
+
+class SlicedDraws(TorchDispatchMode):
+    """Draw for the whole batch, take this rank's rows.
+
+    Args:
+        draws: the operations in order; one that comes out of order is matched by name and rank.
+        rows: the cut of the batch.
+        rank: whose rows to take.
+    """
+
+    def __init__(self, draws: Sequence[Draw], rows: Layout, rank: int) -> None:
+        super().__init__()
+        self._draws = draws
+        self._rows = rows
+        self._rank = rank
+        self._next = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func):
+            return func(*args, **kwargs)
+        return self._drawn(func, _name(func), args, kwargs)
+
+    def _layout(self, name: str, shape: Sequence[int]) -> Layout | None:
+        """How a draw of this local shape is cut; None when it is the same on every rank."""
+        mine = self._rows.count(self._rank)
+        expected = self._draws[self._next : self._next + 1]
+        self._next += 1
+        for draw in (*expected, *self._draws):
+            if draw.name != name or draw.rank != len(shape):
+                continue
+            if draw.dim is None:
+                return None
+            if shape[draw.dim] % mine == 0:
+                others = shape[draw.dim] // mine
+                outer, inner = (others, 1) if draw.outer_first else (1, others)
+                return dataclasses.replace(self._rows, dim=draw.dim, outer=outer, inner=inner)
+        raise UnknownDraw(
+            f"the model drew {name} of shape {list(shape)}, which its rehearsal did not; "
+            f"use rng=per-rank, or keep its draws the same in every call"
+        )
+
+    def _drawn(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _FILLS:
+            return self._fill(func, name, args, kwargs)
+        if name in _FACTORIES:
+            return self._factory(func, name, args, kwargs)
+        if name in _FROM_TENSORS:
+            return self._from_tensors(func, name, args, kwargs)
+        raise UnknownDraw(name)
+
+    def _fill(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        local: torch.Tensor = args[0]
+        layout = self._layout(name, local.shape)
+        if layout is None:
+            return func(*args, **kwargs)
+        whole = _empty_like_whole(local, layout)
+        func(whole, *(self._widen(value, layout) for value in args[1:]), **kwargs)
+        return local.copy_(layout.take(whole, self._rank))
+
+    def _factory(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        like = name.endswith("_like")
+        place = len(args) - 1 if not like else 0
+        shape = args[0].shape if like else args[place]
+        layout = self._layout(name, shape)
+        if layout is None:
+            return func(*args, **kwargs)
+        wide = _empty_like_whole(args[0], layout) if like else layout.global_shape(shape)
+        changed = (*args[:place], wide, *args[place + 1 :])
+        return layout.take(func(*changed, **kwargs), self._rank).contiguous()
+
+    def _from_tensors(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        first = next(value for value in args if isinstance(value, torch.Tensor))
+        layout = self._layout(name, first.shape)
+        if layout is None:
+            return func(*args, **kwargs)
+        result = func(*(self._widen(value, layout) for value in args), **kwargs)
+        take: Callable[[torch.Tensor], torch.Tensor] = lambda value: layout.take(value, self._rank).contiguous()  # noqa: E731
+        return tuple(take(value) for value in result) if isinstance(result, tuple) else take(result)
+
+    def _widen(self, value: Any, layout: Layout) -> Any:
+        """A tensor of parameters for the whole batch: our rows in their place, others repeat our first.
+
+        What the other rows hold does not matter: a draw costs the generator the same for every row.
+        """
+        if not isinstance(value, torch.Tensor) or value.dim() <= layout.dim:
+            return value
+        if value.shape[layout.dim] != layout.local_size(self._rank):
+            return value
+        whole = value.narrow(layout.dim, 0, 1).expand(layout.global_shape(value.shape)).clone()
+        layout.take(whole, self._rank).copy_(value) if layout.outer == 1 else _put(whole, value, layout, self._rank)
+        return whole
+
+
+def _put(whole: torch.Tensor, value: torch.Tensor, layout: Layout, rank: int) -> None:
+    start, stop = layout.bounds(rank)
+    shape = (layout.outer, layout.rows, layout.inner)
+    part = whole.unflatten(layout.dim, shape).narrow(layout.dim + 1, start, stop - start)
+    part.copy_(value.unflatten(layout.dim, (layout.outer, stop - start, layout.inner)))
+
+
+def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """An empty tensor of the whole shape whose memory is ordered as the local one's: draws fill memory in order."""
+    order = sorted(range(local.dim()), key=lambda dim: (local.stride(dim), local.shape[dim]), reverse=True)
+    shape = layout.global_shape(local.shape)
+    whole = torch.empty([shape[dim] for dim in order], dtype=local.dtype, device=local.device)
+    return whole.permute([order.index(dim) for dim in range(local.dim())])
+
+
+class RankStream:
+    """A generator state of this rank's own, swapped in while a model runs on its rows."""
+
+    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+        self._device = device
+        source = torch.Generator(device=device)
+        source.manual_seed((seed * 1_000_003 + rank + 1) % 2**63)
+        self._state = source.get_state()
+        self._outside: torch.Tensor | None = None
+
+    def _default(self) -> torch.Generator:
+        if self._device.type == "cuda":
+            torch.cuda.init()
+            return torch.cuda.default_generators[self._device.index or 0]
+        return torch.default_generator
+
+    def __enter__(self) -> None:
+        generator = self._default()
+        self._outside = generator.get_state()
+        generator.set_state(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._outside is not None
+        generator = self._default()
+        self._state = generator.get_state()
+        generator.set_state(self._outside)

@@ -1,0 +1,66 @@
+"""Element by element: the result has the operands' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.context import Context
+from ronde.boundary.global_tensor import GlobalTensor, Rule
+from ronde.boundary.rules.common import functions, local_operand, rewrap, same_layout
+
+__all__ = ["rules"]
+
+_NAMES = """
+abs absolute acos acosh asin asinh atan atanh ceil clamp clamp_max clamp_min clip cos cosh deg2rad digamma erf
+erfc erfinv exp exp2 expm1 floor frac lgamma log log10 log1p log2 logit nan_to_num neg negative positive rad2deg
+reciprocal round rsqrt sigmoid sign sgn sin sinh sqrt square tan tanh trunc fix isnan isinf isfinite logical_not
+bitwise_not i0 sinc
+add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2
+maximum minimum fmax fmin hypot xlogy logaddexp logaddexp2 lerp addcmul addcdiv where masked_fill
+eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
+logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor copysign heaviside
+relu relu6 elu selu celu gelu silu mish leaky_relu softplus softsign hardtanh hardswish hardsigmoid hardshrink
+softshrink tanhshrink logsigmoid threshold
+to float double half bfloat16 int long short bool byte cpu cuda type_as clone detach contiguous
+zeros_like ones_like full_like empty_like
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
+__mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
+__eq__ __ne__ __lt__ __le__ __gt__ __ge__
+""".split()
+
+
+def rules() -> dict[Any, Rule]:
+    return {function: apply for function in functions(_NAMES)}
+
+
+def apply(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("out") is not None or kwargs.get("inplace"):
+        return NotImplemented
+    if func is torch.where and len(args) + len(kwargs) == 1:
+        return NotImplemented  # the indices of the true entries
+    values = [*args, *kwargs.values()]
+    tensors = [value for value in values if isinstance(value, GlobalTensor)]
+    layout = same_layout(tensors)
+    if layout is None or not tensors:
+        return NotImplemented
+    rank = max(value.dim() for value in values if isinstance(value, torch.Tensor))
+    if any(value.dim() + layout.dim >= 0 and not _spans(value, layout) for value in values if _plain(value)):
+        return NotImplemented
+    if rank + layout.dim < 0:
+        return NotImplemented
+    result = func(
+        *(local_operand(context, value, layout) for value in args),
+        **{key: local_operand(context, value, layout) for key, value in kwargs.items()},
+    )
+    return rewrap(tensors[0], result, layout)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor)
+
+
+def _spans(value: torch.Tensor, layout: Any) -> bool:
+    return value.shape[value.dim() + layout.dim] in (1, layout.size)

@@ -1,0 +1,129 @@
+"""Well-known losses as (sum, count): the logits are never gathered.
+
+Each rank computes the sum over its rows; sums and counts are added over ranks in one reduction and
+divided once, so a mean is over the whole batch whatever the weights, the ignored targets or the
+size of the ranks' slices.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ronde.boundary.context import Context
+from ronde.boundary.edges import SumRanks
+from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize
+from ronde.boundary.layout import Layout
+from ronde.boundary.rules.common import enter, is_sharded, local_operand, rewrap
+
+__all__ = ["rules"]
+
+_POINTWISE = (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss, F.gaussian_nll_loss,
+)  # fmt: skip
+_SIGNATURES = {
+    function: inspect.signature(function) for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
+}
+
+
+def rules() -> dict[Any, Rule]:
+    table: dict[Any, Rule] = dict.fromkeys(_POINTWISE, pointwise)
+    table[F.cross_entropy] = class_loss
+    table[F.nll_loss] = class_loss
+    return table
+
+
+def _arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The call's arguments by name, or None when it uses the deprecated `reduce` or `size_average`."""
+    bound = _SIGNATURES[func].bind(*args, **kwargs)
+    bound.apply_defaults()
+    named = dict(bound.arguments)
+    if named.pop("size_average", None) is not None or named.pop("reduce", None) is not None:
+        return None
+    return named
+
+
+def _total(context: Context, local_sum: torch.Tensor, local_count: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sums over ranks in one reduction; in fp64, so that counts are exact."""
+    count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
+    both = SumRanks.apply(torch.stack([local_sum.double(), count]), context)
+    return both[0], both[1]
+
+
+def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Any:
+    """What a mean over these rows divides by."""
+    if target.is_floating_point():
+        return input.numel() / max(input.shape[1], 1)
+    kept = target != ignored
+    if weight is None:
+        return kept.sum()
+    return weight.detach()[target.masked_fill(~kept, 0)].mul(kept).sum()
+
+
+def class_loss(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`cross_entropy` and `nll_loss`; input [rows, C, ...], target [rows, ...] or probabilities."""
+    named = _arguments(func, args, kwargs)
+    if named is None or not is_sharded(named["input"]):
+        return NotImplemented
+    whole: GlobalTensor = named["input"]
+    layout, target, reduction = whole._layout, named["target"], named["reduction"]
+    if layout.dim != 0 or whole.dim() < 2 or not isinstance(target, torch.Tensor):
+        return NotImplemented
+    rows_target = _rows_like(context, target, layout)
+    if rows_target is None or reduction not in ("none", "sum", "mean"):
+        return NotImplemented
+    weight = named.get("weight")
+    local = {**named, "input": whole._local, "target": rows_target}
+    if weight is not None:
+        local["weight"] = enter(context, weight)
+    if reduction == "none":
+        return rewrap(whole, func(**local), layout)
+    local_sum = func(**{**local, "reduction": "sum"})
+    if reduction == "sum":
+        return SumRanks.apply(local_sum, context)
+    count = _class_count(whole._local, rows_target, weight, named.get("ignore_index", -100))  # pyright: ignore[reportArgumentType]
+    total, divisor = _total(context, local_sum, count)
+    return (total / divisor).to(local_sum.dtype)
+
+
+def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor | None:
+    """This rank's rows of a companion of the input: cut the same way, or whole and cut now."""
+    if isinstance(value, GlobalTensor):
+        return localize(value) if value._layout == layout else None
+    if not value.dim() or value.shape[0] != layout.size:
+        return None
+    return cut(context, value, layout)
+
+
+def pointwise(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Losses of corresponding elements; operands are broadcast as in any element-wise operation."""
+    named = _arguments(func, args, kwargs)
+    if named is None:
+        return NotImplemented
+    tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
+    shapes = {tuple(value.shape) for key, value in tensors.items() if key in ("input", "target")}
+    sharded = [value for value in tensors.values() if is_sharded(value)]
+    if not sharded or len(shapes) != 1:
+        return NotImplemented
+    layout = sharded[0]._layout.at(sharded[0]._layout.dim - sharded[0].dim())
+    for value in tensors.values():
+        if isinstance(value, GlobalTensor):
+            if value._layout.at(value._layout.dim - value.dim()) != layout or value._local is None:
+                return NotImplemented
+        elif value.dim() + layout.dim >= 0 and value.shape[value.dim() + layout.dim] not in (1, layout.size):
+            return NotImplemented
+    local = {key: local_operand(context, value, layout) for key, value in named.items()}
+    reduction = named["reduction"]
+    if reduction == "none":
+        return rewrap(sharded[0], func(**local), layout)
+    summed = SumRanks.apply(func(**{**local, "reduction": "sum"}), context)
+    (shape,) = shapes
+    divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
+    if divisor is None:
+        return NotImplemented
+    return summed if reduction == "sum" else summed / divisor

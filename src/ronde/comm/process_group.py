@@ -1,0 +1,204 @@
+"""The ranks' private process group.
+
+Private, because libraries change their behaviour when `torch.distributed` is initialized
+(torchmetrics doubles its counts): the group is made from a store directly and never registered.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ronde.errors import LaunchError, PeerLost
+
+__all__ = ["Comm", "Pending", "connect_store", "join"]
+
+# Gloo reduces these natively; the others travel in a wider type.
+_WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+
+
+def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
+    """Open the store named `file://PATH` or `tcp://HOST:PORT` (a server that runs already)."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, world_size)
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
+
+
+class Pending:
+    """A collective under way; `wait` returns when the tensor may be read."""
+
+    __slots__ = ("_finish", "_work")
+
+    def __init__(self, work: Any, finish: Callable[[], None] | None = None) -> None:
+        self._work = work
+        self._finish = finish
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+        if self._finish is not None:
+            self._finish()
+
+
+class Comm:
+    """Collectives among all ranks on one private process group.
+
+    Every method is called by all ranks in the same order. Tensors live on the group's device.
+
+    Raises:
+        PeerLost: when a peer died or did not come within the time limit.
+    """
+
+    def __init__(self, group: Any, *, rank: int, world_size: int, store: dist.Store) -> None:
+        self._group = group
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+
+    def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
+        """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
+        wider = _WIDER.get(tensor.dtype)
+        sent = tensor if wider is None else tensor.to(wider)
+        if sent.is_complex():
+            sent = torch.view_as_real(sent)
+        if not sent.is_contiguous():
+            contiguous = sent.contiguous()
+            pending = self._start(lambda: self._group.allreduce([contiguous]))
+            return Pending(pending, lambda: _copy_back(tensor, contiguous))
+        pending = self._start(lambda: self._group.allreduce([sent]))
+        return Pending(pending, None if wider is None else lambda: _copy_back(tensor, sent))
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over ranks in place and return it."""
+        self.all_reduce_async(tensor).wait()
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Stack equal-shaped tensors of all ranks: shape [...] becomes [world_size, ...]."""
+        sent = tensor.contiguous()
+        out = torch.empty((self.world_size, *sent.shape), dtype=sent.dtype, device=sent.device)
+        if sent.numel():
+            # As bytes: every dtype travels, also those that the backend does not know.
+            received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
+            Pending(self._start(lambda: self._group._allgather_base(received, mine))).wait()
+        return out
+
+    def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
+        if len(set(sizes)) == 1:
+            return list(self.all_gather(tensor).unbind(0))
+        padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
+        padded[: tensor.shape[0]] = tensor
+        return [part[:size] for part, size in zip(self.all_gather(padded), sizes, strict=True)]
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        sent = tensor.detach().contiguous()
+        flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
+        if flat.numel():
+            Pending(self._start(lambda: self._group.broadcast([flat], options))).wait()
+        if sent.data_ptr() != tensor.data_ptr():
+            _copy_back(tensor, sent)
+        return tensor
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Return rank `source`'s picklable `value` on every rank."""
+        device = self._control_device
+        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+        size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
+        if self.rank != source:
+            payload = torch.empty(int(size), dtype=torch.uint8, device=device)
+        return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's picklable `value`, in rank order."""
+        device = self._control_device
+        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+        sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
+        return [pickle.loads(part.cpu().numpy().tobytes()) for part in self.all_gather_uneven(payload, sizes)]
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.all_reduce(torch.zeros(1, device=self._control_device))
+
+    def close(self) -> None:
+        """Close the connections; a Gloo group that outlives the interpreter aborts the process."""
+        self._group.shutdown()
+
+    @property
+    def _control_device(self) -> torch.device:
+        return torch.device("cuda") if "nccl" in type(self._group).__name__.lower() else torch.device("cpu")
+
+    def _start(self, launch: Callable[[], Any]) -> Any:
+        try:
+            return launch()
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+
+
+def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(torch.view_as_complex(received) if tensor.is_complex() else received)
+
+
+def join(
+    address: str, *, name: str, rank: int, world_size: int, device: str, timeout: timedelta, host: str | None
+) -> Comm:
+    """Join the group `name` of all ranks that meet at the store `address`.
+
+    Args:
+        address: `file://PATH` or `tcp://HOST:PORT`.
+        name: groups of different names on one store do not meet.
+        device: "cpu" (Gloo) or "cuda" (NCCL).
+        timeout: how long a collective waits for a peer.
+        host: the address to listen on; None lets the backend look the host name up.
+
+    Raises:
+        LaunchError: when the group could not be formed.
+    """
+    store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
+    try:
+        group = _nccl(store, rank, world_size, timeout) if device == "cuda" else _gloo(store, rank, world_size, timeout, host)
+    except RuntimeError as error:
+        raise LaunchError(f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}") from error
+    return Comm(group, rank=rank, world_size=world_size, store=store)
+
+
+def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._threads = 2
+    device = ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
+    options._devices = [device]
+    return ProcessGroupGloo(store, rank, world_size, options)
+
+
+def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, rank, world_size, options)
+
+
+def store_path(address: str) -> Path | None:
+    """The file of a `file://` store, else None."""
+    scheme, _, rest = address.partition("://")
+    return Path(rest) if scheme == "file" else None

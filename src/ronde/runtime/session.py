@@ -1,0 +1,179 @@
+"""A session: one rank's boundary, reducer and files, joined and installed around a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ronde.boundary import autograd, batch_norm, lockstep, rules
+from ronde.boundary.context import Context
+from ronde.boundary.files import FileMediator, StoreMeeting
+from ronde.boundary.global_tensor import materialize
+from ronde.boundary.loader import LoaderEdge
+from ronde.boundary.model_edge import ModelEdge
+from ronde.boundary.patches import Patches
+from ronde.boundary.randomness import RankStream
+from ronde.comm.process_group import Comm, join
+from ronde.launch.rank_config import RankConfig
+from ronde.plan import Plan
+from ronde.sync.reducer import Reducer
+
+__all__ = ["Session"]
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Session:
+    """Everything that stands between the script and this rank.
+
+    Attributes:
+        config, plan: what this rank was told.
+        context: the boundary's state.
+        reducer: averages gradients.
+        files: mediates files; `session.files.unmediated()` for ronde's own.
+        steps: optimizer steps so far.
+    """
+
+    def __init__(self, config: RankConfig, plan: Plan) -> None:
+        self.config = config
+        self.plan = plan
+        self.patches = Patches()
+        self.steps = 0
+        self.started = time.time()
+        host = "127.0.0.1" if config.store.startswith("file://") else None
+        self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
+        boundary_comm, reducer_comm = self._groups
+        self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
+        self.context = Context(comm=boundary_comm, batch_dim=plan.data.batch_dim, adopt=self.reducer.adopt)
+        self.files = FileMediator(meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir])
+        self._handles: list[Any] = []
+
+    def _join(self, name: str, host: str | None) -> Comm:
+        config = self.config
+        return join(
+            config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
+            timeout=_TIMEOUT, host=host,
+        )  # fmt: skip
+
+    def install(self) -> None:
+        """Put the boundary around everything that a script may touch."""
+        table = rules.table()
+        lockstep.install(self.patches, self.config.seed)
+        autograd.install(self.patches, self.context)
+        batch_norm.install(self.patches, self.context)
+        LoaderEdge(self.context, table, self.plan.data.loading).install(self.patches)
+        ModelEdge(self.context, table, self._stream()).install(self.patches)
+        self._install_backward()
+        self._install_optimizers()
+        self._install_take_over()
+        self.files.install()
+
+    def _stream(self) -> RankStream | None:
+        device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
+        rng = self.plan.data.rng
+        if rng == "auto":
+            rng = "per-rank" if device.type == "cuda" else "global"
+        return RankStream(self.config.seed, self.config.rank, device) if rng == "per-rank" else None
+
+    def _install_backward(self) -> None:
+        plain: Any = torch.autograd.backward
+
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if not self.context.on_main_thread():
+                return plain(tensors, grad_tensors, *args, **kwargs)
+            tensors, grad_tensors = _whole(tensors), _whole(grad_tensors)
+            with self.reducer.backward():
+                plain(tensors, grad_tensors, *args, **kwargs)
+
+        self.patches.set(torch.autograd, "backward", backward)
+
+    def _install_optimizers(self) -> None:
+        plain: Any = Optimizer.add_param_group
+
+        def add_param_group(optimizer: Any, param_group: Any) -> None:
+            plain(optimizer, param_group)
+            self.reducer.adopt_all(optimizer)
+
+        def before_step(optimizer: Any, *_: Any) -> None:
+            self.reducer.adopt_all(optimizer)
+
+        def after_step(*_: Any) -> None:
+            self.steps += 1
+
+        self.patches.set(Optimizer, "add_param_group", add_param_group)
+        self._handles.append(register_optimizer_step_pre_hook(before_step))
+        self._handles.append(register_optimizer_step_post_hook(after_step))
+
+    def _install_take_over(self) -> None:
+        plain: Any = torch.distributed.init_process_group
+
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            """The script distributes its work itself: give it what torchrun would, and keep out."""
+            if self.config.rank == 0:
+                print(
+                    "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
+                    "(use --native to say so from the start)",
+                    file=sys.stderr,
+                )
+            self.retire()
+            os.environ.update(torchrun_environment(self.config))
+            return plain(*args, **kwargs)
+
+        self.patches.set(torch.distributed, "init_process_group", init_process_group)
+
+    def retire(self) -> None:
+        """Take everything back; from here on the script is on its own."""
+        self.files.uninstall()
+        self.patches.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def summary(self) -> dict[str, Any]:
+        """What the launcher reports when the script has ended."""
+        notes = list(self.context.notes)
+        if self.steps and not self.context.sharded_calls:
+            notes.append("nothing was cut: every rank computed everything (no module was called on a batch)")
+        return {
+            "steps": self.steps,
+            "sharded_calls": self.context.sharded_calls,
+            "seconds": time.time() - self.started,
+            "notes": notes,
+        }
+
+    def write_summary(self) -> None:
+        path = Path(self.config.run_dir) / f"rank-{self.config.rank}.summary.json"
+        with self.files.unmediated():
+            path.write_text(json.dumps(self.summary()))
+
+    def close(self) -> None:
+        """Leave the ranks' groups; the last thing that a rank does."""
+        for group in self._groups:
+            group.close()
+
+
+def torchrun_environment(config: RankConfig) -> dict[str, str]:
+    """What torchrun sets for a script that distributes its work itself."""
+    return {
+        "RANK": str(config.rank),
+        "WORLD_SIZE": str(config.world_size),
+        "LOCAL_RANK": str(config.local_rank),
+        "LOCAL_WORLD_SIZE": str(config.local_world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": config.master_address,
+        "MASTER_PORT": str(config.master_port),
+    }
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(materialize(item) for item in value)
+    return materialize(value)

@@ -1,0 +1,142 @@
+"""One rank: `python -m ronde.runtime.worker`, told what to do by its `RankConfig`."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ronde.errors import PeerLost, RondeError
+from ronde.launch.rank_config import RankConfig
+from ronde.runtime.script import execute
+
+__all__ = ["main"]
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+# How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
+_WAIT_FOR_END = 10
+
+
+def main() -> None:
+    config = RankConfig.take_from(os.environ)
+    try:
+        _run(config)
+    except SystemExit:
+        raise
+    except PeerLost as lost:
+        _report(config, "peer", lost, str(lost))
+        signal.alarm(_WAIT_FOR_END)
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+        while True:
+            signal.pause()
+    except KeyboardInterrupt as interrupt:
+        _show(interrupt)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except RondeError as error:
+        _report(config, "ronde", error, str(error))
+        print(f"ronde: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        _report(config, "script", error, formatted(error))
+        _show(error)
+        sys.exit(1)
+
+
+def _run(config: RankConfig) -> None:
+    if config.native:
+        from ronde.runtime.session import torchrun_environment
+
+        os.environ.update(torchrun_environment(config))
+        execute(config.script, config.arguments, module=config.module)
+        return
+    from ronde.boundary.lockstep import seed_all
+
+    seed_all(config.seed)
+    session = _session(config) if config.world_size > 1 else None
+    for extension in config.extensions:
+        name, _, function = extension.partition(":")
+        getattr(importlib.import_module(name), function)(session)
+    execute(config.script, config.arguments, module=config.module)
+    if session is not None:
+        session.write_summary()
+
+
+def _session(config: RankConfig) -> Any:
+    from ronde.plan import Plan
+    from ronde.runtime.api import activate
+    from ronde.runtime.session import Session
+
+    session = Session(config, Plan.parse(config.plan))
+    # First registered, last run: the script's own exit handlers may still write files.
+    atexit.register(session.close)
+    session.install()
+    activate(session)
+    return session
+
+
+def formatted(error: BaseException) -> str:
+    """The traceback as Python prints it, without ronde's own frames."""
+    described = traceback.TracebackException.from_exception(error)
+    pending = [described]
+    while pending:
+        part = pending.pop()
+        own = [frame for frame in part.stack if not _is_ours(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(own)
+        pending.extend(linked for linked in (part.__cause__, part.__context__) if linked is not None)
+    return "".join(described.format())
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<frozen runpy>"))
+
+
+def _show(error: BaseException) -> None:
+    """Print what ended the script, by its own hook where it set one."""
+    if sys.excepthook is not sys.__excepthook__:
+        kind, trace = type(error), error.__traceback__
+        sys.excepthook(kind, error, _without_ours(trace))
+    else:
+        sys.stderr.write(formatted(error))
+    sys.stderr.flush()
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _report(config: RankConfig, kind: str, error: BaseException, text: str) -> None:
+    """Leave word of a failure where the launcher finds it."""
+    content = {
+        "rank": config.rank,
+        "time": time.time(),
+        "kind": kind,
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+    }
+    path = Path(config.run_dir) / f"rank-{config.rank}.error.json"
+    temporary = path.with_suffix(f".{threading.get_ident()}")
+    try:
+        # os.open is not mediated; the file appears whole.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(descriptor, json.dumps(content).encode())
+        os.close(descriptor)
+        os.rename(temporary, path)
+    except OSError as problem:
+        print(f"ronde: cannot write {path}: {problem.strerror}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
