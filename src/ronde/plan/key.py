@@ -174,8 +174,9 @@ class Key:
             raise PlanError(self._refusal(value))
 
     def _refusal(self, value: object) -> str:
-        words = self.kind.words if isinstance(self.kind, Choice) else ()
-        hint = did_you_mean(str(value), words)
+        hint = ""
+        if isinstance(self.kind, Choice) and isinstance(value, str):
+            hint = did_you_mean(value, self.kind.words)
         return f"{self.name}={value} is not a value of {self.name}{hint}; write {self.kind.expected}"
 
 
