@@ -1,3 +1,36 @@
-"""ronde: an unmodified single-device PyTorch script on many devices, with the single-device answer."""
+"""ronde: an unmodified single-device PyTorch script on many devices, with the single-device answer.
+
+Everything public is named here and imported on first use: `import ronde` itself imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ronde.plan import Plan
+    from ronde.runtime.api import init, is_main, prepare, rank, world_size
 
 __version__ = "0.1.0"
+
+__all__ = ["Plan", "__version__", "init", "is_main", "prepare", "rank", "world_size"]
+
+_HOMES = {
+    "Plan": "ronde.plan",
+    "init": "ronde.runtime.api",
+    "is_main": "ronde.runtime.api",
+    "prepare": "ronde.runtime.api",
+    "rank": "ronde.runtime.api",
+    "world_size": "ronde.runtime.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ronde' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,132 @@
+"""The command line's root: which commands there are, and how their errors are told.
+
+A command's module is imported only when that command is asked for, so that `ronde --help` answers
+at once on a login node and imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.main
+
+from ronde import __version__
+from ronde.errors import RondeError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One row of the table of commands.
+
+    Attributes:
+        name: what the user types.
+        module: where it is; imported when the command is asked for, not before.
+        attribute: a function with typer annotations, or a `typer.Typer` of subcommands; its own
+            docstring is what `ronde NAME --help` shows.
+        help: the line in `ronde --help`, which must not import the module.
+        runs_script: the first positional argument ends ronde's own options; the rest is the script's.
+    """
+
+    name: str
+    module: str
+    attribute: str
+    help: str
+    runs_script: bool = False
+
+    def load(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.attribute)
+
+
+COMMANDS = (
+    Command(
+        name="run",
+        module="ronde.cli.run",
+        attribute="run",
+        help="Run an ordinary script on many ranks.",
+        runs_script=True,
+    ),
+    Command(
+        name="verify",
+        module="ronde.cli.verify",
+        attribute="verify",
+        help="Prove that N ranks give one device's answer.",
+        runs_script=True,
+    ),
+    Command(
+        name="plan",
+        module="ronde.cli.plan",
+        attribute="plan",
+        help="Show what a plan means.",
+    ),
+    Command(
+        name="bench",
+        module="ronde.cli.bench",
+        attribute="bench",
+        help="Measure against hand-written PyTorch.",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command line (default: this process's) and exit with its code.
+
+    A `RondeError` is one line on stderr and its `exit_code`; any other exception is a defect of
+    ronde and keeps its traceback.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(_application(asked_for=words[0] if words else None))
+    try:
+        command.main(args=words, prog_name="ronde")
+    except RondeError as error:
+        print(f"ronde: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+def _application(*, asked_for: str | None) -> typer.Typer:
+    """All commands by name and help, only the one asked for with its code."""
+    application = typer.Typer(
+        help="An unmodified PyTorch script on many devices, with the single-device answer.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+    )
+    application.callback()(_root)
+    for command in COMMANDS:
+        if command.name != asked_for:
+            application.command(command.name, help=command.help)(_not_asked_for)
+            continue
+        target = command.load()
+        if isinstance(target, typer.Typer):
+            application.add_typer(target, name=command.name)
+        else:
+            settings = {"allow_interspersed_args": False} if command.runs_script else None
+            application.command(command.name, context_settings=settings)(target)
+    return application
+
+
+def _not_asked_for() -> None:
+    """Stands in the list of commands for one whose module is not imported."""
+    raise AssertionError("the command that was asked for has its own function")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ronde {__version__}")
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Holds the options that stand before a command; `--version` ends the process by itself."""

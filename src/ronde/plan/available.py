@@ -1,0 +1,32 @@
+"""What this version can run: every other value of the plan is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["BUILT"]
+
+BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "tensor": (1,),
+        "pipeline": (1,),
+        "context": (1,),
+        "expert": (1,),
+        "state": ("replicated",),
+        "sparse": ("replicated",),
+        "offload": ("none",),
+        "algorithm": ("auto",),
+        "compressor": ("none",),
+        "update": ("sync",),
+        "precision": ("fp32",),
+        "micro-batches": (1,),
+        "recompute": ("none",),
+        "compile": (False,),
+    }
+)
+"""The built values of each key that has others; building one adds it here.
+
+Keys that only refine another value (`every` of update=local, `schedule` of a pipeline, ...) are
+not listed: without that value they contradict the plan, and with it that value is refused.
+"""

@@ -1,0 +1,172 @@
+"""A plan in words: its values, its update rule, whether it is exact, which known systems it equals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ronde.plan.axes import AXES
+from ronde.plan.communication import Communication
+from ronde.plan.compute import Compute
+from ronde.plan.data import Data
+from ronde.plan.key import keys_of
+from ronde.plan.mesh import Mesh
+from ronde.plan.plan import Plan, expand
+from ronde.plan.preset import PRESETS, Preset
+
+__all__ = ["Description", "describe"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """What `ronde plan show` prints.
+
+    Attributes:
+        plan: the canonical spelling.
+        presets: names of the presets that this plan equals.
+        axes: for each axis its name and all its items, in order; `data` is a number where the
+            number of ranks is known.
+        update_rule: the equations by which parameters change.
+        exact: whether the single-device parameters are kept.
+        exactness: a sentence that says why or why not.
+        equals: known systems that train by this plan.
+    """
+
+    plan: str
+    presets: tuple[str, ...]
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+    update_rule: str
+    exact: bool
+    exactness: str
+    equals: tuple[str, ...]
+
+
+def describe(plan: Plan, ranks: int | None = None) -> Description:
+    """Describe a plan, on so many ranks where that is known."""
+    effective = plan if ranks is None else plan.for_ranks(ranks)
+    presets = tuple(
+        preset for preset in PRESETS.values() if _family(expand(preset.name)) == _family(effective)
+    )
+    return Description(
+        plan=str(plan),
+        presets=tuple(preset.name for preset in presets),
+        axes=tuple(
+            (name, tuple(effective.item(key.name) for key in keys_of(axis))) for name, axis in AXES.items()
+        ),
+        update_rule=f"{_update(effective)}\n{_gradient(effective)}",
+        exact=effective.exact,
+        exactness=_exactness(effective),
+        equals=_systems(effective, presets),
+    )
+
+
+def _update(plan: Plan) -> str:
+    """How parameters w change at step t; U is the script's own optimizer, r a rank, W their number."""
+    alone = "w_r = U(w_r, g_r) on each rank"
+    arriving = "w = U(w, g_r at the w that rank r read last) as each gradient arrives"
+    match plan.update.rule:
+        case "sync":
+            return f"w[t+1] = U(w[t], g[t]) once per step, {_owner(plan)}"
+        case "local":
+            interval = plan.item("every") if plan.update.every is not None else "adaptive=true"
+            return f"{alone}; each k steps w_r = mean over ranks ({interval})"
+        case "decentralized":
+            peers = "all ranks" if plan.update.peers == "all" else "r and one other rank, shifting each step"
+            return f"w_r[t+1] = U(mean of w[t] over {peers}, g_r[t])"
+        case "async-average":
+            return f"{alone}; w_r moves to the mean over ranks when a background average arrives"
+        case "async":
+            return f"{arriving} ({plan.item('optimizer-on')})"
+        case "bounded":
+            lead = f"no rank leads the slowest by more than s steps ({plan.item('staleness')})"
+            return f"{arriving} ({plan.item('optimizer-on')})\n{lead}"
+        case "geo":
+            return f"{alone}; each k steps the server's w += (w_r's change) / W ({plan.item('every')})"
+
+
+def _owner(plan: Plan) -> str:
+    """Who applies a synchronous update."""
+    match plan.state.placement:
+        case "replicated":
+            return "alike on every rank"
+        case "zero1" | "zero2" | "zero3":
+            return "each rank its shard"
+        case "central":
+            return "on the one owner"
+        case "server":
+            return "on the servers" if plan.update.optimizer_on == "server" else "alike on every worker"
+
+
+def _gradient(plan: Plan) -> str:
+    """What the g of the update rule is, and what its messages lose."""
+    what = "g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)"
+    if plan.communication.compressor == "none":
+        return what
+    feedback = "; what encoding lost is added to the next" if plan.communication.error_feedback else ""
+    return f"{what}\n{_message(plan)} travels encoded ({plan.item('compressor')}){feedback}"
+
+
+def _message(plan: Plan) -> str:
+    """What ranks send each other."""
+    if plan.communication.compressed == "momentum":
+        return "the optimizer's momentum"
+    match plan.update.rule:
+        case "sync" | "async" | "bounded":
+            return "g_r"
+        case "local" | "decentralized" | "async-average":
+            return "w_r"
+        case "geo":
+            return "w_r's change"
+
+
+def _exactness(plan: Plan) -> str:
+    if not plan.exact:
+        because = " and by ".join(plan.inexact_because)
+        return f"the update is changed by {because};\nthe reference is the same algorithm in one process"
+    draws = {
+        "global": "the single-device ones",
+        "per-rank": "independent across ranks",
+        "auto": "the single-device ones on CPU, independent across ranks on CUDA",
+    }
+    return (
+        "the single-device parameters, up to floating-point reordering;\n"
+        f"random draws inside the model: {draws[plan.data.rng]} ({plan.item('rng')})"
+    )
+
+
+def _family(plan: Plan) -> Plan:
+    """The plan less what its systems leave to the user: degrees, sizes, compute and data values."""
+    update = dataclasses.replace(
+        plan.update,
+        every=None if plan.update.every is None else 1,
+        staleness=None if plan.update.staleness is None else 0,
+    )
+    communication = dataclasses.replace(plan.communication, bucket_mb=Communication().bucket_mb)
+    return dataclasses.replace(
+        plan, mesh=Mesh(), communication=communication, update=update, compute=Compute(), data=Data()
+    )
+
+
+def _systems(plan: Plan, presets: tuple[Preset, ...]) -> tuple[str, ...]:
+    """Systems that cut the data by this plan, and those that cut the model by its degrees."""
+    systems = [system for preset in presets for system in preset.equals]
+    if plan.mesh.tensor > 1:
+        systems.append(f"{plan.item('tensor')}: Megatron-LM, OneFlow SBP")
+    if plan.mesh.pipeline > 1:
+        systems.append(f"{plan.item('pipeline')}: {_pipeline_systems(plan)}")
+    if plan.mesh.context > 1:
+        systems.append(f"{plan.item('context')}: Megatron-LM context parallelism")
+    if plan.mesh.expert > 1:
+        systems.append(f"{plan.item('expert')}: GShard, DeepSpeed-MoE")
+    return tuple(systems)
+
+
+def _pipeline_systems(plan: Plan) -> str:
+    match plan.compute.schedule:
+        case "gpipe":
+            return "GPipe, torchgpipe"
+        case "1f1b" | None:
+            return "PipeDream-flush, OneFlow stages, Whale"
+        case "interleaved":
+            return "Megatron-LM interleaved stages"
+        case "zero-bubble":
+            return "zero-bubble pipelines"

@@ -1,0 +1,159 @@
+"""The grammar of plans: items, from a string or a TOML file, and the values they settle to.
+
+    plan  = item {"," item}
+    item  = preset | key "=" value
+
+A bare word is a preset, never a value. Later items win over a preset's values; two different
+explicit values of one key are an error, and so is a preset that would undo an earlier item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ronde.errors import PlanError
+from ronde.plan.axes import AXES, KEYS, axis_of
+from ronde.plan.key import Choice, Key, did_you_mean
+from ronde.plan.preset import PRESETS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+__all__ = ["Item", "items_of_source", "items_of_table", "items_of_text", "settle"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One item of a plan: a preset (`text` is None) or a key with its value."""
+
+    name: str
+    text: str | None = None
+
+
+def items_of_source(source: str) -> tuple[Item, ...]:
+    """The items of what a user gives as a plan: a string, or the path of a `.toml` file."""
+    return _items_of_file(Path(source)) if source.endswith(".toml") else items_of_text(source)
+
+
+def items_of_text(text: str) -> tuple[Item, ...]:
+    """The items of a plan string such as `zero3,precision=bf16`."""
+    return tuple(_item(piece.strip(), text) for piece in text.split(","))
+
+
+def items_of_table(table: Mapping[str, Any]) -> tuple[Item, ...]:
+    """The items of a TOML document.
+
+    `preset` holds one name or a list of names and goes first, since a table has no order. A key
+    stands by itself (`precision = "bf16"`) or in the table of its axis (`[compute]`).
+    """
+    presets = table.get("preset", [])
+    names = [presets] if isinstance(presets, str) else presets
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PlanError(f'preset = {presets!r} is not a preset; write preset = "ddp" or a list of such names')
+    return tuple(Item(name=name) for name in names) + tuple(_items_of_keys(table))
+
+
+def settle(items: Iterable[Item]) -> dict[str, object]:
+    """The value of every key that the items set; raises one `PlanError` with all that is wrong."""
+    explicit: dict[str, object] = {}
+    from_preset: dict[str, object] = {}
+    errors: list[str] = []
+    for item in items:
+        try:
+            if item.text is None:
+                from_preset.update(_preset_values(item.name, explicit))
+            else:
+                value = _known_key(item.name).read(item.text)
+                if explicit.setdefault(item.name, value) != value:
+                    raise PlanError(_twice(item.name, explicit[item.name], value))
+        except PlanError as error:
+            errors.append(str(error))
+    if errors:
+        raise PlanError("; ".join(errors))
+    return from_preset | explicit
+
+
+def _item(piece: str, whole: str) -> Item:
+    name, sign, text = (part.strip() for part in piece.partition("="))
+    if not name or (sign and not text):
+        raise PlanError(f"plan {whole!r} has an incomplete item {piece!r}; an item is a preset or key=value")
+    return Item(name=name, text=text if sign else None)
+
+
+def _items_of_file(path: Path) -> tuple[Item, ...]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"plan file {path} cannot be read: {error.strerror}; give a TOML file") from error
+    except ValueError as error:
+        raise PlanError(f"plan file {path} is not TOML: {error}") from error
+    return items_of_table(document)
+
+
+def _items_of_keys(table: Mapping[str, Any]) -> Iterator[Item]:
+    for name, value in table.items():
+        if name == "preset":
+            continue
+        if not isinstance(value, dict):
+            yield Item(name=name, text=_text_of(name, value))
+            continue
+        if name not in AXES:
+            raise PlanError(f"[{name}] is not an axis{did_you_mean(name, AXES)}; there are {', '.join(AXES)}")
+        for key_name, inner in value.items():
+            if axis_of(_known_key(key_name).name) != name:
+                raise PlanError(f"{key_name} is not a key of [{name}]; it belongs in [{axis_of(key_name)}]")
+            yield Item(name=key_name, text=_text_of(key_name, inner))
+
+
+def _text_of(name: str, value: object) -> str:
+    """A TOML value in the grammar's spelling."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise PlanError(f"{name} = {value!r} is not a plan value; write a string, a number, true or false")
+
+
+def _known_key(name: str) -> Key:
+    if name in KEYS:
+        return KEYS[name]
+    if name in PRESETS:
+        raise PlanError(f"{name} is a preset, not a key; write it as a bare word")
+    raise PlanError(f"unknown key {name!r} in a plan{did_you_mean(name, KEYS)}; keys are {', '.join(KEYS)}")
+
+
+def _preset_values(name: str, explicit: Mapping[str, object]) -> dict[str, object]:
+    """What a preset sets, unless it would undo an item that stands before it."""
+    if name not in PRESETS:
+        raise PlanError(_unknown_preset(name))
+    values: dict[str, object] = {}
+    for item in items_of_text(PRESETS[name].items):
+        key = KEYS[item.name]
+        values[item.name] = key.read(str(item.text))
+        if explicit.get(item.name, values[item.name]) != values[item.name]:
+            before = key.write(explicit[item.name])
+            raise PlanError(
+                f"preset {name} sets {item.name}={item.text}, but {before} stands before it; "
+                "write the preset first, or leave one of them out"
+            )
+    return values
+
+
+def _unknown_preset(name: str) -> str:
+    if name in KEYS:
+        return f"{name} is a key, not a preset; write {name}=VALUE ({KEYS[name].kind.expected})"
+    takers = [key.name for key in KEYS.values() if isinstance(key.kind, Choice) and name in key.kind.words]
+    if takers:
+        return f"{name} is a value, not a preset; write {' or '.join(f'{taker}={name}' for taker in takers)}"
+    return f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; presets are {', '.join(PRESETS)}"
+
+
+def _twice(name: str, first: object, second: object) -> str:
+    key = KEYS[name]
+    return f"{key.write(first)} and {key.write(second)} contradict each other; keep one of them"

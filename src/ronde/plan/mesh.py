@@ -1,0 +1,40 @@
+"""The mesh axis: how many ways is the work cut?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from ronde.plan.key import Integer, Spelled, check_fields
+
+__all__ = ["Mesh"]
+
+_DEGREE = Integer(at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """Degrees of the mesh. Their product, without `expert`, is the number of ranks.
+
+    Attributes:
+        data: copies of the model, each with its share of the batch; None takes the ranks that
+            the other degrees leave.
+        tensor: cuts of each layer's matrices.
+        pipeline: consecutive stages of layers.
+        context: cuts of the sequence.
+        expert: groups of experts; cuts the data degree rather than the ranks.
+    """
+
+    data: Annotated[int | None, Spelled("data", Integer(at_least=1, open_word="auto"))] = None
+    tensor: Annotated[int, Spelled("tensor", _DEGREE)] = 1
+    pipeline: Annotated[int, Spelled("pipeline", _DEGREE)] = 1
+    context: Annotated[int, Spelled("context", _DEGREE)] = 1
+    expert: Annotated[int, Spelled("expert", _DEGREE)] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that together hold one copy of the model."""
+        return self.tensor * self.pipeline * self.context

@@ -1,0 +1,35 @@
+"""The state axis: where do parameters, gradients and optimizer state live?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from ronde.plan.key import Spelled, check_fields, choice
+
+__all__ = ["Offload", "Placement", "Sparse", "State"]
+
+Placement = Literal["replicated", "zero1", "zero2", "zero3", "central", "server"]
+Sparse = Literal["replicated", "sharded"]
+Offload = Literal["none", "optimizer", "all"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """Where state lives.
+
+    Attributes:
+        placement: the key `state`. `replicated`: all of it on every rank; `zero1` shards optimizer
+            state, `zero2` gradients too, `zero3` parameters too; `central`: one rank owns it;
+            `server`: parameter servers own it.
+        sparse: where the rows of sparse embedding tables live: with the other parameters
+            (`replicated`), or `sharded` by row over the ranks.
+        offload: what is kept in host memory.
+    """
+
+    placement: Annotated[Placement, Spelled("state", choice(Placement))] = "replicated"
+    sparse: Annotated[Sparse, Spelled("sparse", choice(Sparse))] = "replicated"
+    offload: Annotated[Offload, Spelled("offload", choice(Offload))] = "none"
+
+    def __post_init__(self) -> None:
+        check_fields(self)

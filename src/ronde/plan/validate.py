@@ -1,0 +1,124 @@
+"""What is wrong with a plan: rules across axes, the number of ranks, what is not built yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ronde.errors import PlanError
+from ronde.plan.available import BUILT
+from ronde.plan.axes import KEYS
+
+if TYPE_CHECKING:
+    from ronde.plan.plan import Plan
+
+__all__ = ["check", "validate"]
+
+_AMONG_RANKS = ("local", "decentralized", "async-average")
+_AT_SERVERS = ("async", "bounded", "geo")
+
+
+def validate(plan: Plan, world_size: int | None = None) -> list[str]:
+    """Everything that is wrong with `plan`, each in a sentence with its remedy; empty if nothing is.
+
+    `world_size` is the number of ranks, where it is known. One rank switches the mesh off, so no
+    degree is compared with it.
+    """
+    errors = list(_not_built(plan))
+    errors += _refinements(plan)
+    errors += _update_and_state(plan)
+    errors += _mesh(plan, world_size)
+    return errors
+
+
+def check(plan: Plan, world_size: int | None = None) -> None:
+    """Raise one `PlanError` with all that `validate` finds."""
+    errors = validate(plan, world_size)
+    if errors:
+        raise PlanError("; ".join(errors))
+
+
+def _not_built(plan: Plan) -> Iterator[str]:
+    for name, built in BUILT.items():
+        if plan.value(name) not in built:
+            words = ", ".join(KEYS[name].write(value) for value in built)
+            yield f"{plan.item(name)} is not available in this version; available: {words}"
+
+
+def _contradiction(first: str, second: str, remedy: str) -> str:
+    return f"{first} and {second} contradict each other; nearest legal: {remedy}"
+
+
+def _refinements(plan: Plan) -> Iterator[str]:
+    """Keys that refine a value of another key stand only with that value, and some values need them."""
+    rule = plan.update.rule
+    if plan.update.every is not None and rule not in ("local", "geo"):
+        yield _contradiction(plan.item("every"), plan.item("update"), f"update=local,{plan.item('every')}")
+    if plan.update.adaptive and rule != "local":
+        yield _contradiction("adaptive=true", plan.item("update"), "update=local,adaptive=true")
+    if plan.update.peers is not None and rule != "decentralized":
+        yield _contradiction(
+            plan.item("peers"), plan.item("update"), f"update=decentralized,{plan.item('peers')}"
+        )
+    if plan.update.staleness is not None and rule != "bounded":
+        remedy = f"state=server,update=bounded,{plan.item('staleness')}"
+        yield _contradiction(plan.item("staleness"), plan.item("update"), remedy)
+    if rule == "local" and plan.update.every is None and not plan.update.adaptive:
+        yield "update=local needs every=K or adaptive=true; nearest legal: update=local,every=8"
+    if rule == "geo" and plan.update.every is None:
+        yield "update=geo needs every=K; nearest legal: update=geo,every=100"
+    if rule == "decentralized" and plan.update.peers is None:
+        yield "update=decentralized needs peers; nearest legal: update=decentralized,peers=all"
+    if rule == "bounded" and plan.update.staleness is None:
+        yield "update=bounded needs staleness=S; nearest legal: update=bounded,staleness=4"
+    if plan.communication.compressor == "none":
+        if plan.communication.error_feedback:
+            remedy = "compressor=topk,error-feedback=true"
+            yield _contradiction("error-feedback=true", "compressor=none", remedy)
+        if plan.communication.compressed != "gradient":
+            remedy = f"compressor=int8,{plan.item('compressed')}"
+            yield _contradiction(plan.item("compressed"), "compressor=none", remedy)
+    if plan.compute.schedule is not None and plan.mesh.pipeline == 1:
+        yield _contradiction(plan.item("schedule"), "pipeline=1", f"pipeline=2,{plan.item('schedule')}")
+
+
+def _update_and_state(plan: Plan) -> Iterator[str]:
+    """Who applies the update must be where the state lives."""
+    rule, state = plan.item("update"), plan.item("state")
+    if plan.update.rule in _AT_SERVERS and plan.state.placement != "server":
+        yield _contradiction(rule, state, f"state=server,{rule}")
+    if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
+        yield _contradiction(rule, state, f"state=replicated,{rule}")
+    if plan.update.optimizer_on == "server" and plan.state.placement != "server":
+        yield _contradiction("optimizer-on=server", state, "state=server,optimizer-on=server")
+    if plan.update.rule == "geo" and plan.update.optimizer_on == "server":
+        yield _contradiction("optimizer-on=server", "update=geo", "update=geo,optimizer-on=worker")
+    if plan.state.sparse == "sharded" and plan.state.placement in ("server", "central"):
+        yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
+
+
+def _mesh(plan: Plan, world_size: int | None) -> Iterator[str]:
+    """The degrees multiply to the number of ranks; experts cut the data degree."""
+    if world_size == 1:
+        return
+    mesh = plan.mesh
+    data = mesh.data
+    if world_size is not None:
+        ranks = f"{world_size} ranks"
+        cut = [plan.item(name) for name in ("tensor", "pipeline", "context") if plan.value(name) != 1]
+        if world_size % mesh.model_ranks:
+            nearest = _nearest_multiple(world_size, mesh.model_ranks)
+            yield _contradiction(",".join(cut), ranks, f"{nearest} ranks")
+        elif data is None:
+            data = world_size // mesh.model_ranks
+        elif data * mesh.model_ranks != world_size:
+            remedy = f"data={world_size // mesh.model_ranks}, or data=auto"
+            yield _contradiction(",".join([plan.item("data"), *cut]), ranks, remedy)
+    if data is not None and data % mesh.expert:
+        nearest = max(degree for degree in range(1, mesh.expert + 1) if data % degree == 0)
+        yield _contradiction(plan.item("expert"), f"data={data}", f"expert={nearest}")
+
+
+def _nearest_multiple(number: int, divisor: int) -> int:
+    """The multiple of `divisor` nearest to `number`, at least one times it."""
+    return max(1, round(number / divisor)) * divisor

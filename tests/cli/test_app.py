@@ -1,0 +1,119 @@
+"""The command line's root: help, version, errors; no torch before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+import typer
+
+from ronde import __version__
+from ronde.cli import main
+from ronde.cli.app import COMMANDS
+from ronde.errors import LaunchError, UsageError
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def command_that(function: object, monkeypatch: pytest.MonkeyPatch, name: str = "bench") -> None:
+    """Put `function` where the table of commands looks for the command `name`."""
+    command = next(command for command in COMMANDS if command.name == name)
+    module = types.ModuleType(command.module)
+    setattr(module, command.attribute, function)
+    monkeypatch.setitem(sys.modules, command.module, module)
+
+
+def test_the_commands_are_these():
+    assert [command.name for command in COMMANDS] == ["run", "verify", "plan", "bench"]
+
+
+def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[str]):
+    assert exit_code("--help") == 0
+    output = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command.name in output
+        assert command.help in output
+
+
+def test_help_imports_no_torch_and_no_command():
+    code = (
+        "import sys\n"
+        "from ronde.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as done:\n    assert done.code == 0\n"
+        "from ronde.cli.app import COMMANDS\n"
+        "unwanted = {'torch', 'numpy', 'rich', *(command.module for command in COMMANDS)}\n"
+        "print('imported:', sorted(unwanted & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.endswith("imported: []\n")
+
+
+@pytest.mark.parametrize("form", [["-m", "ronde"], ["-c", "from ronde.cli import main; main()"]])
+def test_both_forms_of_the_command_give_the_version(form: list[str]):
+    done = subprocess.run([sys.executable, *form, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"ronde {__version__}\n", "")
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]):
+    assert exit_code() in (0, 2)
+    captured = capsys.readouterr()
+    assert "Usage: ronde" in captured.out + captured.err
+
+
+def test_an_unknown_command_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]):
+    assert exit_code("plam") == 2
+    error = capsys.readouterr().err
+    assert "plam" in error
+    assert "Did you mean 'plan'?" in error
+
+
+@pytest.mark.parametrize(("error", "code"), [(UsageError("say --ranks 2"), 2), (LaunchError("no ranks"), 1)])
+def test_an_error_of_ronde_is_one_line_and_its_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def bench() -> None:
+        raise error
+
+    command_that(bench, monkeypatch)
+    assert exit_code("bench") == code
+    captured = capsys.readouterr()
+    assert captured.err == f"ronde: error: {error}\n"
+    assert captured.out == ""
+
+
+def test_any_other_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    def bench() -> None:
+        raise ZeroDivisionError("a defect")
+
+    command_that(bench, monkeypatch)
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        main(["bench"])
+
+
+def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch):
+    def bench() -> None:
+        raise typer.Exit(7)
+
+    command_that(bench, monkeypatch)
+    assert exit_code("bench") == 7
+
+
+def test_the_script_of_run_keeps_its_own_options(monkeypatch: pytest.MonkeyPatch):
+    seen: list[object] = []
+
+    def run(words: list[str], ranks: int = 1) -> None:
+        seen.append((ranks, words))
+
+    command_that(run, monkeypatch, name="run")
+    assert exit_code("run", "--ranks", "3", "train.py", "--ranks", "9", "-x", "--help", "--", "-y") == 0
+    assert seen == [(3, ["train.py", "--ranks", "9", "-x", "--help", "--", "-y"])]

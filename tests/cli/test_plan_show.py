@@ -1,0 +1,86 @@
+"""`ronde plan show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ronde.cli import main
+
+
+def show(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "show", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
+    assert show("ddp", "--ranks", "4") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.splitlines() == [
+        "plan           ddp",
+        "preset         ddp",
+        "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
+        "state          state=replicated  sparse=replicated  offload=none",
+        "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
+        "  bucket-mb=25",
+        "update         update=sync  every not set  adaptive=false  peers not set  staleness not set"
+        "  optimizer-on=worker",
+        "compute        precision=fp32  micro-batches=1  recompute=none  schedule not set  compile=false",
+        "data           rng=auto  batch-dim=0  loading=auto",
+        "update rule    w[t+1] = U(w[t], g[t]) once per step, alike on every rank",
+        "               g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)",
+        "exact          yes: the single-device parameters, up to floating-point reordering;",
+        "               random draws inside the model: the single-device ones on CPU, independent across"
+        " ranks on CUDA (rng=auto)",
+        "equals         PyTorch DDP",
+        "               TensorFlow MirroredStrategy and MultiWorkerMirroredStrategy",
+        "               Paddle collective",
+        "               Horovod",
+        "               OneFlow data parallel",
+    ]
+
+
+def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFixture[str]):
+    assert show("local-sgd") == 2
+    captured = capsys.readouterr()
+    assert "update rule    w_r = U(w_r, g_r) on each rank; each k steps" in captured.out
+    assert "exact          no: the update is changed by update=local" in captured.out
+    assert captured.err == (
+        "ronde: error: update=local is not available in this version; available: update=sync\n"
+    )
+
+
+def test_a_plan_that_does_not_fit_the_ranks_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert show("data=3", "--ranks", "4") == 2
+    assert "data=3 and 4 ranks contradict each other" in capsys.readouterr().err
+
+
+def test_an_unknown_plan_is_refused_without_a_page(capsys: pytest.CaptureFixture[str]):
+    assert show("zero4") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ronde: error: unknown preset 'zero4' (did you mean zero3?)")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_file_and_items_are_one_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "plan.toml"
+    file.write_text("bucket-mb = 5\n", encoding="utf-8")
+    assert show("rng=global", "--plan", str(file)) == 0
+    assert capsys.readouterr().out.startswith("plan           bucket-mb=5,rng=global\n")
+    assert show("--plan", str(file)) == 0
+    assert capsys.readouterr().out.startswith("plan           bucket-mb=5\n")
+
+
+def test_no_plan_at_all_says_what_to_write(capsys: pytest.CaptureFixture[str]):
+    assert show() == 2
+    assert capsys.readouterr().err == "ronde: error: no plan given; write one, such as: ronde plan show ddp\n"
+
+
+def test_a_number_of_ranks_below_one_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert show("ddp", "--ranks", "0") == 2
+    assert "--ranks" in capsys.readouterr().err

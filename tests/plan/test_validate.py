@@ -1,0 +1,197 @@
+"""What is refused: not built yet, contradictory, not fitting the ranks; and all of it at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from ronde.errors import PlanError
+from ronde.plan import PRESETS, Plan, check, expand, validate
+from ronde.plan.available import BUILT
+from ronde.plan.axes import KEYS
+from ronde.plan.key import Choice, Flag, Integer
+
+SAMPLE = {Integer: "2", Flag: "true"}
+
+AVAILABLE = [
+    "ddp",
+    "data=auto",
+    "bucket-mb=0.001",
+    "bucket-mb=1000",
+    "rng=global",
+    "rng=per-rank",
+    "batch-dim=0",
+    "batch-dim=3",
+    "loading=sliced",
+    "loading=full",
+    "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
+    "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
+    "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
+]
+
+REFUSED_VALUES = [
+    f"{key.name}={word}"
+    for key in KEYS.values()
+    if isinstance(key.kind, Choice)
+    for word in key.kind.words
+    if key.name in BUILT and word not in BUILT[key.name]
+] + ["tensor=2", "pipeline=2", "context=2", "expert=2", "micro-batches=4", "compile=true"]
+
+# Keys that only refine a value which is not built: alone they contradict the default plan.
+CONTRADICTIONS = [
+    ("every=4", "every=4 and update=sync", "update=local,every=4"),
+    ("adaptive=true", "adaptive=true and update=sync", "update=local,adaptive=true"),
+    ("peers=all", "peers=all and update=sync", "update=decentralized,peers=all"),
+    ("staleness=2", "staleness=2 and update=sync", "state=server,update=bounded,staleness=2"),
+    ("optimizer-on=server", "optimizer-on=server and state=replicated", "state=server,optimizer-on=server"),
+    ("error-feedback=true", "error-feedback=true and compressor=none", "compressor=topk,error-feedback=true"),
+    ("compressed=momentum", "compressed=momentum and compressor=none", "compressor=int8,compressed=momentum"),
+    ("schedule=gpipe", "schedule=gpipe and pipeline=1", "pipeline=2,schedule=gpipe"),
+    ("update=async", "update=async and state=replicated", "state=server,update=async"),
+    ("update=bounded,staleness=1", "update=bounded and state=replicated", "state=server,update=bounded"),
+    ("update=geo,every=9", "update=geo and state=replicated", "state=server,update=geo"),
+    ("zero3,update=local,every=8", "update=local and state=zero3", "state=replicated,update=local"),
+    ("ps,update=local,every=8", "update=local and state=server", "state=replicated,update=local"),
+    (
+        "central,update=async-average",
+        "update=async-average and state=central",
+        "state=replicated,update=async",
+    ),
+    ("zero1,decentralized", "update=decentralized and state=zero1", "state=replicated,update=decentralized"),
+    ("local-sgd,staleness=3", "staleness=3 and update=local", "state=server,update=bounded,staleness=3"),
+    ("local-sgd,update=sync", "every=8 and update=sync", "update=local,every=8"),
+    ("geo,optimizer-on=server", "optimizer-on=server and update=geo", "update=geo,optimizer-on=worker"),
+    ("geo,adaptive=true", "adaptive=true and update=geo", "update=local,adaptive=true"),
+    ("ps,sparse=sharded", "sparse=sharded and state=server", "state=replicated,sparse=sharded"),
+    ("central,sparse=sharded", "sparse=sharded and state=central", "state=replicated,sparse=sharded"),
+]
+
+
+@pytest.mark.parametrize("text", AVAILABLE)
+@pytest.mark.parametrize("ranks", [None, 1, 2, 7])
+def test_what_is_built_has_no_errors(text: str, ranks: int | None):
+    assert validate(expand(text), ranks) == []
+    check(expand(text), ranks)
+
+
+@pytest.mark.parametrize("item", REFUSED_VALUES)
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_every_value_that_is_not_built_is_refused_by_its_name(item: str, ranks: int | None):
+    errors = validate(expand(item), ranks)
+    name = item.partition("=")[0]
+    assert [error for error in errors if error.startswith(f"{item} is not available in this version")]
+    assert f"available: {name}=" in errors[0]
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "ddp"])
+def test_every_preset_but_ddp_is_refused_by_a_value_that_is_not_built(name: str):
+    errors = validate(expand(name))
+    assert errors
+    assert all("is not available in this version; available: " in error for error in errors)
+    with pytest.raises(PlanError, match="is not available in this version"):
+        Plan.parse(name)
+
+
+def test_no_value_escapes_refusal():
+    """Every value of every key gives an error that names it, but for the keys that are free today."""
+    free = {"data", "bucket-mb", "rng", "batch-dim", "loading"}
+    for key in KEYS.values():
+        if key.name in free:
+            continue
+        words = key.kind.words if isinstance(key.kind, Choice) else (SAMPLE[type(key.kind)],)
+        for plan in [expand(f"{key.name}={word}") for word in words]:
+            if plan != Plan():
+                assert any(plan.item(key.name) in error for error in validate(plan)), str(plan)
+
+
+@pytest.mark.parametrize(("text", "settings", "nearest"), CONTRADICTIONS)
+def test_a_contradiction_names_both_settings_and_the_nearest_legal_one(
+    text: str, settings: str, nearest: str
+):
+    errors = validate(expand(text))
+    assert any(
+        error.startswith(f"{settings} contradict each other; nearest legal: {nearest}") for error in errors
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("update=local", "update=local needs every=K or adaptive=true; nearest legal: update=local,every=8"),
+        ("update=geo,state=server", "update=geo needs every=K; nearest legal: update=geo,every=100"),
+        (
+            "update=decentralized",
+            "update=decentralized needs peers; nearest legal: update=decentralized,peers=all",
+        ),
+        ("ps,update=bounded", "update=bounded needs staleness=S; nearest legal: update=bounded,staleness=4"),
+    ],
+)
+def test_a_value_that_needs_another_says_which(text: str, message: str):
+    assert message in validate(expand(text))
+
+
+@pytest.mark.parametrize("text", ["update=local,adaptive=true", "local-sgd,adaptive=true"])
+def test_adaptive_local_steps_may_have_a_first_interval_or_none(text: str):
+    assert [error for error in validate(expand(text)) if "needs" in error or "contradict" in error] == []
+
+
+@pytest.mark.parametrize(("text", "settings"), [case[:2] for case in CONTRADICTIONS])
+def test_the_nearest_legal_setting_mends_the_contradiction(text: str, settings: str):
+    plan = expand(text)
+    error = next(error for error in validate(plan) if error.startswith(settings))
+    remedy = error.partition("nearest legal: ")[2]
+    items = dict(item.split("=") for item in f"{plan},{remedy}".split(","))
+    mended = expand(",".join(f"{name}={value}" for name, value in items.items()))
+    assert [error for error in validate(mended) if error.startswith(settings)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "message"),
+    [
+        ("data=3", 4, "data=3 and 4 ranks contradict each other; nearest legal: data=4, or data=auto"),
+        ("data=2,tensor=2", 8, "data=2,tensor=2 and 8 ranks contradict each other; nearest legal: data=4"),
+        ("tensor=3", 4, "tensor=3 and 4 ranks contradict each other; nearest legal: 3 ranks"),
+        ("tensor=3", 5, "tensor=3 and 5 ranks contradict each other; nearest legal: 6 ranks"),
+        (
+            "tensor=2,pipeline=4",
+            2,
+            "tensor=2,pipeline=4 and 2 ranks contradict each other; nearest legal: 8 ranks",
+        ),
+        ("expert=3", 4, "expert=3 and data=4 contradict each other; nearest legal: expert=2"),
+        ("expert=4,data=2", None, "expert=4 and data=2 contradict each other; nearest legal: expert=2"),
+    ],
+)
+def test_degrees_fit_the_ranks(text: str, ranks: int | None, message: str):
+    assert any(error.startswith(message) for error in validate(expand(text), ranks))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("data=4", 4),
+        ("data=4", None),
+        ("tensor=2,pipeline=2", 8),
+        ("context=2,data=2", 4),
+        ("expert=2", 4),
+        ("expert=8,data=4", 1),
+        ("tensor=2,data=3", 1),
+    ],
+)
+def test_fitting_degrees_and_one_rank_raise_no_contradiction(text: str, ranks: int | None):
+    assert [error for error in validate(expand(text), ranks) if "contradict" in error] == []
+
+
+def test_all_errors_are_told_at_once():
+    plan = expand("zero3,precision=bf16,tensor=2,every=4,optimizer-on=server,data=3")
+    errors = validate(plan, 4)
+    assert [error.split(" ")[0] for error in errors] == [
+        "tensor=2",
+        "state=zero3",
+        "precision=bf16",
+        "every=4",
+        "optimizer-on=server",
+        "data=3,tensor=2",
+    ]
+    with pytest.raises(PlanError) as caught:
+        check(plan, 4)
+    assert str(caught.value) == "; ".join(errors)
+    assert caught.value.exit_code == 2
