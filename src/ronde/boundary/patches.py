@@ -1,0 +1,36 @@
+"""Reversible replacement of attributes: everything that the boundary puts in the way of a script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Patches"]
+
+_ABSENT = object()
+
+
+class Patches:
+    """A register of replaced attributes, undone in reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, object]] = []
+
+    def set(self, owner: Any, name: str, replacement: object) -> Any:
+        """Replace `owner.name` and return what the caller would have found there before.
+
+        A class's own entry is remembered raw (a `staticmethod` comes back as one), and an inherited
+        attribute is restored by deleting the replacement.
+        """
+        original = getattr(owner, name)
+        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, replacement)
+        return original
+
+    def restore(self) -> None:
+        """Put everything back, last replacement first; the register is empty afterwards."""
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
