@@ -1,0 +1,186 @@
+"""Puts file mediation into a process, and takes it out again."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import io
+import multiprocessing.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ronde.boundary.files.late_patches import LatePatches
+from ronde.boundary.files.mediation import Mediation
+from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.opening import Opening
+from ronde.boundary.files.operations import OPERATIONS, Operations
+from ronde.boundary.files.paths import Paths, interpreter_folders
+from ronde.boundary.files.private_copy import Mirrors
+from ronde.boundary.files.reading import QUESTIONS, asking, starting
+from ronde.boundary.files.saving import Saving
+from ronde.boundary.files.temporary import MAKERS, making
+from ronde.boundary.patches import Patches
+
+__all__ = ["FileMediator"]
+
+_CAPABILITIES = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
+
+
+class FileMediator:
+    """Makes a file that the script writes be written once, and every rank see the same files.
+
+    **A mutation is a meeting**: when the script's main thread opens a file for writing, makes,
+    moves or removes something, all ranks come together, so that what they asked before was answered
+    from the state before; the main rank (0) alone does it, the others get a file that takes no
+    bytes; the outcome, a failure too, is that of the main rank on all. A rank that reads back what
+    it wrote waits until the main rank has come as far.
+
+    Args:
+        meeting: the other ranks.
+        rank: this one; 0 writes.
+        exempt: folders in which every rank works by itself: caches (`caches`), the run's directory.
+    """
+
+    def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
+        self._mediation = Mediation(meeting=meeting, rank=rank, paths=Paths((*interpreter_folders(), *exempt)))
+        self._mirrors = Mirrors()
+        self._patches = Patches()
+        self._late: LatePatches | None = None
+        self._replaced: dict[int, tuple[object, object]] = {}
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What this rank is waiting for at this moment, in words."""
+        return self._mediation.waiting_for
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the user about what was made right without being asked."""
+        return self._mediation.notes
+
+    def install(self) -> None:
+        """Replace the functions, also where modules imported so far hold them under names of their own."""
+        tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
+        self._patch_opening()
+        operations = Operations(self._mediation, self._mirrors)
+        for operation in OPERATIONS:
+            owner = importlib.import_module(operation.module)
+            if hasattr(owner, operation.name):
+                self._replace(owner, operation.name, functools.partial(operations.mediated, operation))
+        for name in QUESTIONS:
+            self._replace(os, name, functools.partial(asking, self._mediation))
+        for name in MAKERS:
+            self._replace(tempfile, name, functools.partial(making, self._mediation))
+        child = functools.partial(starting, self._mediation)
+        for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds"), (subprocess.Popen, "__init__")):
+            self._replace(owner, name, child)
+        saving = Saving(self._mediation, self._mirrors)
+        self._replace(torch, "save", saving.torch_save)
+        self._replace(torch.jit, "save", saving.module_save)
+        self._patch_pathlib()
+        self._patch_capabilities()
+        self._patch_borrowed_names()
+        self._late = LatePatches(self._late_table(saving))
+        self._late.install()
+
+    def uninstall(self) -> None:
+        """Put everything back; files still open stay what they are."""
+        if self._late is not None:
+            self._late.uninstall()
+            self._late = None
+        self._patches.restore()
+        for capability in _CAPABILITIES:
+            functions = getattr(os, capability)
+            functions.difference_update([replacement for _, replacement in self._replaced.values()])
+        self._replaced.clear()
+        self._mediation.publications.stop()
+        self._mirrors.remove_all()
+
+    @contextmanager
+    def unmediated(self) -> Iterator[None]:
+        """Inside, this rank's file operations are its own and no meetings: for ronde's own files, and
+        for code that the ranks do not run in step, such as loading different samples."""
+        with self._mediation.unmediated():
+            yield
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        replacement = make(original)
+        self._patches.set(owner, name, replacement)
+        self._replaced[id(original)] = (original, replacement)
+
+    def _patch_opening(self) -> None:
+        opening = Opening(
+            self._mediation,
+            original_open=builtins.open,
+            original_os_open=os.open,
+            original_os_close=os.close,
+        )
+
+        def plainly(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+            # A function, as the original is: classes that keep it as an attribute bind neither.
+            @functools.wraps(original)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                return method(*args, **kwargs)
+
+            return function
+
+        self._replace(builtins, "open", functools.partial(plainly, opening.open))
+        self._patches.set(io, "open", builtins.open)
+        self._replace(os, "open", functools.partial(plainly, opening.os_open))
+        self._replace(os, "close", functools.partial(plainly, opening.os_close))
+
+    def _patch_pathlib(self) -> None:
+        """Python 3.10's paths hold the functions of `os` in a class of their own."""
+        accessor = getattr(pathlib, "_NormalAccessor", None)
+        for name, value in list(vars(accessor).items()) if accessor is not None else ():
+            found = self._replaced.get(id(value))
+            if found is not None:
+                self._patches.set(accessor, name, staticmethod(found[1]))
+
+    def _patch_capabilities(self) -> None:
+        """What `os` says its functions can do (as sets of functions) holds for the replacements too."""
+        for capability in _CAPABILITIES:
+            functions = getattr(os, capability)
+            functions.update([new for old, new in self._replaced.values() if old in functions])
+
+    def _patch_borrowed_names(self) -> None:
+        """`from shutil import rmtree` in a module imported so far, `bz2._builtin_open` and their like."""
+        for module in list(sys.modules.values()):
+            if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in ("ronde", "posix", "_io"):
+                continue
+            for name, value in list(vars(module).items()):
+                found = self._replaced.get(id(value))
+                if found is not None:
+                    self._patches.set(module, name, found[1])
+
+    def _late_table(self, saving: Saving) -> dict[str, Callable[[ModuleType], None]]:
+        def safetensors(module: ModuleType) -> None:
+            label = f"{module.__name__}.save_file"
+            self._patches.set(module, "save_file", saving.file_save(label, {}, vars(module)["save_file"]))
+
+        def sqlite(module: ModuleType) -> None:
+            connect = saving.connect(vars(module)["connect"])
+            self._patches.set(module, "connect", connect)
+            self._patches.set(sys.modules["sqlite3.dbapi2"], "connect", connect)
+
+        def hdf5(module: ModuleType) -> None:
+            file = vars(module)["File"]
+            self._patches.set(file, "__init__", saving.hdf5(file.__init__))
+
+        return {
+            "safetensors.torch": safetensors,
+            "safetensors.numpy": safetensors,
+            "sqlite3": sqlite,
+            "h5py": hdf5,
+        }

@@ -1,0 +1,84 @@
+"""How the ranks meet over a file: the protocol, and its implementation over a communicator."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from ronde.errors import PeerLost
+
+__all__ = ["Communicator", "Meeting", "Store", "StoreMeeting"]
+
+
+class Meeting(Protocol):
+    """What file mediation needs of the other ranks. Rank 0 is the main rank.
+
+    `barrier` and `share` are collective. `publish` (main rank) and `wait` (the others) are one-sided,
+    because a rank may read a file that the others do not read: loaders cut batches by rank.
+    """
+
+    def barrier(self) -> None: ...
+
+    def share(self, value: Any) -> Any:
+        """The main rank's `value`, on every rank."""
+        ...
+
+    def publish(self, key: str, count: int) -> None:
+        """Tell that `key` has come to `count`; counts of a key only grow."""
+        ...
+
+    def wait(self, key: str, count: int) -> None:
+        """Return when `key` has come to `count` or beyond; raise `PeerLost` after the time limit."""
+        ...
+
+
+class Store(Protocol):
+    """The part of `torch.distributed.Store` that is used here."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class Communicator(Protocol):
+    """The part of a communicator that is used here."""
+
+    @property
+    def store(self) -> Store: ...
+    def barrier(self) -> None: ...
+    def broadcast_object(self, obj: Any, source: int = 0) -> Any: ...
+
+
+class StoreMeeting:
+    """Meet by a communicator's collectives and its key-value store.
+
+    Waiting polls: a blocking `Store.wait` would hold the store's lock and keep Ctrl-C out, and the
+    one key per file that polling allows keeps the store from growing with every flush.
+    """
+
+    def __init__(self, comm: Communicator, *, timeout: float = 300.0, prefix: str = "ronde/files") -> None:
+        self._comm = comm
+        self._timeout = timeout
+        self._prefix = prefix
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def share(self, value: Any) -> Any:
+        return self._comm.broadcast_object(value, source=0)
+
+    def publish(self, key: str, count: int) -> None:
+        self._comm.store.set(f"{self._prefix}/{key}", str(count))
+
+    def wait(self, key: str, count: int) -> None:
+        name = f"{self._prefix}/{key}"
+        deadline = time.monotonic() + self._timeout
+        pause = 0.0002
+        while not (self._comm.store.check([name]) and int(self._comm.store.get(name)) >= count):
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"The main rank did not finish writing {key!r} within {self._timeout:.0f} s. It failed, or it "
+                    f"takes another path than this rank."
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, 0.01)

@@ -1,0 +1,72 @@
+"""Copies of files that a rank other than the main one may read and write as its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+
+__all__ = ["Mirrors", "copy_tree", "open_copy"]
+
+
+def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
+    """An unnamed temporary file with the content of `source` (or none), opened by `mode`, called `name`."""
+    descriptor, path = tempfile.mkstemp(prefix="ronde-")
+    os.close(descriptor)
+    try:
+        if source is not None:
+            shutil.copyfile(source, path)
+        raw = io.FileIO(path, mode.replace("x", "w"))
+    finally:
+        os.unlink(path)
+    raw.name = name  # pyright: ignore[reportAttributeAccessIssue]
+    return raw
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy a file, or a folder with all below it."""
+    if os.path.isdir(source):
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target)
+
+
+class Mirrors:
+    """This rank's stand-ins for files that a library keeps open and writes by itself (databases, HDF5).
+
+    A mirror lives as long as the run and is read back in place of the file, so that a rank sees what
+    it wrote itself; it is forgotten when the script replaces or removes the file.
+    """
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._mirrors: dict[str, str] = {}
+
+    def find(self, located: str) -> str | None:
+        return self._mirrors.get(located)
+
+    def make(self, located: str, companions: tuple[str, ...] = ()) -> str:
+        """The mirror of `located`, with its content of now when it is new; `companions` are suffixes copied too."""
+        if located not in self._mirrors:
+            if self._folder is None:
+                self._folder = tempfile.mkdtemp(prefix="ronde-")
+            mirror = os.path.join(self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}")
+            for suffix in ("", *companions):
+                if os.path.isfile(located + suffix):
+                    shutil.copyfile(located + suffix, mirror + suffix)
+            self._mirrors[located] = mirror
+        return self._mirrors[located]
+
+    def forget(self, located: str) -> None:
+        """`located` was mutated as a whole: the next use starts from the file itself."""
+        for path in [path for path in self._mirrors if path == located or path.startswith(located + "/")]:
+            del self._mirrors[path]
+
+    def remove_all(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+        self._mirrors.clear()
+
+
