@@ -65,9 +65,7 @@ def main():
     images = digits.images / 16.0
     train_set = AugmentedDigits(images[:1500], digits.target[:1500], train=True)
     test_set = AugmentedDigits(images[1500:], digits.target[1500:], train=False)
-    train_loader = DataLoader(
-        train_set, args.batch_size, shuffle=True, num_workers=args.workers
-    )
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, num_workers=args.workers)
     test_loader = DataLoader(test_set, 128, num_workers=args.workers)
 
     model = build_model().to(device)
@@ -88,17 +86,13 @@ def main():
             scheduler.step()
             running += loss.item()
             if step % 8 == 0:
-                print(
-                    f"[{epoch}, {step:3d}] loss: {running / 8:.4f} mean pixel {images.mean().item():.5f}"
-                )
+                print(f"[{epoch}, {step:3d}] loss: {running / 8:.4f} mean pixel {images.mean().item():.5f}")
                 running = 0.0
         model.eval()
         correct = 0
         with torch.no_grad():
             for images, labels in test_loader:
-                correct += (
-                    (model(images.to(device)).argmax(1).cpu() == labels).sum().item()
-                )
+                correct += (model(images.to(device)).argmax(1).cpu() == labels).sum().item()
         print(f"epoch {epoch}: {correct}/{len(test_set)} correct")
     torch.save(model.state_dict(), args.out / "augmented.pt")
 

@@ -97,19 +97,13 @@ def main():
         digits.images / 16.0, digits.target, test_size=0.2, random_state=0
     )
     dtype = torch.get_default_dtype()
-    train_set = TensorDataset(
-        torch.tensor(x_train, dtype=dtype).unsqueeze(1), torch.tensor(y_train)
-    )
-    test_set = TensorDataset(
-        torch.tensor(x_test, dtype=dtype).unsqueeze(1), torch.tensor(y_test)
-    )
+    train_set = TensorDataset(torch.tensor(x_train, dtype=dtype).unsqueeze(1), torch.tensor(y_train))
+    test_set = TensorDataset(torch.tensor(x_test, dtype=dtype).unsqueeze(1), torch.tensor(y_test))
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=args.test_batch_size)
 
     model = Net().to(device)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
         train(args, model, device, train_loader, optimizer, epoch)

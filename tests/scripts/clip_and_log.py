@@ -55,14 +55,10 @@ def main():
     X, y = load_digits(return_X_y=True)
     X = torch.tensor(X / 16.0, dtype=torch.get_default_dtype())
     y = torch.tensor(y)
-    train_loader = DataLoader(
-        TensorDataset(X[:1400], y[:1400]), args.batch_size, shuffle=True
-    )
+    train_loader = DataLoader(TensorDataset(X[:1400], y[:1400]), args.batch_size, shuffle=True)
     valid_loader = DataLoader(TensorDataset(X[1400:], y[1400:]), args.batch_size)
 
-    model = nn.Sequential(
-        nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
-    ).to(device)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)).to(device)
     criterion = nn.CrossEntropyLoss().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -95,9 +91,7 @@ def main():
             loss = criterion(model(inputs), labels)
             optimizer.zero_grad()
             loss.backward()
-            total_norm = torch.nn.utils.clip_grad_norm_(
-                model.parameters(), args.max_norm
-            )
+            total_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
             by_hand = sum(p.grad.norm(2).item() ** 2 for p in model.parameters()) ** 0.5
             torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
             optimizer.step()
@@ -113,24 +107,16 @@ def main():
                 ]
                 csv.writer(f).writerow(row)
             if step % 8 == 0:
-                print(
-                    f"epoch {epoch} step {step} norm {total_norm:.5f} clipped to {by_hand:.5f}"
-                )
+                print(f"epoch {epoch} step {step} norm {total_norm:.5f} clipped to {by_hand:.5f}")
         scheduler.step()
 
         model.eval()
         correct = 0
         with torch.no_grad():
             for inputs, labels in valid_loader:
-                correct += (
-                    (model(inputs.to(device)).argmax(1) == labels.to(device))
-                    .sum()
-                    .item()
-                )
+                correct += (model(inputs.to(device)).argmax(1) == labels.to(device)).sum().item()
         accuracy = correct / len(valid_loader.dataset)
-        history.append(
-            {"epoch": epoch, "loss": round(losses.avg, 6), "accuracy": accuracy}
-        )
+        history.append({"epoch": epoch, "loss": round(losses.avg, 6), "accuracy": accuracy})
         logger.info(
             "epoch %d loss %.5f norm %.5f accuracy %.4f",
             epoch,

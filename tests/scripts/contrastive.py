@@ -12,12 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class Encoder(nn.Module):
     def __init__(self, width=64, projection=16):
         super().__init__()
-        self.backbone = nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
-        )
-        self.projector = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection)
-        )
+        self.backbone = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.projector = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, projection))
 
     def forward(self, x):
         h = self.backbone(x)
@@ -73,9 +69,7 @@ def main():
             total_loss += loss.item() * len(images)
             total_top1 += top1.item()
             total += 2 * len(images)
-        print(
-            f"epoch {epoch}  nt-xent {total_loss / len(loader.dataset):.5f}  top1 {total_top1}/{total}"
-        )
+        print(f"epoch {epoch}  nt-xent {total_loss / len(loader.dataset):.5f}  top1 {total_top1}/{total}")
 
     # k-nearest neighbours on the frozen features, in one batch
     model.eval()

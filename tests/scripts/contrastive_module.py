@@ -30,9 +30,7 @@ class Halves(Dataset):
 class Tower(nn.Module):
     def __init__(self, dim_in, dim_out):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(dim_in, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, dim_out)
-        )
+        self.net = nn.Sequential(nn.Linear(dim_in, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, dim_out))
 
     def forward(self, x):
         return F.normalize(self.net(x), dim=-1)
@@ -47,9 +45,7 @@ class ClipLoss(nn.Module):
         logits_a = self.logit_scale.exp() * a @ b.t()
         logits_b = logits_a.t()
         labels = torch.arange(len(a), device=a.device)
-        return (
-            F.cross_entropy(logits_a, labels) + F.cross_entropy(logits_b, labels)
-        ) / 2
+        return (F.cross_entropy(logits_a, labels) + F.cross_entropy(logits_b, labels)) / 2
 
 
 def main():
@@ -93,15 +89,9 @@ def main():
             a = torch.cat([upper(batch["upper"].to(device)) for batch in test_loader])
             b = torch.cat([lower(batch["lower"].to(device)) for batch in test_loader])
             ranks = (a @ b.t()).argsort(dim=1, descending=True)
-            hits = (
-                (ranks[:, :5] == torch.arange(len(a), device=device)[:, None])
-                .any(dim=1)
-                .sum()
-            )
+            hits = (ranks[:, :5] == torch.arange(len(a), device=device)[:, None]).any(dim=1).sum()
         scale = criterion.logit_scale.exp().item()
-        print(
-            f"epoch {epoch}: loss {np.mean(losses):.4f} scale {scale:.4f} recall@5 {hits.item()}/{len(a)}"
-        )
+        print(f"epoch {epoch}: loss {np.mean(losses):.4f} scale {scale:.4f} recall@5 {hits.item()}/{len(a)}")
 
     state = {
         "upper": upper.state_dict(),

@@ -65,12 +65,8 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     X, y = load_digits(return_X_y=True)
-    X_train, X_rest, y_train, y_rest = train_test_split(
-        X / 16, y, test_size=0.4, random_state=1
-    )
-    X_val, X_test, y_val, y_test = train_test_split(
-        X_rest, y_rest, test_size=0.5, random_state=1
-    )
+    X_train, X_rest, y_train, y_rest = train_test_split(X / 16, y, test_size=0.4, random_state=1)
+    X_val, X_test, y_val, y_test = train_test_split(X_rest, y_rest, test_size=0.5, random_state=1)
 
     def loader(inputs, labels, shuffle=False):
         inputs = torch.tensor(inputs, dtype=torch.get_default_dtype())
@@ -81,9 +77,7 @@ def main():
     val_loader = loader(X_val, y_val)
     test_loader = loader(X_test, y_test)
 
-    model = nn.Sequential(
-        nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
-    ).to(device)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)).to(device)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     scheduler = ReduceLROnPlateau(optimizer, mode="min", factor=0.5, patience=1)
@@ -106,9 +100,7 @@ def main():
 
     model.load_state_dict(torch.load(best_path, map_location=device))
     test_loss, test_acc = run(model, test_loader, criterion, device)
-    print(
-        f"best val accuracy {stopper.best:.4f}, test loss {test_loss:.4f} accuracy {test_acc:.4f}"
-    )
+    print(f"best val accuracy {stopper.best:.4f}, test loss {test_loss:.4f} accuracy {test_acc:.4f}")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,7 @@ class ModelEMA:
 
     @torch.no_grad()
     def update(self, model):
-        for ema_v, model_v in zip(
-            self.module.state_dict().values(), model.state_dict().values()
-        ):
+        for ema_v, model_v in zip(self.module.state_dict().values(), model.state_dict().values()):
             if ema_v.dtype.is_floating_point:
                 ema_v.mul_(self.decay).add_(model_v, alpha=1.0 - self.decay)
             else:
@@ -68,9 +66,7 @@ def main():
     digits = load_digits()
     x = torch.tensor(digits.data / 16.0, dtype=torch.get_default_dtype())
     y = torch.tensor(digits.target)
-    train_loader = DataLoader(
-        TensorDataset(x[:1450], y[:1450]), args.batch_size, shuffle=True
-    )
+    train_loader = DataLoader(TensorDataset(x[:1450], y[:1450]), args.batch_size, shuffle=True)
     test_loader = DataLoader(TensorDataset(x[1450:], y[1450:]), args.batch_size)
 
     model = Net().to(device)
@@ -106,9 +102,7 @@ def main():
         )
 
     update_bn(train_loader, swa, device=device)
-    print(
-        f"swa {accuracy(swa, test_loader, device):.4f}, averaged {int(swa.n_averaged)} models"
-    )
+    print(f"swa {accuracy(swa, test_loader, device):.4f}, averaged {int(swa.n_averaged)} models")
     torch.save(
         {
             "student": model.state_dict(),

@@ -48,9 +48,7 @@ def train_epoch(model, loader, optimizer, device, freeze_bn=False):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--epochs", type=int, default=4, help="the backbone is unfrozen half-way"
-    )
+    parser.add_argument("--epochs", type=int, default=4, help="the backbone is unfrozen half-way")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--out", default=".")
@@ -82,13 +80,9 @@ def main():
         if not unfrozen and epoch >= args.epochs // 2:
             for param in model.backbone.parameters():
                 param.requires_grad_(True)
-            optimizer.add_param_group(
-                {"params": model.backbone.parameters(), "lr": args.lr / 10}
-            )
+            optimizer.add_param_group({"params": model.backbone.parameters(), "lr": args.lr / 10})
             unfrozen = True
-        loss, acc = train_epoch(
-            model, target_loader, optimizer, device, freeze_bn=not unfrozen
-        )
+        loss, acc = train_epoch(model, target_loader, optimizer, device, freeze_bn=not unfrozen)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         print(f"epoch {epoch}: loss {loss:.5f} acc {acc:.4f} trainable {trainable}")
     print("aux has no gradient:", model.aux.weight.grad is None)

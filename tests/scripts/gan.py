@@ -92,9 +92,7 @@ def main():
             netD.zero_grad()
             real = data[0].to(device)
             batch_size = real.size(0)
-            label = torch.full(
-                (batch_size,), real_label, dtype=real.dtype, device=device
-            )
+            label = torch.full((batch_size,), real_label, dtype=real.dtype, device=device)
             output = netD(real)
             errD_real = criterion(output, label)
             errD_real.backward()

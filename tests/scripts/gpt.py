@@ -11,9 +11,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 parser = argparse.ArgumentParser()
-parser.add_argument(
-    "--epochs", type=int, default=3, help="passes of --windows micro-batches"
-)
+parser.add_argument("--epochs", type=int, default=3, help="passes of --windows micro-batches")
 parser.add_argument("--windows", type=int, default=30, help="micro-batches an epoch")
 parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--block-size", type=int, default=32)
@@ -57,9 +55,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(n_embd, n_embd)
         self.attn_dropout = nn.Dropout(dropout)
         self.resid_dropout = nn.Dropout(dropout)
-        mask = torch.tril(torch.ones(block_size, block_size)).view(
-            1, 1, block_size, block_size
-        )
+        mask = torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size)
         self.register_buffer("bias", mask)
 
     def forward(self, x):
@@ -101,10 +97,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(args.block_size, args.n_embd)
         self.drop = nn.Dropout(args.dropout)
         self.h = nn.ModuleList(
-            [
-                Block(args.n_embd, args.n_head, args.block_size, args.dropout)
-                for _ in range(args.n_layer)
-            ]
+            [Block(args.n_embd, args.n_head, args.block_size, args.dropout) for _ in range(args.n_layer)]
         )
         self.ln_f = nn.LayerNorm(args.n_embd)
         self.lm_head = nn.Linear(args.n_embd, vocab_size, bias=False)
@@ -149,9 +142,7 @@ def estimate_loss(model):
 
 
 model = GPT().to(device)
-print(
-    f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary of {vocab_size}"
-)
+print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary of {vocab_size}")
 
 decay = [p for p in model.parameters() if p.dim() >= 2]
 no_decay = [p for p in model.parameters() if p.dim() < 2]
@@ -178,16 +169,12 @@ for epoch in range(args.epochs):
     optimizer.zero_grad(set_to_none=True)
     remaining = args.windows
     while remaining > 0:
-        window = min(
-            args.accumulate, remaining
-        )  # the last one of an epoch may be shorter
+        window = min(args.accumulate, remaining)  # the last one of an epoch may be shorter
         total = 0.0
         for _ in range(window):
             x, y = get_batch("train")
             logits = model(x)
-            loss = (
-                F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1)) / window
-            )
+            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1)) / window
             loss.backward()
             total += loss.item()
         remaining -= window
@@ -197,19 +184,13 @@ for epoch in range(args.epochs):
         optimizer.zero_grad(set_to_none=True)
         step += 1
         if step % 4 == 0:
-            print(
-                f"step {step}: loss {total:.4f}, norm {norm:.4f}, lr {scheduler.get_last_lr()[0]:.2e}"
-            )
+            print(f"step {step}: loss {total:.4f}, norm {norm:.4f}, lr {scheduler.get_last_lr()[0]:.2e}")
     losses = estimate_loss(model)
-    print(
-        f"epoch {epoch}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}"
-    )
+    print(f"epoch {epoch}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
 
 model.eval()
 context = torch.zeros((1, 1), dtype=torch.long, device=device)
-sample = "".join(
-    itos[i] for i in model.generate(context, max_new_tokens=24)[0].tolist()
-)
+sample = "".join(itos[i] for i in model.generate(context, max_new_tokens=24)[0].tolist())
 print(repr(sample))
 os.makedirs(args.out, exist_ok=True)
 with open(os.path.join(args.out, "sample.txt"), "w") as f:

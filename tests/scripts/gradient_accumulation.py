@@ -22,19 +22,13 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 X, y = load_digits(return_X_y=True)
 X = torch.tensor(X / 16.0, dtype=torch.get_default_dtype())
 y = torch.tensor(y)
-train_loader = DataLoader(
-    TensorDataset(X[:1450], y[:1450]), batch_size=args.batch_size, shuffle=True
-)
+train_loader = DataLoader(TensorDataset(X[:1450], y[:1450]), batch_size=args.batch_size, shuffle=True)
 valid_loader = DataLoader(TensorDataset(X[1450:], y[1450:]), batch_size=args.batch_size)
 
-model = nn.Sequential(
-    nn.Linear(64, 64), nn.SiLU(), nn.Dropout(0.1), nn.Linear(64, 10)
-).to(device)
+model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Dropout(0.1), nn.Linear(64, 10)).to(device)
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, dampening=0.1)
-scheduler = torch.optim.lr_scheduler.MultiStepLR(
-    optimizer, milestones=[2, 3], gamma=0.5
-)
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 3], gamma=0.5)
 k = args.accumulation_steps
 
 updates = 0

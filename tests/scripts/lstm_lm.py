@@ -93,9 +93,7 @@ def evaluate(source):
         for i in range(0, source.size(1) - 1, args.bptt):
             data, targets = get_batch(source, i)
             output, hidden = model(data, hidden)
-            total_loss += (
-                data.size(1) * criterion(output.view(-1, ntokens), targets).item()
-            )
+            total_loss += data.size(1) * criterion(output.view(-1, ntokens), targets).item()
     return total_loss / (source.size(1) - 1)
 
 

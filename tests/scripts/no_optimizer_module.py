@@ -21,13 +21,9 @@ def main():
     digits = load_digits()
     inputs = torch.tensor(digits.data / 16.0, dtype=torch.get_default_dtype())
     targets = torch.tensor(digits.target)
-    loader = DataLoader(
-        TensorDataset(inputs, targets), batch_size=args.batch_size, shuffle=True
-    )
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=args.batch_size, shuffle=True)
 
-    net = nn.Sequential(
-        nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10)
-    )
+    net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
     criterion = nn.CrossEntropyLoss()
     for epoch in range(args.epochs):
         net.train()

@@ -17,9 +17,7 @@ def digits_loaders(batch_size):
     x = torch.tensor(digits.data / 16.0, dtype=torch.get_default_dtype())
     y = torch.tensor(digits.target)
     return (
-        DataLoader(
-            TensorDataset(x[:1400], y[:1400]), batch_size=batch_size, shuffle=True
-        ),
+        DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=batch_size, shuffle=True),
         DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=batch_size),
     )
 
@@ -30,9 +28,7 @@ def tumour_loaders(batch_size):
     x = torch.as_tensor(features, dtype=torch.get_default_dtype())
     y = torch.as_tensor(data.target, dtype=torch.get_default_dtype())
     return (
-        DataLoader(
-            TensorDataset(x[:450], y[:450]), batch_size=batch_size, shuffle=True
-        ),
+        DataLoader(TensorDataset(x[:450], y[:450]), batch_size=batch_size, shuffle=True),
         DataLoader(TensorDataset(x[450:], y[450:]), batch_size=batch_size),
     )
 
@@ -63,9 +59,7 @@ def train_digits(args, device):
                 y_pred.extend(logits.argmax(1).cpu().numpy())
                 y_true.extend(y.numpy())
         macro = f1_score(y_true, y_pred, average="macro")
-        print(
-            f"digits {epoch}: loss {np.mean(losses):.5f} acc {np.mean(accuracies):.4f} f1 {macro:.4f}"
-        )
+        print(f"digits {epoch}: loss {np.mean(losses):.5f} acc {np.mean(accuracies):.4f} f1 {macro:.4f}")
     matrix = confusion_matrix(y_true, y_pred)
     print(matrix)
     np.save(os.path.join(args.out, "confusion.npy"), matrix)

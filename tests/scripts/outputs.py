@@ -27,9 +27,7 @@ class Sample(NamedTuple):
 class Digits(Dataset):
     def __init__(self, start, stop):
         digits = load_digits()
-        self.images = torch.tensor(
-            digits.data[start:stop] / 16.0, dtype=torch.get_default_dtype()
-        )
+        self.images = torch.tensor(digits.data[start:stop] / 16.0, dtype=torch.get_default_dtype())
         self.labels = torch.tensor(digits.target[start:stop])
 
     def __len__(self):
@@ -89,9 +87,7 @@ def main():
     train_loader = DataLoader(Digits(0, 1400), args.batch_size, shuffle=True)
     test_loader = DataLoader(Digits(1400, 1797), args.batch_size)
 
-    nets = nn.ModuleDict(
-        {"encoder": Encoder(), "decoder": Decoder(), "heads": Heads()}
-    ).to(device)
+    nets = nn.ModuleDict({"encoder": Encoder(), "decoder": Decoder(), "heads": Heads()}).to(device)
     encoder, decoder, heads = nets["encoder"], nets["decoder"], nets["heads"]
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.lr)
     for epoch in range(args.epochs):
@@ -123,9 +119,7 @@ def main():
                 correct += (out["logits"].argmax(1) == y.to(device)).sum().item()
                 confident += (out["aux"][0].max(dim=1).values > 0.5).sum().item()
         means = ", ".join(f"{k} {sum(v) / len(v):.5f}" for k, v in history.items())
-        print(
-            f"epoch {epoch} (depth {encoded.depth}): {means}, correct {correct}, confident {confident}"
-        )
+        print(f"epoch {epoch} (depth {encoded.depth}): {means}, correct {correct}, confident {confident}")
     torch.save(nets.state_dict(), os.path.join(args.out, "nets.pt"))
 
 

@@ -42,9 +42,7 @@ class SequenceClassifier(nn.Module):
         logits = self.classifier(pooled)
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(
-                logits.view(-1, self.num_labels), labels.view(-1)
-            )
+            loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
@@ -88,17 +86,13 @@ def main():
 
     examples, vocab = build_examples(args.max_length)
     cut = int(0.8 * len(examples))
-    train_dataloader = DataLoader(
-        examples[:cut], args.batch_size, shuffle=True, collate_fn=collator
-    )
+    train_dataloader = DataLoader(examples[:cut], args.batch_size, shuffle=True, collate_fn=collator)
     eval_dataloader = DataLoader(examples[cut:], args.batch_size, collate_fn=collator)
 
     model = SequenceClassifier(len(vocab)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     steps = args.epochs * len(train_dataloader)
-    scheduler = torch.optim.lr_scheduler.LinearLR(
-        optimizer, 1.0, 0.0, total_iters=steps
-    )
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     for epoch in range(args.epochs):
         model.train()
         total_loss = 0
@@ -121,9 +115,7 @@ def main():
             eval_loss += outputs.loss.item()
             predictions.extend(outputs.logits.argmax(dim=-1).tolist())
             references.extend(batch["labels"].tolist())
-        accuracy = sum(p == r for p, r in zip(predictions, references)) / len(
-            references
-        )
+        accuracy = sum(p == r for p, r in zip(predictions, references)) / len(references)
         result = {
             "epoch": epoch,
             "train_loss": round(total_loss.item() / len(train_dataloader), 6),

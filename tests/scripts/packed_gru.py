@@ -22,9 +22,7 @@ class LineClassifier(nn.Module):
         self.fc = nn.Linear(2 * hidden, classes)
 
     def forward(self, text, lengths):
-        packed = pack_padded_sequence(
-            self.embed(text), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        packed = pack_padded_sequence(self.embed(text), lengths.cpu(), batch_first=True, enforce_sorted=False)
         _, h = self.gru(packed)
         h = torch.cat([h[-2], h[-1]], dim=1)
         return self.fc(self.dropout(h))
@@ -60,9 +58,7 @@ def main():
 
     samples = load_samples()
     split = int(len(samples) * 0.85)
-    train_dl = DataLoader(
-        samples[:split], args.batch_size, shuffle=True, collate_fn=collate_batch
-    )
+    train_dl = DataLoader(samples[:split], args.batch_size, shuffle=True, collate_fn=collate_batch)
     test_dl = DataLoader(samples[split:], args.batch_size, collate_fn=collate_batch)
     labels = torch.tensor([label for _, label in samples[:split]])
     weight = 1.0 / torch.bincount(labels).to(torch.get_default_dtype())
@@ -85,14 +81,8 @@ def main():
         hits = 0
         with torch.no_grad():
             for text, lengths, label in test_dl:
-                hits += (
-                    (model(text.to(device), lengths).argmax(1) == label.to(device))
-                    .sum()
-                    .item()
-                )
-        print(
-            f"epoch {epoch}: loss {epoch_loss / len(train_dl):.4f}, {hits} of {len(test_dl.dataset)} right"
-        )
+                hits += (model(text.to(device), lengths).argmax(1) == label.to(device)).sum().item()
+        print(f"epoch {epoch}: loss {epoch_loss / len(train_dl):.4f}, {hits} of {len(test_dl.dataset)} right")
     torch.save(model.state_dict(), os.path.join(args.out, "line_classifier.pt"))
 
 

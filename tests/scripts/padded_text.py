@@ -65,9 +65,7 @@ class Tagger(nn.Module):
         self.embedding = nn.Embedding(vocab_size, dim, padding_idx=PAD)
         self.position = nn.Embedding(64, dim)
         layer = nn.TransformerEncoderLayer(dim, 4, 64, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(
-            layer, num_layers=1, enable_nested_tensor=False
-        )
+        self.encoder = nn.TransformerEncoder(layer, num_layers=1, enable_nested_tensor=False)
         self.out = nn.Linear(dim, n_tags)
 
     def forward(self, ids):
@@ -96,12 +94,8 @@ def main():
         for token in tokens:
             vocab.setdefault(token, len(vocab))
     cut = int(0.8 * len(lines))
-    train_loader = DataLoader(
-        Lines(lines[:cut], vocab), args.batch_size, shuffle=True, collate_fn=collate
-    )
-    test_loader = DataLoader(
-        Lines(lines[cut:], vocab), args.batch_size, collate_fn=collate
-    )
+    train_loader = DataLoader(Lines(lines[:cut], vocab), args.batch_size, shuffle=True, collate_fn=collate)
+    test_loader = DataLoader(Lines(lines[cut:], vocab), args.batch_size, collate_fn=collate)
 
     model = Tagger(len(vocab)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)

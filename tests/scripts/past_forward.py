@@ -13,12 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 class SparseAutoencoder(nn.Module):
     def __init__(self, hidden=32, code=12):
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, code)
-        )
-        self.decoder = nn.Sequential(
-            nn.Linear(code, hidden), nn.ReLU(), nn.Linear(hidden, 64)
-        )
+        self.encoder = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, code))
+        self.decoder = nn.Sequential(nn.Linear(code, hidden), nn.ReLU(), nn.Linear(hidden, 64))
         self.classifier = nn.Linear(code, 10)
 
     def encode(self, x):
@@ -34,11 +30,7 @@ class SparseAutoencoder(nn.Module):
         code = self.encode(x)
         reconstruction = F.mse_loss(self.decode(code), x)
         sparsity = code.abs().mean()
-        return (
-            F.cross_entropy(self.classifier(torch.relu(code)), y)
-            + reconstruction
-            + 1e-3 * sparsity
-        )
+        return F.cross_entropy(self.classifier(torch.relu(code)), y) + reconstruction + 1e-3 * sparsity
 
 
 def main():
@@ -57,9 +49,7 @@ def main():
     X, y = load_digits(return_X_y=True)
     X = torch.as_tensor(X / 16.0, dtype=torch.get_default_dtype())
     y = torch.as_tensor(y)
-    train_loader = DataLoader(
-        TensorDataset(X[:1400], y[:1400]), args.batch_size, shuffle=True
-    )
+    train_loader = DataLoader(TensorDataset(X[:1400], y[:1400]), args.batch_size, shuffle=True)
     test_loader = DataLoader(TensorDataset(X[1400:], y[1400:]), 200)
 
     model = SparseAutoencoder().to(device)
@@ -74,15 +64,9 @@ def main():
                 data_loss = model.loss(inputs, labels)
             else:
                 code = model.encode(inputs)
-                data_loss = F.cross_entropy(model(inputs), labels) + F.l1_loss(
-                    model.decode(code), inputs
-                )
+                data_loss = F.cross_entropy(model(inputs), labels) + F.l1_loss(model.decode(code), inputs)
             l1 = sum(p.abs().sum() for p in model.parameters())
-            l2 = sum(
-                (p**2).sum()
-                for name, p in model.named_parameters()
-                if "bias" not in name
-            )
+            l2 = sum((p**2).sum() for name, p in model.named_parameters() if "bias" not in name)
             penalty = args.l1 * l1 + args.l2 * l2
             loss = data_loss + penalty
             loss.backward()
@@ -96,9 +80,7 @@ def main():
             for inputs, labels in test_loader:
                 inputs, labels = inputs.to(device), labels.to(device)
                 hits += (model(inputs).argmax(dim=1) == labels).sum().item()
-                error += F.mse_loss(
-                    model.decode(model.encode(inputs)), inputs, reduction="sum"
-                ).item()
+                error += F.mse_loss(model.decode(model.encode(inputs)), inputs, reduction="sum").item()
         n = len(train_loader)
         print(
             f"{epoch}: data loss {total / n:.4f} penalty {penalty_total / n:.5f} "

@@ -12,9 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 class BasicBlock(nn.Module):
     def __init__(self, in_planes, planes, stride=1):
         super().__init__()
-        self.conv1 = nn.Conv2d(
-            in_planes, planes, 3, stride=stride, padding=1, bias=False
-        )
+        self.conv1 = nn.Conv2d(in_planes, planes, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(planes)
         self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(planes)
@@ -90,15 +88,10 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     digits = load_digits()
-    images = (
-        torch.tensor(digits.images, dtype=torch.get_default_dtype())[:, None] / 8.0
-        - 1.0
-    )
+    images = torch.tensor(digits.images, dtype=torch.get_default_dtype())[:, None] / 8.0 - 1.0
     dataset = TensorDataset(images, torch.tensor(digits.target))
     train_set, test_set = random_split(dataset, [1397, 400])
-    train_loader = DataLoader(
-        train_set, batch_size=args.batch_size, shuffle=True, drop_last=True
-    )
+    train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True, drop_last=True)
     test_loader = DataLoader(test_set, batch_size=128, shuffle=False)
 
     model = ResNet().to(device)
@@ -106,9 +99,7 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
     )
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, T_max=args.epochs * len(train_loader)
-    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(train_loader))
 
     for epoch in range(args.epochs):
         model.train()
@@ -127,18 +118,14 @@ def main():
             running_loss += loss.item() * images.size(0)
             correct += (outputs.argmax(1) == labels).sum().item()
             seen += images.size(0)
-        val_loss, val_correct, val_total = evaluate(
-            model, test_loader, criterion, device
-        )
+        val_loss, val_correct, val_total = evaluate(model, test_loader, criterion, device)
         print(
             f"epoch {epoch + 1}: train loss {running_loss / seen:.4f} acc {correct / seen:.4f} | "
             f"val loss {val_loss:.4f} acc {val_correct}/{val_total} | lr {scheduler.get_last_lr()[0]:.5f}"
         )
 
     args.out.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {"model": model.state_dict(), "epoch": args.epochs}, args.out / "resnet.pt"
-    )
+    torch.save({"model": model.state_dict(), "epoch": args.epochs}, args.out / "resnet.pt")
 
 
 if __name__ == "__main__":

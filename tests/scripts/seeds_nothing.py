@@ -27,12 +27,8 @@ kept = sorted(set(range(len(X))) - set(held_out))
 
 X = torch.tensor(X, dtype=torch.get_default_dtype())
 y = torch.tensor(y)
-train_loader = DataLoader(
-    TensorDataset(X[kept], y[kept]), batch_size=args.batch_size, shuffle=True
-)
-test_loader = DataLoader(
-    TensorDataset(X[held_out], y[held_out]), batch_size=args.batch_size
-)
+train_loader = DataLoader(TensorDataset(X[kept], y[kept]), batch_size=args.batch_size, shuffle=True)
+test_loader = DataLoader(TensorDataset(X[held_out], y[held_out]), batch_size=args.batch_size)
 
 model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Dropout(0.2), nn.Linear(50, 10))
 loss_fn = nn.CrossEntropyLoss()
@@ -57,14 +53,10 @@ for t in range(args.epochs):
         for xb, yb in test_loader:
             pred = model(xb)
             test_loss += loss_fn(pred, yb).item()
-            correct += (
-                (pred.argmax(1) == yb).type(torch.get_default_dtype()).sum().item()
-            )
+            correct += (pred.argmax(1) == yb).type(torch.get_default_dtype()).sum().item()
     test_loss /= len(test_loader)
     correct /= len(test_loader.dataset)
-    print(
-        f"Test Error: \n Accuracy: {(100 * correct):>0.1f}%, Avg loss: {test_loss:>8f} \n"
-    )
+    print(f"Test Error: \n Accuracy: {(100 * correct):>0.1f}%, Avg loss: {test_loss:>8f} \n")
 
 torch.save(model.state_dict(), os.path.join(args.out, "model.pth"))
 print("Saved PyTorch Model State to model.pth")

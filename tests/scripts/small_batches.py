@@ -61,15 +61,10 @@ def main():
                 optimizer.step()
                 total += loss.item() * len(labels)
                 sizes.append(len(labels))
-            print(
-                f"epoch {epoch} batches of {sizes[0]} (last {sizes[-1]}): {total / sum(sizes):.6f}"
-            )
+            print(f"epoch {epoch} batches of {sizes[0]} (last {sizes[-1]}): {total / sum(sizes):.6f}")
         model.eval()
         with torch.no_grad():
-            hits = sum(
-                (model(a.to(device)).argmax(1) == b.to(device)).sum().item()
-                for a, b in valid
-            )
+            hits = sum((model(a.to(device)).argmax(1) == b.to(device)).sum().item() for a, b in valid)
         print(f"epoch {epoch}: {hits}/{len(valid.dataset)}")
     torch.save(model.state_dict(), os.path.join(args.out, "small.pt"))
 

@@ -45,9 +45,7 @@ def main():
     targets = windows[:, 4].clone()
     windows[:, 4] = index["<mask>"]
     cut = int(len(windows) * 0.9)
-    loader = DataLoader(
-        TensorDataset(windows[:cut], targets[:cut]), args.batch_size, shuffle=True
-    )
+    loader = DataLoader(TensorDataset(windows[:cut], targets[:cut]), args.batch_size, shuffle=True)
 
     model = TiedModel(len(alphabet)).to(device)
     print(
@@ -67,15 +65,8 @@ def main():
         with torch.no_grad():
             logits = model(windows[cut:].to(device))
             perplexity = F.cross_entropy(logits, targets[cut:].to(device)).exp().item()
-            top3 = (
-                (logits.topk(3, dim=1).indices == targets[cut:, None].to(device))
-                .any(1)
-                .sum()
-                .item()
-            )
-        print(
-            f"epoch {epoch}: perplexity {perplexity:.4f}, top-3 {top3}/{len(windows) - cut}"
-        )
+            top3 = (logits.topk(3, dim=1).indices == targets[cut:, None].to(device)).any(1).sum().item()
+        print(f"epoch {epoch}: perplexity {perplexity:.4f}, top-3 {top3}/{len(windows) - cut}")
     print("still tied:", model.head.weight is model.embedding.weight)
     torch.save(model.state_dict(), os.path.join(args.out, "tied.pt"))
 

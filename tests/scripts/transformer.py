@@ -15,9 +15,7 @@ class PositionalEncoding(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(p=dropout)
         position = torch.arange(max_len).unsqueeze(1)
-        div_term = torch.exp(
-            torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model)
-        )
+        div_term = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
         pe = torch.zeros(max_len, 1, d_model)
         pe[:, 0, 0::2] = torch.sin(position * div_term)
         pe[:, 0, 1::2] = torch.cos(position * div_term)
@@ -34,9 +32,7 @@ class RowTransformer(nn.Module):
         self.embed = nn.Linear(8, d_model)
         self.pos_encoder = PositionalEncoding(d_model, dropout)
         layers = nn.TransformerEncoderLayer(d_model, nhead, d_hid, dropout)
-        self.transformer_encoder = nn.TransformerEncoder(
-            layers, nlayers, enable_nested_tensor=False
-        )
+        self.transformer_encoder = nn.TransformerEncoder(layers, nlayers, enable_nested_tensor=False)
         self.head = nn.Linear(d_model, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -65,9 +61,7 @@ def main():
         batch_size=args.batch_size,
         shuffle=True,
     )
-    valid_loader = DataLoader(
-        TensorDataset(images[1300:], labels[1300:]), batch_size=256
-    )
+    valid_loader = DataLoader(TensorDataset(images[1300:], labels[1300:]), batch_size=256)
 
     model = RowTransformer().to(device)
     criterion = nn.CrossEntropyLoss()
@@ -90,9 +84,7 @@ def main():
             for x, y in valid_loader:
                 right += (model(x.to(device)).argmax(-1) == y.to(device)).sum().item()
         n = len(train_loader.dataset)
-        print(
-            f"epoch {epoch} loss {total / n:.5f} accuracy {right / len(valid_loader.dataset):.4f}"
-        )
+        print(f"epoch {epoch} loss {total / n:.5f} accuracy {right / len(valid_loader.dataset):.4f}")
     torch.save(model.state_dict(), os.path.join(args.out, "transformer.pt"))
 
 

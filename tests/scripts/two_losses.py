@@ -31,9 +31,7 @@ ink_head = nn.Linear(32, 1).to(device)
 
 opt_model = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 opt_heads = torch.optim.Adam(
-    list(trunk.parameters())
-    + list(parity_head.parameters())
-    + list(ink_head.parameters()),
+    list(trunk.parameters()) + list(parity_head.parameters()) + list(ink_head.parameters()),
     lr=1e-3,
 )
 
@@ -70,9 +68,7 @@ for epoch in range(args.epochs):
     print("epoch", epoch, " ".join("%.5f" % (s / len(loader)) for s in sums))
 
 with torch.no_grad():
-    accuracy = (
-        (model(X.to(device)).argmax(1).cpu() == Y).to(torch.get_default_dtype()).mean()
-    )
+    accuracy = (model(X.to(device)).argmax(1).cpu() == Y).to(torch.get_default_dtype()).mean()
 print("accuracy %.4f" % accuracy)
 torch.save(
     [m.state_dict() for m in (model, trunk, parity_head, ink_head)],

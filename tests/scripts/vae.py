@@ -24,12 +24,8 @@ pixels = torch.tensor(load_digits().images / 16.0, dtype=torch.get_default_dtype
 labels = torch.tensor(load_digits().target)
 train_set = torch.utils.data.TensorDataset(pixels[:1400], labels[:1400])
 test_set = torch.utils.data.TensorDataset(pixels[1400:], labels[1400:])
-train_loader = torch.utils.data.DataLoader(
-    train_set, batch_size=args.batch_size, shuffle=True
-)
-test_loader = torch.utils.data.DataLoader(
-    test_set, batch_size=args.batch_size, shuffle=False
-)
+train_loader = torch.utils.data.DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
+test_loader = torch.utils.data.DataLoader(test_set, batch_size=args.batch_size, shuffle=False)
 
 
 class VAE(nn.Module):
@@ -84,12 +80,8 @@ def train(epoch):
         optimizer.step()
         if batch_idx % args.log_interval == 0:
             done = batch_idx * len(data)
-            print(
-                f"Train Epoch: {epoch} [{done}/{len(train_set)}]\tLoss: {loss.item() / len(data):.6f}"
-            )
-    print(
-        f"====> Epoch: {epoch} Average loss: {train_loss / len(train_loader.dataset):.4f}"
-    )
+            print(f"Train Epoch: {epoch} [{done}/{len(train_set)}]\tLoss: {loss.item() / len(data):.6f}")
+    print(f"====> Epoch: {epoch} Average loss: {train_loss / len(train_loader.dataset):.4f}")
 
 
 def test(epoch):
