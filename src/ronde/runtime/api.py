@@ -55,12 +55,6 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
 
 
 def _from_torchrun(plan: str, seed: int) -> RankConfig | None:
-    from ronde.cluster.environment import detect
-    from ronde.trace.run_directory import RunDirectory
-
-    found = detect(os.environ)
-    if found is None or found.world_size == 1:
-        return None
     raise NotImplementedError
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.boundary import autograd, batch_norm, lockstep, rules
@@ -22,6 +23,7 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.comm.process_group import Comm, join
+from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
 from ronde.sync.reducer import Reducer
@@ -128,6 +130,27 @@ class Session:
             return plain(*args, **kwargs)
 
         self.patches.set(torch.distributed, "init_process_group", init_process_group)
+
+    def adopt(self, thing: Any) -> None:
+        """Take over a model, optimizer or loader that was made before the session.
+
+        Parameters and buffers of a model become those of the main rank.
+
+        Raises:
+            UsageError: for anything else.
+        """
+        if isinstance(thing, Optimizer):
+            self.reducer.adopt_all(thing)
+        elif isinstance(thing, torch.nn.Module):
+            for value in (*thing.parameters(), *thing.buffers()):
+                self.context.comm.broadcast(value.data)
+            for parameter in thing.parameters():
+                self.reducer.adopt(parameter)
+        elif not isinstance(thing, DataLoader):
+            raise UsageError(
+                f"ronde.prepare takes models, optimizers and loaders, not a {type(thing).__name__}; "
+                f"pass the torch.nn.Module, torch.optim.Optimizer or DataLoader itself"
+            )
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
