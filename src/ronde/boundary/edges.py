@@ -22,14 +22,20 @@ import torch
 from torch.autograd import Function
 
 from ronde.boundary.context import Context
-from ronde.boundary.layout import Layout
+from ronde.boundary.layout import Layout, memory_order
 
 __all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data"]
 
 
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The whole value from every rank's rows, without a graph."""
-    local = local.detach()
+    """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
+    order = memory_order(local)
+    dense = local.detach().permute(order)
+    whole = _gather_dense(context, dense, layout.at(order.index(layout.dim)))
+    return whole.permute([order.index(dim) for dim in range(local.dim())])
+
+
+def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
     sizes = [layout.local_size(rank) for rank in range(context.world_size)]
     moved = local.movedim(layout.dim, 0)
     if layout.dim == 0 and layout.outer == 1 and len(set(sizes)) == 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "split_rows"]
+__all__ = ["Layout", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -20,6 +20,14 @@ def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
     [(0, 3), (3, 6), (6, 10)]
     """
     return rows * rank // world_size, rows * (rank + 1) // world_size
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions from the slowest to the fastest in memory.
+
+    Random fills run through memory, so what stands for a single-device tensor must lie as that one does.
+    """
+    return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -131,12 +131,16 @@ class ModelEdge:
             return plain(twin, *args, **kwargs)
 
         rows = min(value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None)
-        axes = list(batch.axes)
-        return rehearse(self._context, module, run, few, axes, rows)
+        verdict = rehearse(self._context, module, run, few, batch.axes, rows)
+        others = _other_axes(values, batch)
+        if verdict.sharded or others == batch.axes:
+            return verdict
+        second = rehearse(self._context, module, run, few, others, rows)
+        return second if second.sharded else verdict
 
     def _sharded(self, plain: Any, module: torch.nn.Module, call: Any, batch: _Batch, verdict: Verdict) -> Any:
         context = self._context
-        axes = iter(batch.axes)
+        axes = iter(verdict.inputs)
         args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
         if torch.is_grad_enabled():
             self._adopt(module)
@@ -160,7 +164,10 @@ class ModelEdge:
             return value
         if axis is None:
             return enter(self._context, value)
-        return cut(self._context, value, self._context.layout(axis, batch.rows, inner=batch.inner)).contiguous()
+        layout = self._context.layout(axis, batch.rows, inner=batch.inner)
+        # A copy that lies in memory as the whole does, so that `view` and random fills do the same.
+        rows = cut(self._context, value, layout)
+        return rows if rows.requires_grad else rows.clone()
 
     def _global(self, value: Any, axis: Any, rows: int) -> Any:
         if not isinstance(value, torch.Tensor) or axis.dim is None:
@@ -196,6 +203,18 @@ def _axis(value: Any, length: int, dim: int) -> int | None:
     if isinstance(value, torch.Tensor) and value.dim() > dim and value.shape[dim] == length:
         return dim
     return None
+
+
+def _other_axes(values: list[Any], batch: _Batch) -> tuple[int | None, ...]:
+    """The batch where it is not in front: a recurrent network's hidden state is [layers, batch, features]."""
+
+    def place(value: Any, axis: int | None) -> int | None:
+        if axis is not None or not isinstance(value, torch.Tensor):
+            return axis
+        fitting = [dim for dim, size in enumerate(value.shape) if size == batch.rows * batch.inner]
+        return fitting[0] if fitting else None
+
+    return tuple(place(value, axis) for value, axis in zip(values, batch.axes, strict=True))
 
 
 def _some_rows(value: Any, axis: int | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.layout import Layout
+from ronde.boundary.layout import Layout, memory_order
 
 __all__ = ["Draw", "RankStream", "RecordedDraws", "SlicedDraws", "UnknownDraw", "find_axis", "is_random"]
 
@@ -206,7 +206,7 @@ def _put(whole: torch.Tensor, value: torch.Tensor, layout: Layout, rank: int) ->
 
 def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
     """An empty tensor of the whole shape whose memory is ordered as the local one's: draws fill memory in order."""
-    order = sorted(range(local.dim()), key=lambda dim: (local.stride(dim), local.shape[dim]), reverse=True)
+    order = memory_order(local)
     shape = layout.global_shape(local.shape)
     whole = torch.empty([shape[dim] for dim in order], dtype=local.dtype, device=local.device)
     return whole.permute([order.index(dim) for dim in range(local.dim())])

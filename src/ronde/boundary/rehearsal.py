@@ -45,12 +45,14 @@ class Verdict:
     Attributes:
         sharded: the module may run on this rank's rows.
         reason: why not, as the end of a sentence; empty when it may.
+        inputs: the batch axis of every leaf of the arguments, in order.
         outputs: the axis of every leaf of the output, in order.
         draws: the random operations of a forward pass, in order.
     """
 
     sharded: bool
     reason: str = ""
+    inputs: tuple[int | None, ...] = ()
     outputs: tuple[OutputAxis, ...] = ()
     draws: tuple[Draw, ...] = ()
 
@@ -95,7 +97,7 @@ class _Trial:
 
 
 def rehearse(
-    context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: list[int | None], rows: int
+    context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: Sequence[int | None], rows: int
 ) -> Verdict:
     """Try `module` on the first rows of `values`.
 
@@ -104,11 +106,11 @@ def rehearse(
         values: the leaves; those with an axis hold `rows` rows there, at least 2.
         axes: the batch axis of each leaf, None for leaves that enter whole.
     """
-    trial = _Trial(context, module, call, values, axes)
+    trial = _Trial(context, module, call, values, list(axes))
     rows = min(rows, _ROWS)
     try:
         with context.enter(Region.REHEARSAL, rows):
-            verdict = _judge(context, trial, rows)
+            verdict = dataclasses.replace(_judge(trial, rows), inputs=tuple(axes))
     except _Refusal as refusal:
         verdict = Verdict(False, str(refusal))
     except UnknownDraw as draw:
@@ -120,7 +122,7 @@ def rehearse(
     return context.comm.broadcast_object(verdict)
 
 
-def _judge(context: Context, trial: _Trial, rows: int) -> Verdict:
+def _judge(trial: _Trial, rows: int) -> Verdict:
     part_rows = rows // 2
     whole, first = trial.run(0, rows, None), trial.run(0, part_rows, None)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
@@ -129,7 +131,7 @@ def _judge(context: Context, trial: _Trial, rows: int) -> Verdict:
         recorded = tuple(dataclasses.replace(draw, outer_first=outer_first) for draw in draws)
         problem = _compare_parts(trial, whole, candidate, recorded, rows)
         if problem is None:
-            return Verdict(True, "", tuple(candidate), recorded)
+            return Verdict(True, outputs=tuple(candidate), draws=recorded)
     assert problem is not None
     raise _Refusal(problem)
 
