@@ -49,8 +49,15 @@ class Draw:
     outer_first: bool = False
 
 
-def is_random(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
+def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> bool:
+    """Whether this call draws; attention kernels are random operations that draw only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else argument.default_value
+            return (kwargs or {}).get("dropout_p", given) != 0.0
+    return True
 
 
 def _name(func: Any) -> str:
@@ -92,7 +99,7 @@ class RecordedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if is_random(func):
+        if is_random(func, args, kwargs):
             name = _name(func)
             if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
                 raise UnknownDraw(name)
@@ -122,7 +129,7 @@ class SlicedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not is_random(func):
+        if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 

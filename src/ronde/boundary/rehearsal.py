@@ -175,6 +175,8 @@ def _compare_parts(
                 outer, inner = (others, 1) if axis.outer_first else (1, others)
                 a = Layout(axis.dim, rows, 2, outer, inner).take(a, rank)
             if not _same(a, b):
+                if axis.dim is None:
+                    return "an output without a batch axis depends on the batch (a loss of its own?)"
                 return "rows of its output depend on other rows, or on their number"
         if whole.left_behind.keys() != part.left_behind.keys():
             return "what it keeps on itself depends on the rows"
