@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 import sys
 import traceback
 import warnings
@@ -21,7 +20,6 @@ from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
-from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
 from ronde.plan import read_plan
 from ronde.trace.run_directory import RunDirectory
 
@@ -98,6 +96,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     if place is None or place.rank == 0:
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
     if place is not None:
+        from ronde.launch.torchrun import become_rank
+
         become_rank(job, place)
     raise typer.Exit(launch(job).exit_code)
 
@@ -118,13 +118,19 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
 def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
     if place is None:
         return RunDirectory.create(path, os.environ)
+    from ronde.launch.torchrun import shared_run_id
+
     return RunDirectory.join(path, shared_run_id(place, os.getppid()), os.environ)
 
 
 def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
     if seed is not None:
         return seed
-    return secrets.randbelow(2**31) if place is None else shared_seed(place)
+    if place is None:
+        return int.from_bytes(os.urandom(4), "big") % 2**31
+    from ronde.launch.torchrun import shared_seed
+
+    return shared_seed(place)
 
 
 def _start_line(job: Job, *, asked: str, seed_given: bool, place: ClusterEnvironment | None) -> str:

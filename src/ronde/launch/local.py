@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 
@@ -178,6 +177,8 @@ def _subreaper(library: ctypes.CDLL) -> Iterator[None]:
 
 def _free_port() -> int:
     """A TCP port that is free now, for scripts that meet by themselves."""
+    import socket  # here, because it costs a run of one rank 5 ms of its start
+
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -17,7 +17,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import tempfile
 import time
@@ -97,7 +96,7 @@ class RunDirectory:
 
 def new_run_id() -> str:
     """A name that sorts by time and that two runs started in the same second do not share."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
