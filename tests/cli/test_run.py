@@ -77,7 +77,10 @@ def test_auto_on_a_cpu_host_is_one_rank_and_says_why(seen: Seen, capfd: pytest.C
     assert seen.job is not None
     assert seen.job.ranks == 1
     said = capfd.readouterr().err
-    assert f"seed {seen.job.seed}, 1 rank on cpu (one process already uses all 8 cores; --ranks N for more)" in said
+    assert (
+        f"seed {seen.job.seed}, 1 rank on cpu (one process already uses all 8 cores; --ranks N for more)"
+        in said
+    )
 
 
 def test_auto_takes_every_device(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +111,7 @@ def test_a_seed_is_drawn_anew_for_each_run(seen: Seen) -> None:
         (["--plan", "zero9", "train.py"], "zero9"),
     ],
 )
-def test_mistakes(
-    seen: Seen, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_mistakes(seen: Seen, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert _code(*arguments) == 2
     assert seen.job is None
     assert message in capfd.readouterr().err
@@ -122,7 +123,10 @@ def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch, seen: Seen, ca
     monkeypatch.setattr(run, "launch", launch)
     monkeypatch.setattr(run, "cuda_devices", lambda _environment: ("0",))
     assert _code("--ranks", "2", "train.py") == 2
-    assert "2 ranks need 2 CUDA devices, one each, but this host offers 1 (0); use --ranks 1" in capfd.readouterr().err
+    assert (
+        "2 ranks need 2 CUDA devices, one each, but this host offers 1 (0); use --ranks 1"
+        in capfd.readouterr().err
+    )
     assert seen.job is None
 
 

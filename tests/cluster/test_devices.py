@@ -34,7 +34,9 @@ NODES = ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null")
         (NODES, "1,-1,0", ("1",)),
     ],
 )
-def test_devices(tmp_path: Path, nodes: tuple[str, ...], visible: str | None, devices: tuple[str, ...]) -> None:
+def test_devices(
+    tmp_path: Path, nodes: tuple[str, ...], visible: str | None, devices: tuple[str, ...]
+) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert cuda_devices(environment, _host(tmp_path, *nodes)) == devices
 

@@ -57,7 +57,9 @@ class Experiment:
     def environment(self, **variables: str) -> dict[str, str]:
         return {**os.environ, "HERE": str(self.directory), **variables}
 
-    def start(self, script: str, *arguments: str, ranks: int = 2, **variables: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, script: str, *arguments: str, ranks: int = 2, **variables: str
+    ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             self.command(script, *arguments, ranks=ranks),
             env=self.environment(**variables),
@@ -73,7 +75,9 @@ class Experiment:
         out, err = process.communicate(given, timeout=BOUND_S)
         return Result(process.returncode, out, err.decode())
 
-    def run(self, script: str, *arguments: str, ranks: int = 2, given: bytes | None = None, **env: str) -> Result:
+    def run(
+        self, script: str, *arguments: str, ranks: int = 2, given: bytes | None = None, **env: str
+    ) -> Result:
         return self.finish(self.start(script, *arguments, ranks=ranks, **env), given)
 
     def pid(self, name: str) -> int:

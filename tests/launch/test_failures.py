@@ -40,7 +40,9 @@ def test_an_error_that_all_ranks_meet_is_shown_once(experiment: Any) -> None:
     assert result.code == 1
     assert result.err.count("Traceback (most recent call last)") == 1
     assert result.err.count("ValueError: bad label 11") == 1
-    assert result.err.splitlines()[-1].startswith("ronde: rank 0 failed (so did 2 more), its traceback is above")
+    assert result.err.splitlines()[-1].startswith(
+        "ronde: rank 0 failed (so did 2 more), its traceback is above"
+    )
 
 
 def test_the_first_of_two_errors_counts(experiment: Any) -> None:
@@ -146,7 +148,10 @@ def test_what_the_script_left_running_is_ended_and_named(experiment: Any) -> Non
         ranks=1,
     )
     assert result.code == 0
-    assert result.err == f"ronde: ended what the script had left running: sleep (process {experiment.pid('child')})\n"
+    assert (
+        result.err
+        == f"ronde: ended what the script had left running: sleep (process {experiment.pid('child')})\n"
+    )
 
 
 def test_a_rank_that_cannot_be_started(experiment: Any, tmp_path: Path) -> None:

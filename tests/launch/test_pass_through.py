@@ -34,12 +34,12 @@ def test_streams_pass_byte_for_byte(experiment: Any) -> None:
 
 
 def test_one_file_for_both_keeps_the_order(experiment: Any, tmp_path: Path) -> None:
-    command = experiment.command(
-        "for i in range(300):\n    os.write(1 + i % 2, f'{i}\\n'.encode())", ranks=1
-    )
+    command = experiment.command("for i in range(300):\n    os.write(1 + i % 2, f'{i}\\n'.encode())", ranks=1)
     target = tmp_path / "both.txt"
     with target.open("wb") as stream:
-        subprocess.run(command, env=experiment.environment(), stdout=stream, stderr=subprocess.STDOUT, check=True)
+        subprocess.run(
+            command, env=experiment.environment(), stdout=stream, stderr=subprocess.STDOUT, check=True
+        )
     assert target.read_text().split() == [str(i) for i in range(300)]
 
 
@@ -66,7 +66,9 @@ def test_a_reader_that_goes_away_is_the_scripts_business(experiment: Any) -> Non
 def test_a_closed_stdout_does_not_let_output_into_other_files(experiment: Any, tmp_path: Path) -> None:
     command = experiment.command("print('lost'); print('kept', file=sys.stderr)", ranks=1)
     shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
-    done = subprocess.run(shell, env=experiment.environment(), stderr=subprocess.PIPE, timeout=BOUND_S, check=True)
+    done = subprocess.run(
+        shell, env=experiment.environment(), stderr=subprocess.PIPE, timeout=BOUND_S, check=True
+    )
     assert done.stderr == b"kept\n"
     assert not (tmp_path / "run" / "store").exists()
 
@@ -82,7 +84,8 @@ def test_environment_of_the_ranks(experiment: Any) -> None:
     shared = str(max(1, cores // 2))
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
     assert (
-        experiment.run(script, **clean, **torchrun).out.decode() == f"['{shared}', '0', None, None, None, None]\n"
+        experiment.run(script, **clean, **torchrun).out.decode()
+        == f"['{shared}', '0', None, None, None, None]\n"
     )
     own = experiment.run(script, OMP_NUM_THREADS="3", PYTHONHASHSEED="12").out
     assert own == b"['3', '12', None, None, None, None]\n"

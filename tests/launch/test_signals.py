@@ -23,7 +23,8 @@ def _pids(experiment: Experiment, ranks: int) -> list[int]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
 def test_a_signal_to_the_launcher_reaches_a_script_that_does_not_handle_it(
     experiment: Any, ranks: int, number: int, code: int

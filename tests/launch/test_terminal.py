@@ -77,16 +77,13 @@ def sessions() -> Iterator[list[Session]]:
         session.close()
 
 
-def test_the_main_rank_has_a_terminal_of_the_same_size(experiment: Any, sessions: list[Session]) -> None:
-    script = """
-    if rank == 0:
-        print([os.isatty(i) for i in range(3)], os.get_terminal_size(1))
-    """
-    session = Session(experiment, script, 2)
+def test_ranks_have_a_terminal_of_the_same_size(experiment: Any, sessions: list[Session]) -> None:
+    session = Session(experiment, "print([os.isatty(i) for i in range(3)], os.get_terminal_size(1))", 2)
     sessions.append(session)
     assert session.code() == 0
     assert session.screen == b"[True, True, True] os.terminal_size(columns=77, lines=33)\r\n"
     assert experiment.log(0) == "[True, True, True] os.terminal_size(columns=77, lines=33)\n"
+    assert experiment.log(1) == "[False, True, True] os.terminal_size(columns=77, lines=33)\n"
 
 
 def test_input_comes_from_the_terminal(experiment: Any, sessions: list[Session]) -> None:
@@ -138,12 +135,12 @@ def test_an_unhandled_interrupt_key_ends_all_with_130(experiment: Any, sessions:
 def test_a_new_size_is_passed_on(experiment: Any, sessions: list[Session]) -> None:
     script = """
     note(f"rank{rank}")
-    while rank == 0 and os.get_terminal_size(1).columns != 50:
+    while os.get_terminal_size(1).columns != 50:
         time.sleep(0.01)
     """
     session = Session(experiment, script, 2)
     sessions.append(session)
-    experiment.pid("rank0")
+    experiment.pid("rank0"), experiment.pid("rank1")
     fcntl.ioctl(session.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 50, 0, 0))
     assert session.code() == 0
 

@@ -17,8 +17,12 @@ from ronde.trace.run_directory import RunDirectory, default_root, prune
 
 def test_default_place_is_the_users_state_directory(tmp_path: Path) -> None:
     assert default_root({"HOME": "/home/ada"}) == Path("/home/ada/.local/state/ronde/runs")
-    assert default_root({"HOME": "/home/ada", "XDG_STATE_HOME": "/var/state"}) == Path("/var/state/ronde/runs")
-    assert default_root({"HOME": "/home/ada", "XDG_STATE_HOME": "relative"}) == default_root({"HOME": "/home/ada"})
+    assert default_root({"HOME": "/home/ada", "XDG_STATE_HOME": "/var/state"}) == Path(
+        "/var/state/ronde/runs"
+    )
+    assert default_root({"HOME": "/home/ada", "XDG_STATE_HOME": "relative"}) == default_root(
+        {"HOME": "/home/ada"}
+    )
     made = RunDirectory.create(None, {"HOME": str(tmp_path)})
     assert made.path == tmp_path / ".local/state/ronde/runs" / made.run_id
     made.release()
@@ -90,7 +94,9 @@ def test_a_home_that_cannot_be_written_gives_way_to_temporary_files(
 
 def test_a_chosen_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match=r"cannot write the run directory .*/file/run: Not a directory; choose"):
+    with pytest.raises(
+        LaunchError, match=r"cannot write the run directory .*/file/run: Not a directory; choose"
+    ):
         RunDirectory.create(tmp_path / "file" / "run", {})
 
 

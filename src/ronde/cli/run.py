@@ -42,9 +42,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     ] = "ddp",
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."
-        ),
+        typer.Option(min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."),
     ] = None,
     rng: Annotated[str | None, typer.Option(metavar="VALUE", help="Short for the plan's rng=VALUE.")] = None,
     batch_dim: Annotated[
@@ -157,9 +155,7 @@ def _check_script(script: str) -> None:
         raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
     path = Path(script)
     if not path.exists():
-        raise UsageError(
-            f"there is no script {script!r} in {Path.cwd()}; ronde's own options go before it"
-        )
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}; ronde's own options go before it")
     if path.is_dir() or path.suffix not in ("", ".py"):
         return  # a directory or an archive with a __main__: python finds out
     try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
@@ -15,7 +14,7 @@ from ronde.launch.announce import say
 from ronde.launch.failure_report import report
 from ronde.launch.job import Job, Outcome
 from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
-from ronde.launch.output_pump import PassThrough, fill_standard_descriptors
+from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
@@ -41,21 +40,26 @@ def launch(job: Job) -> Outcome:
     fill_standard_descriptors()
     library = load_prctl()
     with SignalInbox() as inbox, _subreaper(library):
-        output = PassThrough.open(job.run_directory.log(0)) if job.shown else None
         ranks: list[RankProcess] = []
+        outputs = [
+            RankOutput.open(job.run_directory.log(rank), shown=job.shown and rank == 0, like_user=job.shown)
+            for rank in range(job.ranks)
+        ]
         try:
             shares_group = in_foreground()
-            for config in _configs(job):
+            for config, output in zip(_configs(job), outputs, strict=True):
                 ranks.append(_start(job, config, output, inbox, library, shares_group=shares_group))
         except BaseException:
             for rank in ranks:
                 rank.send(signal.SIGKILL)
             raise
-        if output is not None:
+        for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
-        supervisor = Supervisor(ranks, job.run_directory, inbox, output.resize if output else _nothing)
+        supervisor = Supervisor(
+            ranks, job.run_directory, inbox, lambda: [output.resize() for output in outputs]
+        )
         supervisor.watch()
-        return _finish(job, supervisor, output)
+        return _finish(job, supervisor, outputs)
 
 
 def _check(job: Job) -> None:
@@ -96,7 +100,7 @@ def _configs(job: Job) -> list[RankConfig]:
 def _start(
     job: Job,
     config: RankConfig,
-    output: PassThrough | None,
+    output: RankOutput,
     inbox: SignalInbox,
     library: ctypes.CDLL,
     *,
@@ -112,39 +116,24 @@ def _start(
         ),
         device=job.devices[config.rank] if job.devices else None,
     )
-    with _streams(job, config.rank, output) as (stdout, stderr):
-        return RankProcess.start(
-            config.rank,
-            job.worker,
-            environment,
-            stdin=None if main else subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            own_group=not (main and shares_group),
-            mask=inbox.previous_mask,
-            library=library,
-        )
+    return RankProcess.start(
+        config.rank,
+        job.worker,
+        environment,
+        stdin=None if main else subprocess.DEVNULL,
+        stdout=output.stdout,
+        stderr=output.stderr,
+        own_group=not (main and shares_group),
+        mask=inbox.previous_mask,
+        library=library,
+    )
 
 
-@contextlib.contextmanager
-def _streams(job: Job, rank: int, output: PassThrough | None) -> Iterator[tuple[int, int]]:
-    """Where a rank's stdout and stderr lead: the main rank's to the user, any other's to its log."""
-    if rank == 0 and output is not None:
-        yield output.stdout, output.stderr
-        return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    log = os.open(job.run_directory.log(rank), flags, 0o666)
-    try:
-        yield log, log
-    finally:
-        os.close(log)
-
-
-def _finish(job: Job, supervisor: Supervisor, output: PassThrough | None) -> Outcome:
+def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> Outcome:
     """All ranks are gone: sweep up, let their last output through, and only then tell what happened."""
     failure = supervisor.failure()
     left = end_leftovers(job.run_directory.run_id) if has_children() else []
-    if output is not None:
+    for output in outputs:
         output.drain(until=supervisor.interrupted_again)
     remove_shared_memory(supervisor.pids | {process.pid for process in left})
     words = ""
@@ -155,13 +144,13 @@ def _finish(job: Job, supervisor: Supervisor, output: PassThrough | None) -> Out
             supervisor.errors,
             job.run_directory,
             job.ranks,
-            main_shown=output is not None,
+            main_shown=job.shown,
         )
     elif left and supervisor.interrupted_by is None:
         names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
         words = f"ended what the script had left running: {names}"
-    if words and output is not None:
-        say(words, new_line=output.stderr_in_mid_line)
+    if words and job.shown:
+        say(words, new_line=outputs[0].stderr_in_mid_line)
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 
@@ -182,7 +171,3 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _nothing() -> None:
-    """There is no terminal whose size could be passed on."""

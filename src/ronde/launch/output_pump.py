@@ -1,4 +1,4 @@
-"""The main rank's output: passed on to the user's stdout and stderr byte for byte, and copied to its log.
+"""A rank's output: the main rank's is the user's, byte for byte, and every rank's is in its log.
 
 A stream that is a terminal for the user is one for the rank too (behind a pty), any other is a
 pipe. Where stdout and stderr are the same file, one channel carries both, which keeps their order.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ronde.launch.terminal import copy_size, open_pty
 
-__all__ = ["OutputPump", "PassThrough", "fill_standard_descriptors"]
+__all__ = ["OutputPump", "RankOutput", "fill_standard_descriptors"]
 
 STDOUT, STDERR = 1, 2
 CHUNK = 65536
@@ -35,22 +35,22 @@ def fill_standard_descriptors() -> None:
 
 
 class OutputPump:
-    """Copies one channel to `sink` and to `log` until all its writers are gone."""
+    """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
 
-    def __init__(self, source: int, sink: int, log: int) -> None:
+    `like` is the user's stream whose terminal size the channel follows.
+    """
+
+    def __init__(self, source: int, sink: int | None, log: int, *, like: int) -> None:
         self._source = source
         self._sink = sink
+        self._like = like
         self._log = log
         self._idle = threading.Event()
         self._last = b"\n"
-        self._thread = threading.Thread(target=self._run, name=f"ronde output {sink}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ronde output", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    @property
-    def sink(self) -> int:
-        return self._sink
 
     @property
     def in_mid_line(self) -> bool:
@@ -67,8 +67,8 @@ class OutputPump:
 
     def resize(self) -> None:
         """Pass a new size of the user's terminal on."""
-        if self._thread.is_alive():
-            copy_size(self._sink, self._source)
+        if self._thread.is_alive() and os.isatty(self._like):
+            copy_size(self._like, self._source)
 
     def _run(self) -> None:
         """A sink whose reader went away ends the channel: the script then meets the broken pipe itself."""
@@ -85,30 +85,47 @@ class OutputPump:
                         _write_all(self._log, data)
                     except OSError:
                         logging = False  # a full disk must not stop the script's output
-                _write_all(self._sink, data)
+                if self._sink is not None:
+                    _write_all(self._sink, data)
                 self._last = data[-1:]
         os.close(self._source)
+        os.close(self._log)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PassThrough:
-    """The main rank's two streams: the ends that the rank gets, and the pumps behind them."""
+class RankOutput:
+    """Where one rank's stdout and stderr lead: the ends that the rank gets, and the pumps behind them."""
 
     stdout: int
     stderr: int
     pumps: tuple[OutputPump, ...]
-    log: int
 
     @classmethod
-    def open(cls, log: Path) -> PassThrough:
-        log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        ours, theirs = _open_channel(STDOUT)
-        pumps = [OutputPump(ours, STDOUT, log_file)]
-        if os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
-            return cls(stdout=theirs, stderr=theirs, pumps=tuple(pumps), log=log_file)
-        ours, theirs_too = _open_channel(STDERR)
-        pumps.append(OutputPump(ours, STDERR, log_file))
-        return cls(stdout=theirs, stderr=theirs_too, pumps=tuple(pumps), log=log_file)
+    def open(cls, log: Path, *, shown: bool, like_user: bool) -> RankOutput:
+        """Open the log and what leads to it.
+
+        `shown`: passed on to this process's stdout and stderr as well; the main rank's is.
+        `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
+        ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
+        Otherwise the rank writes into the log by itself.
+        """
+        log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        one_file = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+        ends: list[int] = []
+        pumps: list[OutputPump] = []
+        for descriptor in (STDOUT, STDERR):
+            if descriptor == STDERR and one_file:
+                ends.append(ends[0])
+            elif shown or (like_user and os.isatty(descriptor)):
+                ours, theirs = _open_channel(descriptor)
+                sink = descriptor if shown else None
+                pumps.append(OutputPump(ours, sink, os.dup(log_file), like=descriptor))
+                ends.append(theirs)
+            else:
+                ends.append(log_file)
+        if log_file not in ends:
+            os.close(log_file)
+        return cls(stdout=ends[0], stderr=ends[1], pumps=tuple(pumps))
 
     def start(self) -> None:
         """Give up the rank's ends, so that the channels end with the rank, and start to copy."""
@@ -125,12 +142,11 @@ class PassThrough:
 
     @property
     def stderr_in_mid_line(self) -> bool:
-        return self.pumps[-1].in_mid_line
+        return bool(self.pumps) and self.pumps[-1].in_mid_line
 
     def resize(self) -> None:
         for pump in self.pumps:
-            if os.isatty(pump.sink):
-                pump.resize()
+            pump.resize()
 
 
 def _open_channel(sink: int) -> tuple[int, int]:

@@ -56,7 +56,7 @@ class Supervisor:
         ranks: Sequence[RankProcess],
         directory: RunDirectory,
         inbox: SignalInbox,
-        on_resize: Callable[[], None],
+        on_resize: Callable[[], object],
     ) -> None:
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
@@ -119,7 +119,8 @@ class Supervisor:
             self._reap_orphan(message.si_pid)
         elif number == signal.SIGWINCH:
             self._on_resize()
-            self._main_rank().send(signal.SIGWINCH)
+            for rank in self._alive:
+                rank.send(signal.SIGWINCH)
         elif number == signal.SIGTSTP:
             self._stop_and_continue(message)
         elif number == signal.SIGINT and self.interrupted_by == signal.SIGINT:
@@ -148,9 +149,6 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in stopped:
             rank.send_to_group(signal.SIGCONT)
-
-    def _main_rank(self) -> RankProcess:
-        return self._ranks[0]
 
     def _reap_orphan(self, pid: int) -> None:
         """Bury a descendant that became our child because its parent was gone."""
