@@ -1,0 +1,172 @@
+"""A rank's output: the main rank's is the user's, byte for byte, and every rank's is in its log.
+
+A stream that is a terminal for the user is one for the rank too (behind a pty), any other is a
+pipe. Where stdout and stderr are the same file, one channel carries both, which keeps their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from ronde.launch.terminal import copy_size, open_pty
+
+__all__ = ["OutputPump", "RankOutput", "fill_standard_descriptors"]
+
+STDOUT, STDERR = 1, 2
+CHUNK = 65536
+
+
+def fill_standard_descriptors() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed.
+
+    The next file that is opened would take the free number, and the script's output would end in it.
+    """
+    for descriptor in (0, STDOUT, STDERR):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, hence this one
+
+
+class OutputPump:
+    """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
+
+    `like` is the user's stream whose terminal size the channel follows.
+    """
+
+    def __init__(self, source: int, sink: int | None, log: int, *, like: int) -> None:
+        self._source = source
+        self._sink = sink
+        self._like = like
+        self._log = log
+        self._idle = threading.Event()
+        self._last = b"\n"
+        self._thread = threading.Thread(target=self._run, name="ronde output", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def in_mid_line(self) -> bool:
+        """The last byte passed on did not end a line: words of ronde should begin a new one."""
+        return self._last != b"\n"
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end of the channel; True when everything has been passed on.
+
+        Also true when a process that cannot be ended holds the channel open, but nothing comes.
+        """
+        self._thread.join(timeout)
+        return not self._thread.is_alive() or (self._idle.is_set() and not _readable(self._source, 0.2))
+
+    def resize(self) -> None:
+        """Pass a new size of the user's terminal on."""
+        if self._thread.is_alive() and os.isatty(self._like):
+            copy_size(self._like, self._source)
+
+    def _run(self) -> None:
+        """A sink whose reader went away ends the channel: the script then meets the broken pipe itself."""
+        logging = True
+        with contextlib.suppress(OSError):  # at the end of a pty: EIO
+            while True:
+                self._idle.set()
+                data = os.read(self._source, CHUNK)
+                self._idle.clear()
+                if not data:
+                    break
+                if logging:
+                    try:
+                        _write_all(self._log, data)
+                    except OSError:
+                        logging = False  # a full disk must not stop the script's output
+                if self._sink is not None:
+                    _write_all(self._sink, data)
+                self._last = data[-1:]
+        os.close(self._source)
+        os.close(self._log)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankOutput:
+    """Where one rank's stdout and stderr lead: the ends that the rank gets, and the pumps behind them."""
+
+    stdout: int
+    stderr: int
+    pumps: tuple[OutputPump, ...]
+
+    @classmethod
+    def open(cls, log: Path, *, shown: bool, like_user: bool) -> RankOutput:
+        """Open the log and what leads to it.
+
+        `shown`: passed on to this process's stdout and stderr as well; the main rank's is.
+        `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
+        ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
+        Otherwise the rank writes into the log by itself.
+        """
+        log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        one_file = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+        ends: list[int] = []
+        pumps: list[OutputPump] = []
+        for descriptor in (STDOUT, STDERR):
+            if descriptor == STDERR and one_file:
+                ends.append(ends[0])
+            elif shown or (like_user and os.isatty(descriptor)):
+                ours, theirs = _open_channel(descriptor)
+                sink = descriptor if shown else None
+                pumps.append(OutputPump(ours, sink, os.dup(log_file), like=descriptor))
+                ends.append(theirs)
+            else:
+                ends.append(log_file)
+        if log_file not in ends:
+            os.close(log_file)
+        return cls(stdout=ends[0], stderr=ends[1], pumps=tuple(pumps))
+
+    def start(self) -> None:
+        """Give up the rank's ends, so that the channels end with the rank, and start to copy."""
+        for descriptor in {self.stdout, self.stderr}:
+            os.close(descriptor)
+        for pump in self.pumps:
+            pump.start()
+
+    def drain(self, *, until: Callable[[], bool]) -> None:
+        """Wait until everything has been passed on, or until `until()`: a pager may hold it up for long."""
+        for pump in self.pumps:
+            while not pump.join(0.02) and not until():
+                pass
+
+    @property
+    def stderr_in_mid_line(self) -> bool:
+        return bool(self.pumps) and self.pumps[-1].in_mid_line
+
+    def resize(self) -> None:
+        for pump in self.pumps:
+            pump.resize()
+
+
+def _open_channel(sink: int) -> tuple[int, int]:
+    if os.isatty(sink):
+        with contextlib.suppress(OSError):  # no pty left, or none in this container
+            return open_pty(sink)
+    return os.pipe()
+
+
+def _readable(descriptor: int, timeout: float) -> bool:
+    try:
+        return bool(select.select([descriptor], [], [], timeout)[0])
+    except (OSError, ValueError):
+        return False
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # somebody made the user's terminal non-blocking
+            select.select([], [descriptor], [])
