@@ -13,6 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import leaks
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run directories of tests go to pytest's own folder, not to the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail the test that leaves a thread, a process, shared memory, or a changed variable or default.
