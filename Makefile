@@ -28,8 +28,9 @@ ARGS ?=
 # Debian's package dataset-fashion-mnist holds 60,000 images, scikit-learn's digits 1,797: fewer epochs do.
 EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz),2,12)
 
-# All that the demo writes is in here, the logs of its ranks too.
-DEMO_OUT := $(CURDIR)/demo-out
+# All that the demo writes is in demo-out, the logs of its ranks too (ronde leaves files under the state
+# directory to each rank, so it is a folder of its own).
+DEMO := XDG_STATE_HOME=$(CURDIR)/demo-out/state $(RONDE)
 
 .PHONY: help env demo test lint format soak gpu bench clean
 
@@ -39,12 +40,11 @@ help: ## this list
 env: $(READY) ## the environment in .venv (the other commands see to it themselves)
 
 demo: $(READY) ## train on real data on 2 ranks, then prove that one device gives the same
-	@mkdir -p $(DEMO_OUT)
 	@echo '$$ ronde run --ranks 2 examples/digits.py --epochs $(EPOCHS)'
-	@XDG_STATE_HOME=$(DEMO_OUT) $(RONDE) run --ranks 2 examples/digits.py --epochs $(EPOCHS) $(ARGS)
+	@$(DEMO) run --ranks 2 examples/digits.py --epochs $(EPOCHS) $(ARGS)
 	@echo
 	@echo '$$ ronde verify --ranks 2 --steps 20 examples/digits.py'
-	@XDG_STATE_HOME=$(DEMO_OUT) $(RONDE) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
+	@$(DEMO) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
 
 test: lint ## lint, types, import contract, tests
 	$(PYTHON) -m pytest -m 'not soak and not gpu' $(ARGS)
