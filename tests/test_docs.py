@@ -24,8 +24,9 @@ def test_the_index_of_decisions_names_each_once() -> None:
     records = sorted(path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md"))
     assert sorted(LINK.findall(index)) == records
     for name in records:
-        title = (ROOT / "docs/adr" / name).read_text().splitlines()[0].removeprefix("# ")
-        number, _, decision = title.partition(": ")
+        title = (ROOT / "docs/adr" / name).read_text().splitlines()[0]
+        number, decision = name[:4], title.partition(". ")[2]
+        assert title.startswith(f"# {int(number)}. ")
         assert f"| [{number}]({name}) | {decision} |" in index
 
 
