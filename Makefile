@@ -1,0 +1,86 @@
+# ronde: the commands of a working copy. `make help` lists them.
+#
+# All but `clean` and `help` create .venv at first use. To use a ready interpreter instead (a CUDA machine
+# without a network, say), name it: `make gpu PYTHON=python3`. Then no environment is created.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+# The interpreter that creates the environment: `make env BASE_PYTHON=python3.12`.
+BASE_PYTHON ?= python3
+
+ifeq ($(PYTHON),)
+  override PYTHON := $(CURDIR)/$(VENV)/bin/python
+  READY := $(VENV)/.ready
+else
+  READY :=
+  export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
+endif
+
+RONDE := $(PYTHON) -m ronde
+IMPORT_LINTER := $(PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
+# `make test ARGS="-k reducer -x"` hands words on to pytest; other verbs take ARGS alike.
+ARGS ?=
+
+# Debian's package dataset-fashion-mnist holds 60,000 images, scikit-learn's digits 1,797: fewer epochs do.
+EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz),2,12)
+
+# All that the demo writes is in demo-out, the logs of its ranks too (ronde leaves files under the state
+# directory to each rank, so it is a folder of its own).
+DEMO := XDG_STATE_HOME=$(CURDIR)/demo-out/state $(RONDE)
+
+.PHONY: help env demo test lint format soak gpu bench clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+env: $(READY) ## the environment in .venv (the other commands see to it themselves)
+
+demo: $(READY) ## train on real data on 2 ranks, then prove that one device gives the same
+	@echo '$$ ronde run --ranks 2 examples/digits.py --epochs $(EPOCHS)'
+	@$(DEMO) run --ranks 2 examples/digits.py --epochs $(EPOCHS) $(ARGS)
+	@echo
+	@echo '$$ ronde verify --ranks 2 --steps 20 examples/digits.py'
+	@$(DEMO) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
+
+test: lint ## lint, types, import contract, tests
+	$(PYTHON) -m pytest -m 'not soak and not gpu' $(ARGS)
+
+lint: $(READY) ## format check, lint, types, import contract
+	$(PYTHON) -m ruff format --check --quiet
+	$(PYTHON) -m ruff check --quiet
+	$(PYTHON) -m basedpyright --warnings
+	$(IMPORT_LINTER)
+
+format: $(READY) ## format and mend what can be mended
+	$(PYTHON) -m ruff check --fix
+	$(PYTHON) -m ruff format
+
+soak: $(READY) ## the long tests
+	$(PYTHON) -m pytest -m soak --timeout 3600 $(ARGS)
+
+gpu: $(READY) ## the tests that need a CUDA device
+	$(PYTHON) -m pytest -m gpu $(ARGS)
+
+bench: $(READY) ## data-parallel steps against hand-written DDP
+	$(RONDE) bench dp $(ARGS)
+
+clean: ## remove the environment, the demo's output and caches
+	rm -rf $(VENV) demo-out dist build .pytest_cache .ruff_cache .import_linter_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@command -v $(BASE_PYTHON) >/dev/null || { \
+	  echo 'ronde: $(BASE_PYTHON) is not there. Install Python >= 3.10, or name it: make env BASE_PYTHON=PATH' >&2; exit 1; }
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "ronde: $$($(BASE_PYTHON) -V) is too old. Name one >= 3.10: make env BASE_PYTHON=python3.11" >&2; exit 1; }
+	@$(BASE_PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo 'ronde: $(BASE_PYTHON) lacks venv. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'Creating $(VENV) (once, a minute or more: PyTorch is large) ...'
+	@[ -x $(VENV)/bin/python ] || $(BASE_PYTHON) -m venv --clear $(VENV)
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+	  $(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[test,demo]'
+	@touch $@

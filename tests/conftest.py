@@ -1,0 +1,47 @@
+"""Every test leaves process, host and environment as it found them; markers skip with a reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Before torch is first imported: ranks of a test share few cores, and threads change the order of sums.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import leaks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run directories of tests go to pytest's own folder, not to the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail the test that leaves a thread, a process, shared memory, or a changed variable or default.
+
+    Fixtures of a wider scope are set up before this one, so what they keep alive is not counted.
+    """
+    before = leaks.Snapshot.take()
+    yield
+    left = leaks.leaks_since(before)
+    os.environ.update(before.environment)
+    for name in leaks.Snapshot.take().environment.keys() - before.environment.keys():
+        del os.environ[name]
+    if left:
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs the rights of root")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device; torch sees none")
