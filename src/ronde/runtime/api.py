@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from typing import Any
 
+import torch
+
+from ronde.boundary.lockstep import seed_all
+from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
-from ronde.plan import Plan
+from ronde.launch.torchrun import shared_run_id
+from ronde.plan import Plan, read_plan
 from ronde.runtime.session import Session
+from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["activate", "init", "is_main", "prepare", "rank", "world_size"]
 
@@ -32,30 +39,42 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     ranks; in plain python the script is a run of one rank.
 
     Args:
-        plan: the plan of a run that torchrun started; under `ronde run` it must be left out.
+        plan: the plan of a run that torchrun started; under `ronde run` the command line gives it.
         seed: seed of torch, numpy and random, equal on all ranks; used under torchrun.
 
     Raises:
-        UsageError: for a plan where the command line has given one.
+        UsageError: for a plan other than the one that the command line gave.
+        PlanError: for a plan that is wrong or not available.
     """
-    if _Process.session is not None:
-        if plan is not None and Plan.parse(str(plan)) != _Process.session.plan:
-            raise UsageError(f"this run has the plan {_Process.session.plan}; give `--plan {plan}` to ronde run instead")
+    session = _Process.session
+    asked = None if plan is None else read_plan(str(plan))
+    if session is not None:
+        if asked is not None and asked != session.plan:
+            raise UsageError(f"this run has the plan {session.plan}; give `--plan {asked}` to ronde run instead")
         return
-    config = _from_torchrun(str(Plan.parse(str(plan or "ddp"))), seed)
-    if config is None:
+    place = ClusterEnvironment.detect(os.environ)
+    if place is None or place.world_size == 1:
         return
-    from ronde.boundary.lockstep import seed_all
-
+    directory = RunDirectory.join(None, shared_run_id(place, os.getppid()), os.environ)
+    config = RankConfig(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        run_dir=str(directory.path),
+        store=f"tcp://{place.master_address}:{place.master_port}",
+        script=sys.argv[0],
+        plan=str(asked or read_plan("ddp")),
+        seed=seed,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+    if config.device == "cuda":
+        torch.cuda.set_device(place.local_rank)
     seed_all(seed)
-    session = Session(config, Plan.parse(config.plan))
+    session = Session(config, read_plan(config.plan))
     atexit.register(session.close)
     session.install()
     activate(session)
-
-
-def _from_torchrun(plan: str, seed: int) -> RankConfig | None:
-    raise NotImplementedError
 
 
 def prepare(*objects: Any) -> Any:
