@@ -6,8 +6,10 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import runpy
 import sys
 import types
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +30,11 @@ def execute(script: str, arguments: Sequence[str], *, module: bool) -> None:
     Raises:
         UsageError: when there is no such script or module.
     """
+    if not module and (os.path.isdir(script) or zipfile.is_zipfile(script)):
+        # A folder or an archive with a __main__: a rare case that runpy knows well.
+        sys.argv[:] = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+        return
     code, path, spec = _find_module(script) if module else _find_file(script)
     main = types.ModuleType("__main__")
     names: dict[str, Any] = {

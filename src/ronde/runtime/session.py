@@ -163,8 +163,11 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """What the launcher reports when the script has ended."""
         notes = list(self.context.notes)
-        if self.steps and not self.context.sharded_calls:
-            notes.append("nothing was cut: every rank computed everything (no module was called on a batch)")
+        if not self.context.sharded_calls:
+            notes.append(
+                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls of a "
+                "torch.nn.Module on a batch with at least as many rows as ranks, and this script made none"
+            )
         return {
             "steps": self.steps,
             "sharded_calls": self.context.sharded_calls,

@@ -69,6 +69,8 @@ def _run(config: RankConfig) -> None:
     execute(config.script, config.arguments, module=config.module)
     if session is not None:
         session.write_summary()
+        if config.rank == 0:
+            _say(session.summary()["notes"])
 
 
 def _session(config: RankConfig) -> Any:
@@ -82,6 +84,12 @@ def _session(config: RankConfig) -> Any:
     session.install()
     activate(session)
     return session
+
+
+def _say(notes: list[str]) -> None:
+    """What the user should know about this run, once."""
+    for note in notes:
+        print(f"ronde: {note}", file=sys.stderr)
 
 
 def formatted(error: BaseException) -> str:
