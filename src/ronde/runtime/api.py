@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.lockstep import seed_all
+from ronde.boundary import lockstep
+from ronde.boundary.patches import Patches
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
@@ -70,7 +71,8 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     )
     if config.device == "cuda":
         torch.cuda.set_device(place.local_rank)
-    seed_all(seed)
+    lockstep.seed_all(seed)
+    lockstep.install(Patches(), seed)
     session = Session(config, read_plan(config.plan))
     atexit.register(session.close)
     session.install()

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ronde.boundary import autograd, batch_norm, lockstep, rules
+from ronde.boundary import autograd, batch_norm, rules
 from ronde.boundary.context import Context
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
@@ -68,7 +68,6 @@ class Session:
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
         table = rules.table()
-        lockstep.install(self.patches, self.config.seed)
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading).install(self.patches)

@@ -59,9 +59,11 @@ def _run(config: RankConfig) -> None:
         os.environ.update(torchrun_environment(config))
         execute(config.script, config.arguments, module=config.module)
         return
-    from ronde.boundary.lockstep import seed_all
+    from ronde.boundary import lockstep
+    from ronde.boundary.patches import Patches
 
-    seed_all(config.seed)
+    lockstep.seed_all(config.seed)
+    lockstep.install(Patches(), config.seed)
     session = _session(config) if config.world_size > 1 else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
