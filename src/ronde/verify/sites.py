@@ -56,11 +56,8 @@ class Sites:
         return site
 
     def _short(self, name: str) -> str:
-        path = os.path.relpath(os.path.realpath(os.path.dirname(name)), self._root)
-        base = os.path.basename(name)
-        if path.startswith(".."):
-            return base
-        return os.path.normpath(os.path.join(path, base))
+        path = os.path.abspath(name)
+        return os.path.relpath(path, self._root) if path.startswith(self._root + os.sep) else os.path.basename(path)
 
 
 def _kind(name: str) -> str:
