@@ -18,7 +18,9 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     unlike `nvidia-smi` that takes no time.
     """
     present = sorted(
-        int(match[1]) for path in root.glob("dev/nvidia*") if (match := re.fullmatch(r"nvidia(\d+)", path.name))
+        int(match[1])
+        for path in root.glob("dev/nvidia*")
+        if (match := re.fullmatch(r"nvidia(\d+)", path.name))
     )
     if not present:
         return ()

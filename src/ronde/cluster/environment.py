@@ -95,4 +95,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
-        raise UsageError(f"{name}={environment[name]!r} is not a number; unset it, or start with torchrun") from None
+        raise UsageError(
+            f"{name}={environment[name]!r} is not a number; unset it, or start with torchrun"
+        ) from None

@@ -136,7 +136,9 @@ def report(
         return ""
     where = f"logs of all ranks: {directory.path}"
     if told:
-        others = sum(1 for rank, error in errors.items() if rank != 0 and shown and shown.tells_the_same(error))
+        others = sum(
+            1 for rank, error in errors.items() if rank != 0 and shown and shown.tells_the_same(error)
+        )
         alike = f" (so did {others} more)" if others else ""
         return f"rank 0 failed{alike}, its traceback is above; {where}"
     lines = [f"{first.summary}; {where}" if world_size > 1 else f"{first.summary}; log: {directory.log(0)}"]

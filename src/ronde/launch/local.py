@@ -108,7 +108,9 @@ def _start(
         job.environment,
         config,
         run_id=job.run_directory.run_id,
-        threads=threads_per_rank(job.environment, asked=job.threads, cores=available_cores(), ranks=job.ranks),
+        threads=threads_per_rank(
+            job.environment, asked=job.threads, cores=available_cores(), ranks=job.ranks
+        ),
         device=job.devices[config.rank] if job.devices else None,
     )
     with _streams(job, config.rank, output) as (stdout, stderr):

@@ -15,7 +15,9 @@ THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS all go by it unless their
 HASH_SEED = "PYTHONHASHSEED"
 
 
-def threads_per_rank(environment: Mapping[str, str], *, asked: int | None, cores: int, ranks: int) -> int | None:
+def threads_per_rank(
+    environment: Mapping[str, str], *, asked: int | None, cores: int, ranks: int
+) -> int | None:
     """Threads that a rank is to use; None leaves the choice to the libraries or to the user's variable.
 
     One rank alone is left as plain python would be.
@@ -28,7 +30,12 @@ def threads_per_rank(environment: Mapping[str, str], *, asked: int | None, cores
 
 
 def rank_environment(
-    environment: Mapping[str, str], config: RankConfig, *, run_id: str, threads: int | None, device: str | None
+    environment: Mapping[str, str],
+    config: RankConfig,
+    *,
+    run_id: str,
+    threads: int | None,
+    device: str | None,
 ) -> dict[str, str]:
     """The rank's variables: its configuration in, what marks a distributed job out.
 

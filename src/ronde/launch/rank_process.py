@@ -57,7 +57,7 @@ class RankProcess:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                preexec_fn=prepare,
+                preexec_fn=prepare,  # noqa: PLW1509 - ranks are started before any thread
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(

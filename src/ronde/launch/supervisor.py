@@ -22,7 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ronde.launch.failure_report import ErrorFile, RankDeath, RankFailure, first_failure, read_error, shell_code
+from ronde.launch.failure_report import (
+    ErrorFile,
+    RankDeath,
+    RankFailure,
+    first_failure,
+    read_error,
+    shell_code,
+)
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.sweep import leftovers

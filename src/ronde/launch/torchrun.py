@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +34,9 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
     given = dict(job.environment)
     if forced_threads(given, os.getppid()):
         del given["OMP_NUM_THREADS"]
-    threads = threads_per_rank(given, asked=job.threads, cores=available_cores(), ranks=place.local_world_size)
+    threads = threads_per_rank(
+        given, asked=job.threads, cores=available_cores(), ranks=place.local_world_size
+    )
     environment = rank_environment(
         given,
         _config(job, place),
@@ -57,7 +58,9 @@ def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
         started = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         started = "0"
-    mark = f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count}"
+    mark = (
+        f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count}"
+    )
     return f"torchrun-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
 
 
