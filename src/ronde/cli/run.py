@@ -34,7 +34,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS...", help="The script's own arguments, --help included."),
+        typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
     ] = None,
     ranks: Annotated[
         str, typer.Option(metavar="N|auto", help="Ranks on this host; auto: one per CUDA device, or one.")
@@ -45,7 +45,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=MOST_SEED, help="Of torch, numpy and random; drawn and printed when not given."
+            min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."
         ),
     ] = None,
     rng: Annotated[str | None, typer.Option(metavar="VALUE", help="Short for the plan's rng=VALUE.")] = None,
@@ -109,7 +109,7 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
     if place is not None:
         if ranks not in ("auto", str(place.world_size)):
             raise UsageError(
-                f"--ranks {ranks} contradicts torchrun, which has started {place.world_size}; leave --ranks out"
+                f"--ranks {ranks} contradicts torchrun, which has started {place.world_size}; leave it out"
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
@@ -152,7 +152,7 @@ def _check_script(script: str) -> None:
     path = Path(script)
     if not path.exists():
         raise UsageError(
-            f"there is no script {script!r} in {Path.cwd()}; options of ronde go before the script"
+            f"there is no script {script!r} in {Path.cwd()}; ronde's own options go before it"
         )
     if path.is_dir() or path.suffix not in ("", ".py"):
         return  # a directory or an archive with a __main__: python finds out

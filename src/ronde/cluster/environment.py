@@ -45,8 +45,9 @@ class ClusterEnvironment:
         if "TORCHELASTIC_RUN_ID" not in environment:
             if environment.get("WORLD_SIZE", "1") not in ("", "1"):
                 raise UsageError(
-                    f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and ronde cannot tell who "
-                    "starts the ranks; start them with `torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK"
+                    f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun: ronde cannot tell "
+                    "who starts the ranks; start them with `torchrun ... -m ronde run SCRIPT`, or unset "
+                    "WORLD_SIZE and RANK"
                 )
             return None
         missing = [name for name in NEEDED if name not in environment]

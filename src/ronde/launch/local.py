@@ -64,9 +64,9 @@ def _check(job: Job) -> None:
         raise UsageError(f"ranks must be at least 1, not {job.ranks}")
     if job.devices and job.ranks > len(job.devices):
         raise UsageError(
-            f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers {len(job.devices)} "
-            f"({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the CPU with CUDA_VISIBLE_DEVICES= "
-            "set to nothing"
+            f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers "
+            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the CPU "
+            'with CUDA_VISIBLE_DEVICES=""'
         )
 
 

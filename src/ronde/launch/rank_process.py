@@ -61,7 +61,7 @@ class RankProcess:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(
-                f"rank {rank} could not be started ({error}); see `ulimit -u` and the free memory of this host"
+                f"rank {rank} could not be started ({error}); see `ulimit -u` and this host's free memory"
             ) from None
         return cls(rank, process, own_group=own_group)
 

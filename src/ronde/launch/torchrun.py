@@ -28,8 +28,8 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
         )
     if job.devices and place.local_world_size > len(job.devices):
         raise LaunchError(
-            f"torchrun has started {place.local_world_size} ranks on this host, but it offers {len(job.devices)} CUDA "
-            f"devices; use --nproc-per-node {len(job.devices)}"
+            f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
+            f"{len(job.devices)} CUDA devices; use --nproc-per-node {len(job.devices)}"
         )
     given = dict(job.environment)
     if forced_threads(given, os.getppid()):

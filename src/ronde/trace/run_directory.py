@@ -155,7 +155,7 @@ def _make_writable(directory: Path) -> Path:
 
 
 def _no_space(directory: Path) -> str:
-    return f"no space left for the run directory {directory}; free some, or choose another disk with --run-dir DIR"
+    return f"no space left for the run directory {directory}; free some, or take another disk by --run-dir DIR"
 
 
 def _lock(directory: Path, kind: int) -> int:
