@@ -1,17 +1,15 @@
 """The single-device side of the proof: `python -m ronde.verify.plain SEED script|module NAME ARGUMENTS...`.
 
-Plain python and plain torch, with the recorder: no boundary, no reducer, no process group.
+Plain python and plain torch, with the recorder: no cutting, no reducer, no process group.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
 
-import numpy
-import torch
-
+from ronde.boundary import lockstep
+from ronde.boundary.patches import Patches
 from ronde.runtime.script import execute
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
@@ -23,9 +21,9 @@ def main(arguments: list[str]) -> None:
     seed, kind, script, *rest = arguments
     config = RecordConfig.take_from(os.environ)
     writer = Writer(config.directory, 0)
-    torch.manual_seed(int(seed))
-    numpy.random.seed(int(seed) % 2**32)
-    random.seed(int(seed))
+    lockstep.seed_all(int(seed))
+    # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
+    lockstep.install(Patches(), int(seed))
     record(config, writer)
     execute(script, rest, module=kind == "module")
 

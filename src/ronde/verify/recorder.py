@@ -18,7 +18,7 @@ from ronde.verify.reads import ReadRecorder
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.sites import Sites
 from ronde.verify.steps import StepRecorder
-from ronde.verify.writes import WriteRecorder
+from ronde.verify.writes import Unmediated, WriteRecorder
 
 __all__ = ["install", "record"]
 
@@ -27,29 +27,37 @@ class _Files(Protocol):
     def unmediated(self) -> contextlib.AbstractContextManager[object]: ...
 
 
-class _Session(Protocol):
+class _Config(Protocol):
     @property
     def rank(self) -> int: ...
+
+
+class _Session(Protocol):
+    @property
+    def config(self) -> _Config: ...
 
     @property
     def files(self) -> _Files: ...
 
 
-def install(session: _Session) -> None:
-    """The extension `ronde.verify.recorder:install`: record this rank."""
+def install(session: _Session | None) -> None:
+    """The extension `ronde.verify.recorder:install`: record this rank; a run of one has no session."""
     config = RecordConfig.take_from(os.environ)
+    if session is None:
+        record(config, Writer(config.directory, 0))
+        return
     with session.files.unmediated():
-        writer = Writer(config.directory, session.rank)
-    record(config, writer)
+        writer = Writer(config.directory, session.config.rank)
+    record(config, writer, session.files.unmediated)
 
 
-def record(config: RecordConfig, writer: Writer) -> None:
+def record(config: RecordConfig, writer: Writer, unmediated: Unmediated = contextlib.nullcontext) -> None:
     """Start recording in this process; there is no way back, the process is the recording's."""
     if config.dtype == "float64":
         _compute_in_double()
     if config.halves:
         HalvesRecorder(writer).install()
-    WriteRecorder(writer, config.scratch, config.tree).install()
+    WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
     BatchRecorder(writer).install()
     ReadRecorder(writer, Sites(config.scratch)).install()
     StepRecorder(writer, config.steps).install()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ronde.launch.rank_config import ENVIRONMENT_KEY as RANK_KEY
-from ronde.launch.rank_config import RankConfig
 from ronde.verify import scratch as scratches
 from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
 
@@ -54,69 +53,38 @@ class Run:
 def run_plain(job: Job, place: Path, *, halves: bool = False) -> Run:
     """The script in plain python, recorded; with `halves`, the run that measures the noise floor."""
     scratch, config = _prepare(job, place, halves=halves)
-    environment = {**_environment(job), ENVIRONMENT_KEY: config.to_json()}
     kind = "module" if job.module else "script"
     command = [sys.executable, "-m", "ronde.verify.plain", str(job.seed), kind, job.script, *job.arguments]
-    with open(place / "stdout", "wb") as stdout, open(place / "stderr", "wb") as stderr:
-        process = subprocess.run(
-            command, cwd=scratch.directory, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-        )
-    return _finished(place, scratch, ranks=1, exit_code=process.returncode)
+    code = _run(command, job, place, scratch, config)
+    return _finished(place, scratch, ranks=1, exit_code=code)
 
 
 def run_on_ranks(job: Job, place: Path, *, ranks: int, extensions: tuple[str, ...] = ()) -> Run:
     """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder."""
     scratch, config = _prepare(job, place, halves=False)
-    run_dir = place / "run"
-    run_dir.mkdir()
+    fields = {
+        "script": job.script,
+        "arguments": job.arguments,
+        "module": job.module,
+        "plan": job.plan,
+        "seed": job.seed,
+        "threads": job.threads,
+        "extensions": (*extensions, RECORDER),
+    }
+    command = [sys.executable, "-m", "ronde.verify.ranks", str(ranks), str(place / "run"), json.dumps(fields)]
+    code = _run(command, job, place, scratch, config)
+    return _finished(place, scratch, ranks=ranks, exit_code=code)
+
+
+def _run(
+    command: list[str], job: Job, place: Path, scratch: scratches.Scratch, config: RecordConfig
+) -> int:
     environment = {**_environment(job), ENVIRONMENT_KEY: config.to_json()}
-    processes: list[subprocess.Popen[bytes]] = []
     with open(place / "stdout", "wb") as stdout, open(place / "stderr", "wb") as stderr:
-        for rank in range(ranks):
-            rank_config = RankConfig(
-                rank=rank,
-                world_size=ranks,
-                local_rank=rank,
-                local_world_size=ranks,
-                run_dir=str(run_dir),
-                store=f"file://{run_dir}/store",
-                script=job.script,
-                arguments=job.arguments,
-                module=job.module,
-                plan=job.plan,
-                seed=job.seed,
-                extensions=(*extensions, RECORDER),
-            )
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "ronde.runtime.worker"],
-                    cwd=scratch.directory,
-                    env={**environment, RANK_KEY: rank_config.to_json()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                )
-            )
-        exit_code = _wait(processes)
-    return _finished(place, scratch, ranks=ranks, exit_code=exit_code)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; the first that fails ends the others."""
-    waiting = list(processes)
-    failed = 0
-    while waiting:
-        for process in list(waiting):
-            try:
-                code = process.wait(timeout=0.05)
-            except subprocess.TimeoutExpired:
-                continue
-            waiting.remove(process)
-            if code and not failed:
-                failed = code
-                for each in waiting:
-                    each.terminate()
-    return failed
+        process = subprocess.run(
+            command, cwd=scratch.directory, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+        )
+    return process.returncode
 
 
 def _prepare(job: Job, place: Path, *, halves: bool) -> tuple[scratches.Scratch, RecordConfig]:

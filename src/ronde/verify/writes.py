@@ -7,16 +7,18 @@ link that is about to be written through, so the user's own files stay as they a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ronde.verify.record import Writer
 
-__all__ = ["WriteRecorder", "unfold"]
+__all__ = ["Unmediated", "WriteRecorder", "unfold"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Events whose paths (at these positions) lose or change an entry of their directory.
@@ -33,11 +35,16 @@ _CHANGES = {
 }
 
 
+# Opens the way past ronde's own mediation of files, which the copying below is none of.
+Unmediated = Callable[[], contextlib.AbstractContextManager[object]]
+
+
 class WriteRecorder:
     """Installs the audit hook; python offers no way to take one out, so only in a process of its own."""
 
-    def __init__(self, writer: Writer, scratch: str, tree: str) -> None:
+    def __init__(self, writer: Writer, scratch: str, tree: str, unmediated: Unmediated) -> None:
         self._writer = writer
+        self._unmediated = unmediated
         self._scratch = os.path.realpath(scratch)
         self._root = os.path.realpath(tree)
         self._busy = False
@@ -74,11 +81,8 @@ class WriteRecorder:
             return
         self._busy = True
         try:
-            if os.path.islink(place):
-                source = os.path.realpath(place)
-                os.unlink(place)
-                if keep and os.path.isfile(source):
-                    shutil.copyfile(source, place)
+            with self._unmediated():
+                _replace_link(place, keep=keep)
             if self._writer.active:
                 self._writer.event("opened", path=os.path.relpath(place, self._scratch))
         finally:
@@ -93,10 +97,20 @@ class WriteRecorder:
             return None
         self._busy = True
         try:
-            unfold(self._root, place if whole else os.path.dirname(place))
+            with self._unmediated():
+                unfold(self._root, place if whole else os.path.dirname(place))
         finally:
             self._busy = False
         return place
+
+
+def _replace_link(place: str, *, keep: bool) -> None:
+    if not os.path.islink(place):
+        return
+    source = os.path.realpath(place)
+    os.unlink(place)
+    if keep and os.path.isfile(source):
+        shutil.copyfile(source, place)
 
 
 def unfold(root: str, directory: str) -> None:
