@@ -30,7 +30,6 @@ def compare(
         control.compare(reference, run.records, plain_exit=plain.exit_code, ranks_exit=run.exit_code),
         files.compare(
             files.Output(plain.files, plain.stdout),
-            reference,
             files.Output(run.files, run.stdout),
             run.records,
             tolerance,

@@ -23,7 +23,6 @@ class Output:
 
 def compare(
     plain: Output,
-    plain_record: RankRecord,
     run: Output,
     ranks: Sequence[RankRecord],
     tolerance: Tolerance,
@@ -32,7 +31,7 @@ def compare(
     """`repeat` is a second run of plain python: what differs there cannot be expected to be equal here."""
     divergence = (
         _set(plain, run, repeat)
-        or _written_once(plain_record, ranks, run)
+        or _written_once(ranks, run)
         or _contents(plain, run, repeat, tolerance)
     )
     unstable: set[int] = set()
@@ -64,14 +63,11 @@ def _set(plain: Output, run: Output, repeat: Output | None) -> str | None:
     return None
 
 
-def _written_once(plain: RankRecord, ranks: Sequence[RankRecord], run: Output) -> str | None:
+def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
     for name in run.files:
-        writers = [(rank.rank, rank.opened[name]) for rank in ranks if name in rank.opened]
+        writers = [str(rank.rank) for rank in ranks if name in rank.opened]
         if len(writers) > 1:
-            return f"file {name} is written by ranks {', '.join(str(rank) for rank, _ in writers)}"
-        times = plain.opened.get(name)
-        if writers and times is not None and writers[0][1] > times:
-            return f"file {name} is opened {writers[0][1]} times for writing, in plain python {times} times"
+            return f"file {name} is written by ranks {', '.join(writers)}"
     return None
 
 
