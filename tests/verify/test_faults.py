@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ronde.testing.faults import FAULTS, Fault
+from ronde.testing.warm import WarmHost
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof, judge
 from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
@@ -17,18 +19,25 @@ JOB = Job(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = run_plain(JOB, tmp_path_factory.mktemp("plain") / "run")
+def host() -> Iterator[WarmHost]:
+    with WarmHost() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = run_plain(JOB, tmp_path_factory.mktemp("plain") / "run", starter=host.start)
     assert run.exit_code == 0, run.stderr
     return run
 
 
-def prove(plain: Run, place: Path, *extensions: str) -> Proof:
-    return judge(JOB, plain, run_on_ranks(JOB, place, ranks=2, extensions=extensions), ranks=2)
+def prove(host: WarmHost, plain: Run, place: Path, *extensions: str) -> Proof:
+    run = run_on_ranks(JOB, place, ranks=2, extensions=extensions, starter=host.start)
+    return judge(JOB, plain, run, ranks=2)
 
 
-def test_without_a_fault_every_clause_holds(plain: Run, tmp_path: Path) -> None:
-    proof = prove(plain, tmp_path / "run")
+def test_without_a_fault_every_clause_holds(host: WarmHost, plain: Run, tmp_path: Path) -> None:
+    proof = prove(host, plain, tmp_path / "run")
     assert [(each.clause, each.status, each.divergence) for each in proof.verdicts] == [
         (clause, Status.holds, "") for clause in ("L1", "L2", "L3", "L4", "L5", "L6")
     ]
@@ -37,8 +46,8 @@ def test_without_a_fault_every_clause_holds(plain: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_is_caught_by_the_right_clause(fault: Fault, plain: Run, tmp_path: Path) -> None:
-    proof = prove(plain, tmp_path / "run", fault.extension)
+def test_fault_is_caught_by_the_right_clause(fault: Fault, host: WarmHost, plain: Run, tmp_path: Path) -> None:
+    proof = prove(host, plain, tmp_path / "run", fault.extension)
     assert not proof.failure
     assert not proof.holds
     verdicts = {each.clause: each for each in proof.verdicts}

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ronde.verify import scratch as scratches
 from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
 
-__all__ = ["Job", "Run", "run_on_ranks", "run_plain"]
+__all__ = ["Job", "Run", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
 
 RECORDER = "ronde.verify.recorder:install"
 
@@ -50,41 +50,93 @@ class Run:
     exit_code: int
 
 
-def run_plain(job: Job, place: Path, *, halves: bool = False) -> Run:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One run about to start: what, where, and with which environment.
+
+    Attributes:
+        ranks: how many; None for plain python.
+        place: a directory of the run's own; `stdout` and `stderr` go there as files, `run` is the ranks'.
+        directory: where the script runs.
+        extensions: what every rank loads, the recorder last.
+    """
+
+    job: Job
+    ranks: int | None
+    place: Path
+    directory: Path
+    environment: Mapping[str, str]
+    extensions: tuple[str, ...] = ()
+
+
+Starter = Callable[[Start], int]
+
+
+def spawn(start: Start) -> int:
+    """Run in new processes, ranks by the launcher, and return the exit code."""
+    job = start.job
+    if start.ranks is None:
+        command = ["ronde.verify.plain", *plain_arguments(job)]
+    else:
+        fields = {
+            "script": job.script,
+            "arguments": job.arguments,
+            "module": job.module,
+            "plan": job.plan,
+            "seed": job.seed,
+            "threads": job.threads,
+            "extensions": start.extensions,
+        }
+        command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), json.dumps(fields)]
+    with open(start.place / "stdout", "wb") as stdout, open(start.place / "stderr", "wb") as stderr:
+        process = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=start.directory,
+            env=start.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    return process.returncode
+
+
+def plain_arguments(job: Job) -> list[str]:
+    """The arguments of `ronde.verify.plain`."""
+    return [str(job.seed), "module" if job.module else "script", job.script, *job.arguments]
+
+
+def run_plain(job: Job, place: Path, *, halves: bool = False, starter: Starter = spawn) -> Run:
     """The script in plain python, recorded; with `halves`, the run that measures the noise floor."""
-    scratch, config = _prepare(job, place, halves=halves)
-    kind = "module" if job.module else "script"
-    command = [sys.executable, "-m", "ronde.verify.plain", str(job.seed), kind, job.script, *job.arguments]
-    code = _run(command, job, place, scratch, config)
-    return _finished(place, scratch, ranks=1, exit_code=code)
+    return _run(job, place, starter, ranks=None, halves=halves)
 
 
-def run_on_ranks(job: Job, place: Path, *, ranks: int, extensions: tuple[str, ...] = ()) -> Run:
+def run_on_ranks(
+    job: Job, place: Path, *, ranks: int, extensions: tuple[str, ...] = (), starter: Starter = spawn
+) -> Run:
     """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder."""
-    scratch, config = _prepare(job, place, halves=False)
-    fields = {
-        "script": job.script,
-        "arguments": job.arguments,
-        "module": job.module,
-        "plan": job.plan,
-        "seed": job.seed,
-        "threads": job.threads,
-        "extensions": (*extensions, RECORDER),
-    }
-    command = [sys.executable, "-m", "ronde.verify.ranks", str(ranks), str(place / "run"), json.dumps(fields)]
-    code = _run(command, job, place, scratch, config)
-    return _finished(place, scratch, ranks=ranks, exit_code=code)
+    return _run(job, place, starter, ranks=ranks, extensions=(*extensions, RECORDER))
 
 
 def _run(
-    command: list[str], job: Job, place: Path, scratch: scratches.Scratch, config: RecordConfig
-) -> int:
-    environment = {**_environment(job), ENVIRONMENT_KEY: config.to_json()}
-    with open(place / "stdout", "wb") as stdout, open(place / "stderr", "wb") as stderr:
-        process = subprocess.run(
-            command, cwd=scratch.directory, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-        )
-    return process.returncode
+    job: Job,
+    place: Path,
+    starter: Starter,
+    *,
+    ranks: int | None,
+    extensions: tuple[str, ...] = (),
+    halves: bool = False,
+) -> Run:
+    scratch, config = _prepare(job, place, halves=halves)
+    start = Start(
+        job=job,
+        ranks=ranks,
+        place=place.resolve(),
+        directory=scratch.directory,
+        environment={**_environment(job), ENVIRONMENT_KEY: config.to_json()},
+        extensions=extensions,
+    )
+    code = starter(start)
+    return _finished(place, scratch, ranks=ranks or 1, exit_code=code)
 
 
 def _prepare(job: Job, place: Path, *, halves: bool) -> tuple[scratches.Scratch, RecordConfig]:
