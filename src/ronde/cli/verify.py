@@ -1,0 +1,69 @@
+"""`ronde verify`: prove that ranks give the answer of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ronde.cluster.cores import available_cores
+from ronde.errors import UsageError
+from ronde.plan import read_plan
+
+__all__ = ["verify"]
+
+_DTYPES = ("float32", "float64")
+
+
+def verify(  # noqa: PLR0913 - one parameter per option
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS...", help="The script's own, --help included.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks on this host.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, metavar="K", help="Optimizer steps to compare.")] = 20,
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="As for ronde run.")] = "ddp",
+    dtype: Annotated[
+        str, typer.Option(metavar="|".join(_DTYPES), help="float64 makes that the script's default type.")
+    ] = "float32",
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of torch, numpy and random.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the outcome there, too.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads per process, plain or rank; else cores/ranks.")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
+    ] = False,
+) -> None:
+    """Run SCRIPT in plain python and on N ranks, and compare what the law speaks of.
+
+    Batches, parameters after each step, values read, branches, files and random states are compared on every
+    rank. The script runs in a copy of this directory made of links, and ends after K optimizer steps.
+    Exit code 0: the law holds; 1: it does not; 2: there is nothing to compare.
+    """
+    from ronde.verify.proof import verify as prove
+    from ronde.verify.report import to_json, to_text
+    from ronde.verify.runs import Job
+
+    if dtype not in _DTYPES:
+        raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    if not module and not Path(script).is_file():
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}; verify's own options go before it")
+    job = Job(
+        script=script,
+        arguments=tuple(arguments or ()),
+        module=module,
+        steps=steps,
+        seed=seed,
+        dtype=dtype,
+        plan=str(read_plan(plan, ranks=ranks)),
+        threads=threads or max(1, available_cores() // ranks),
+    )
+    proof = prove(job, ranks=ranks)
+    print(to_text(proof))
+    if json_file is not None:
+        json_file.write_text(to_json(proof) + "\n")
+    raise typer.Exit(0 if proof.holds else 1)

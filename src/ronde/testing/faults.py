@@ -1,0 +1,213 @@
+"""Twelve faults to be put into the ranks of a run, to see that `ronde verify` catches each by the right clause.
+
+Each is an extension, `ronde.testing.faults:NAME`, loaded before the recorder. They are the mistakes that
+distributed training is known for; see FAULTS for what each does and which clause must name it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import torch
+
+from ronde.boundary import batch_norm, layout
+from ronde.boundary.loader import LoaderEdge
+from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.rules import losses
+from ronde.runtime.session import Session
+from ronde.sync.bucket import Bucket
+
+__all__ = ["FAULTS", "Fault"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        name: the function of this module that installs it.
+        clause: the clause of the law that must be reported as broken.
+        holding: clauses that the fault does not touch.
+        mention: words that the report of the first divergence must have.
+    """
+
+    name: str
+    clause: str
+    holding: tuple[str, ...] = ()
+    mention: str = ""
+
+    @property
+    def extension(self) -> str:
+        return f"{__name__}:{self.name}"
+
+
+FAULTS = (
+    Fault(name="gradient_not_reduced", clause="L2", holding=("L1", "L6"), mention="step 1"),
+    Fault(name="mean_instead_of_sum", clause="L2", holding=("L1", "L6"), mention="step 1"),
+    Fault(name="batch_doubled", clause="L1", holding=("L6",), mention="batch 3"),
+    Fault(name="rank_one_batch_behind", clause="L1", holding=("L6",), mention="batch 2"),
+    Fault(name="local_batch_norm", clause="L2", holding=("L1", "L6"), mention="step 1"),
+    Fault(name="local_clip_norm", clause="L3", holding=("L1", "L6"), mention="clip_grad_norm_"),
+    Fault(name="local_item", clause="L3", holding=("L1", "L2", "L4", "L6"), mention="item"),
+    Fault(name="wrong_slice_order", clause="L1", holding=("L6",), mention="batch 2"),
+    Fault(name="dropout_masks_alike", clause="L2", holding=("L1", "L6"), mention="step"),
+    Fault(name="file_written_twice", clause="L5", holding=("L1", "L2", "L3", "L4", "L6"), mention="ranks 0, 1"),
+    Fault(name="tied_weight_halved", clause="L2", holding=("L1", "L6"), mention="step 1"),
+    Fault(name="step_skipped", clause="L2", holding=("L1",), mention="rank 1, step 3"),
+)
+
+
+def gradient_not_reduced(session: Session) -> None:
+    """One parameter of every bucket keeps this rank's own gradient."""
+    finish = Bucket.finish
+
+    def finish_but_one(bucket: Bucket) -> None:
+        last = bucket.parameters[-1]
+        own = None if last.grad is None else last.grad.clone()
+        finish(bucket)
+        if own is not None and last.grad is not None:
+            last.grad.copy_(own)
+
+    Bucket.finish = finish_but_one
+
+
+def mean_instead_of_sum(session: Session) -> None:
+    """What ranks computed on their rows is averaged, where it should be summed."""
+    _after_reduction(lambda parameter: parameter.grad.div_(session.config.world_size))
+
+
+def batch_doubled(session: Session) -> None:
+    """The third batch is the second one again."""
+    _replace_index_batch(lambda number, previous, index: previous if number == 3 else index)
+
+
+def rank_one_batch_behind(session: Session) -> None:
+    """Rank 1 loads its rows from the batch before."""
+    if session.config.rank == 1:
+        _replace_index_batch(lambda number, previous, index: previous)
+
+
+def local_batch_norm(session: Session) -> None:
+    """Statistics of this rank's rows only, as torch's own layer takes them."""
+
+    def local(context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float) -> Any:
+        return torch.native_batch_norm(input, weight, bias, mean, var, True, momentum, eps)[0]
+
+    batch_norm._global_batch_norm = local
+
+
+def local_clip_norm(session: Session) -> None:
+    """Gradients are clipped by the norm of this rank's own ones, before they were reduced."""
+    launch = Bucket.launch
+    squares: dict[int, float] = {}
+
+    def launch_and_measure(bucket: Bucket) -> None:
+        for parameter in bucket.parameters:
+            if parameter.grad is not None:
+                squares[id(parameter)] = float(parameter.grad.detach().square().sum())
+        launch(bucket)
+
+    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+        clipped = list(parameters)
+        norm = sum(squares[id(parameter)] for parameter in clipped) ** 0.5
+        for parameter in clipped:
+            parameter.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
+        return torch.tensor(norm)
+
+    Bucket.launch = launch_and_measure
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+
+
+def local_item(session: Session) -> None:
+    """A loss has the right gradient, but read on the host it is that of this rank's rows."""
+    total = losses._total
+
+    def locally_valued(context: Any, local_sum: torch.Tensor, local_count: Any) -> Any:
+        whole_sum, whole_count = total(context, local_sum, local_count)
+        value = local_sum.detach().double() * (whole_count / float(local_count))
+        return whole_sum + (value - whole_sum.detach()), whole_count
+
+    losses._total = locally_valued
+
+
+def wrong_slice_order(session: Session) -> None:
+    """Ranks take their rows from the end of the batch, and are put together from the start."""
+    split_rows = layout.split_rows
+    layout.split_rows = lambda rows, world_size, rank: split_rows(rows, world_size, world_size - 1 - rank)
+
+
+def dropout_masks_alike(session: Session) -> None:
+    """Every rank takes the first rank's rows of what is drawn in the model."""
+    init = SlicedDraws.__init__
+
+    def first_rank(draws: Any, recorded: Any, rows: Any, rank: int) -> None:
+        init(draws, recorded, rows, 0)
+
+    SlicedDraws.__init__ = first_rank
+
+
+def file_written_twice(session: Session) -> None:
+    """Every rank writes the script's files."""
+    session.files.uninstall()
+
+
+def tied_weight_halved(session: Session) -> None:
+    """A parameter that two modules share gets half its gradient."""
+
+    def halve(parameter: torch.Tensor) -> None:
+        if _is_tied(parameter):
+            parameter.grad.div_(2)  # pyright: ignore[reportOptionalMemberAccess]
+
+    _after_reduction(halve)
+
+
+def step_skipped(session: Session) -> None:
+    """Rank 1 leaves out the third step of SGD."""
+    if session.config.rank != 1:
+        return
+    step: Any = torch.optim.SGD.step
+    taken = 0
+
+    def skipping(optimizer: Any, closure: Any = None) -> Any:
+        nonlocal taken
+        taken += 1
+        return None if taken == 3 else step(optimizer, closure)
+
+    torch.optim.SGD.step = skipping
+
+
+def _after_reduction(change: Any) -> None:
+    """Call `change` with every parameter that has a gradient, when its bucket has been reduced."""
+    finish = Bucket.finish
+
+    def finish_and_change(bucket: Bucket) -> None:
+        finish(bucket)
+        with torch.no_grad():
+            for parameter in bucket.parameters:
+                if parameter.grad is not None:
+                    change(parameter)
+
+    Bucket.finish = finish_and_change
+
+
+def _replace_index_batch(choose: Any) -> None:
+    """Let `choose(number, previous, index)` say which index batch is loaded."""
+    cut = LoaderEdge._cut
+    number = 0
+    previous: Any = None
+
+    def replaced(edge: LoaderEdge, iterator: Any, index: Any) -> Any:
+        nonlocal number, previous
+        number += 1
+        chosen = index if previous is None or len(previous) != len(index) else choose(number, previous, index)
+        previous = index
+        return cut(edge, iterator, chosen)
+
+    LoaderEdge._cut = replaced
+
+
+def _is_tied(parameter: torch.Tensor) -> bool:
+    owners = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    return sum(parameter is value for owner in owners for value in owner._parameters.values()) > 1

@@ -1,0 +1,79 @@
+"""Records the batches that loaders hand out, and the indices that their samplers draw."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ronde.verify.reads import to_array
+from ronde.verify.record import Writer
+
+__all__ = ["BatchRecorder", "fingerprint"]
+
+
+class BatchRecorder:
+    """Wraps the loader's iterator where the script meets it, above whatever the boundary put there."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._depth = 0
+
+    def install(self) -> None:
+        recorder = self
+        next_batch = _BaseDataLoaderIter.__next__
+        index_batches = BatchSampler.__iter__
+
+        def recorded_next(iterator: Any) -> Any:
+            # A dataset may itself iterate over a loader: only the outermost one is the script's.
+            recorder._depth += 1
+            try:
+                batch = next_batch(iterator)
+            finally:
+                recorder._depth -= 1
+            if recorder._depth == 0 and recorder._writer.active:
+                recorder._writer.event("batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)])
+            return batch
+
+        def recorded_indices(sampler: Any) -> Iterator[Any]:
+            for indices in index_batches(sampler):
+                recorder._writer.event("ids", ids=_identity(indices))
+                yield indices
+
+        _BaseDataLoaderIter.__next__ = recorded_next
+        BatchSampler.__iter__ = recorded_indices
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """The tensors (and plain numbers and strings) in a batch, in order."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_of(each)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from tensors_of(each)
+    elif isinstance(value, (torch.Tensor, str, bytes, int, float)):
+        yield value
+    elif hasattr(value, "__dict__"):
+        yield from tensors_of(vars(value))
+
+
+def fingerprint(value: Any) -> str:
+    """Shape, type and a hash of the contents."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    array = to_array(value)
+    digest = hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()
+    return f"{tuple(array.shape)} {array.dtype} {digest}"
+
+
+def _identity(indices: Any) -> str:
+    try:
+        return json.dumps(indices)
+    except TypeError:
+        return repr(indices)

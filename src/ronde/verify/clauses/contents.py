@@ -1,0 +1,161 @@
+"""Compares two files by what they mean: tensors, arrays, text with numbers, or bytes."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.verify.clauses.text import differing_number, unstable_numbers
+from ronde.verify.clauses.verdict import Tolerance
+
+__all__ = ["differing_contents"]
+
+_TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
+_PICKLE_SUFFIXES = {".pkl", ".pickle"}
+
+
+def differing_contents(mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None) -> str | None:
+    """The first difference in words, or None; `repeat` is the file of a second run of plain python."""
+    content, expected = mine.read_bytes(), reference.read_bytes()
+    if content == expected:
+        return None
+    unreadable = object()
+    other = _load(reference, unreadable)
+    if other is not unreadable:
+        value = _load(mine, unreadable)
+        if value is unreadable:
+            return "cannot be loaded, in plain python it can"
+        return _differing_value(value, other, tolerance, "")
+    try:
+        text, expected_text = content.decode(), expected.decode()
+    except UnicodeDecodeError:
+        if repeat is not None and repeat.read_bytes() != expected:
+            return None  # two runs of plain python do not agree on these bytes either
+        return f"{len(content)} bytes that are not those of plain python ({len(expected)})"
+    unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
+    return differing_number(text, expected_text, tolerance, unstable)
+
+
+def _load(path: Path, unreadable: object) -> Any:
+    """The file's value, by plain torch, numpy or pickle without the script's classes; else `unreadable`."""
+    try:
+        if path.suffix in {".npy", ".npz"}:
+            loaded: Any = numpy.load(path, allow_pickle=False)
+            return dict(loaded) if path.suffix == ".npz" else loaded
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        if path.suffix in _TORCH_SUFFIXES or _is_torch_archive(path):
+            return torch.load(path, map_location="cpu", pickle_module=_pickle_module(), weights_only=False)
+        if path.suffix in _PICKLE_SUFFIXES:
+            return _Unpickler(io.BytesIO(path.read_bytes())).load()
+    except Exception:
+        return unreadable
+    return unreadable
+
+
+def _is_torch_archive(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts an empty class in the place of one that only the script knows."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        try:
+            return super().find_class(module_name, global_name)
+        except (ImportError, AttributeError):
+            return type(global_name, (SimpleNamespace,), {"__module__": module_name})
+
+
+def _pickle_module() -> Any:
+    module = ModuleType("ronde_lenient_pickle")
+    module.__dict__.update(vars(pickle))
+    module.__dict__["Unpickler"] = _Unpickler
+    return module
+
+
+def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str) -> str | None:
+    where = place or "contents"
+    if type(mine).__name__ != type(reference).__name__:
+        return f"{where}: a {type(mine).__name__}, in plain python a {type(reference).__name__}"
+    if isinstance(reference, torch.Tensor):
+        if mine.shape != reference.shape or mine.dtype != reference.dtype:
+            return (
+                f"{where}: {mine.dtype} {tuple(mine.shape)}, "
+                f"in plain python {reference.dtype} {tuple(reference.shape)}"
+            )
+        if mine.requires_grad != reference.requires_grad:
+            return f"{where}: requires_grad {mine.requires_grad}, in plain python {reference.requires_grad}"
+        return _differing_array(_array(mine), _array(reference), tolerance, where)
+    if isinstance(reference, numpy.ndarray):
+        if mine.shape != reference.shape or mine.dtype != reference.dtype:
+            return f"{where}: {mine.dtype} {mine.shape}, in plain python {reference.dtype} {reference.shape}"
+        return _differing_array(mine, reference, tolerance, where)
+    if isinstance(reference, Mapping):
+        return _differing_mapping(mine, reference, tolerance, place)
+    if isinstance(reference, (list, tuple)):
+        if len(mine) != len(reference):
+            return f"{where}: {len(mine)} items, in plain python {len(reference)}"
+        for index, (one, other) in enumerate(zip(mine, reference)):
+            wrong = _differing_value(one, other, tolerance, f"{place}[{index}]")
+            if wrong:
+                return wrong
+        return None
+    if isinstance(reference, float):
+        agrees = tolerance.close(mine, reference, 0.0)
+        return None if agrees else f"{where}: {mine}, in plain python {reference}"
+    if isinstance(reference, (type(None), bool, int, complex, str, bytes)):
+        return None if mine == reference else f"{where}: {mine!r}, in plain python {reference!r}"
+    if hasattr(reference, "__dict__"):
+        return _differing_mapping(vars(mine), vars(reference), tolerance, place)
+    return None if repr(mine) == repr(reference) else f"{where}: {mine!r}, in plain python {reference!r}"
+
+
+def _differing_mapping(
+    mine: Mapping[Any, Any], reference: Mapping[Any, Any], tolerance: Tolerance, place: str
+) -> str | None:
+    if list(mine) != list(reference):
+        odd = [key for key in [*mine, *reference] if (key in mine) != (key in reference)]
+        what = f"key {odd[0]!r} is in one only" if odd else "the order of keys"
+        return f"{place or 'contents'}: {what} (ranks, plain python)"
+    for key, value in reference.items():
+        wrong = _differing_value(mine[key], value, tolerance, f"{place}.{key}" if place else str(key))
+        if wrong:
+            return wrong
+    return None
+
+
+def _array(tensor: torch.Tensor) -> numpy.ndarray:
+    plain = tensor.detach()
+    plain = plain.to_dense() if plain.layout is not torch.strided else plain
+    return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy()
+
+
+def _differing_array(
+    mine: numpy.ndarray, reference: numpy.ndarray, tolerance: Tolerance, where: str
+) -> str | None:
+    if reference.dtype.kind not in "fc":
+        wrong = mine != reference
+    else:
+        finite = numpy.abs(reference[numpy.isfinite(reference)])
+        scale = float(finite.max(initial=0.0))
+        same = (mine == reference) | ((mine != mine) & (reference != reference))
+        with numpy.errstate(invalid="ignore"):
+            wrong = ~same & ~(numpy.abs(mine - reference) <= tolerance.values * scale)
+    if not numpy.any(wrong):
+        return None
+    first = int(numpy.flatnonzero(wrong)[0])
+    return f"{where}, entry {first}: {mine.flat[first]}, in plain python {reference.flat[first]}"

@@ -1,0 +1,102 @@
+"""L2: parameters after every optimizer step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy
+
+from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
+from ronde.verify.record import RankRecord, Step
+
+__all__ = ["compare", "vector_difference"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Difference:
+    """Of one step: the worst tensor, and the vector of all parameters."""
+
+    name: str
+    largest: float
+    vector: float
+
+
+def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
+    worst = 0.0
+    divergence: str | None = None
+    for rank in ranks:
+        for step, expected in zip(rank.steps, plain.steps):
+            where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
+            wrong = _layout(step, expected)
+            if wrong:
+                divergence = divergence or f"{where}: {wrong}"
+                break
+            difference = _difference(rank, step, plain, expected)
+            size = difference.largest if tolerance.per_tensor else difference.vector
+            worst = max(worst, size)
+            if not size <= tolerance.parameters:
+                text = f"{where}, parameter {difference.name}: {difference.largest:.1e} of its largest entry"
+                if not tolerance.per_tensor:
+                    text += f", {difference.vector:.1e} of the vector of all"
+                divergence = divergence or f"{text} (allowed {tolerance.parameters:.1e})"
+                break
+        if len(rank.steps) != len(plain.steps):
+            divergence = divergence or f"rank {rank.rank}: {len(rank.steps)} steps, in plain python {len(plain.steps)}"
+    count = len(plain.steps)
+    names = {name for step in plain.steps for name in step.parameters}
+    sampled = any(each.stride > 1 for step in plain.steps[:1] for each in step.parameters.values())
+    compared = f"{len(names)} parameters after {count} steps" + (" (large ones sampled)" if sampled else "")
+    return verdict("L2", "update", count=count, compared=compared, divergence=divergence, worst=worst if count else None)
+
+
+def vector_difference(run: RankRecord, reference: RankRecord) -> float:
+    """The largest relative difference, over steps, of the vector of all parameters."""
+    return max(
+        (_difference(run, mine, reference, other).vector for mine, other in zip(run.steps, reference.steps)),
+        default=0.0,
+    )
+
+
+def _layout(step: Step, expected: Step) -> str | None:
+    if step.optimizer != expected.optimizer:
+        return f"a step of {step.optimizer}"
+    if list(step.parameters) != list(expected.parameters):
+        odd = sorted(set(step.parameters) ^ set(expected.parameters)) or ["their order"]
+        return f"other parameters than in plain python: {', '.join(odd[:3])}"
+    for name, stored in step.parameters.items():
+        other = expected.parameters[name]
+        if (stored.shape, stored.dtype) != (other.shape, other.dtype):
+            return (
+                f"parameter {name} is {stored.dtype} {stored.shape}, in plain python {other.dtype} {other.shape}"
+            )
+    return None
+
+
+def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step) -> _Difference:
+    worst_name, worst = "", -1.0
+    squares = reference_squares = 0.0
+    for name, stored in step.parameters.items():
+        mine = _wide(rank.entries(stored))
+        reference = _wide(plain.entries(expected.parameters[name]))
+        # Where plain python has an infinity or a not-a-number, the same one is no difference.
+        same = (mine == reference) | (numpy.isnan(mine) & numpy.isnan(reference))
+        with numpy.errstate(invalid="ignore"):
+            apart = numpy.where(same, 0.0, numpy.abs(mine - reference))
+        apart = numpy.where(numpy.isfinite(apart), apart, math.inf)
+        finite = numpy.abs(reference[numpy.isfinite(reference)])
+        largest = float(apart.max(initial=0.0))
+        scale = float(finite.max(initial=0.0))
+        relative = 0.0 if largest == 0.0 else (largest / scale if scale else math.inf)
+        if relative > worst:
+            worst_name, worst = name, relative
+        squares += float(apart @ apart)
+        reference_squares += float(finite @ finite)
+    norm = math.sqrt(reference_squares)
+    vector = math.sqrt(squares) / norm if norm else (math.inf if squares else 0.0)
+    return _Difference(name=worst_name, largest=max(worst, 0.0), vector=vector)
+
+
+def _wide(entries: numpy.ndarray) -> numpy.ndarray:
+    return entries.view(entries.real.dtype).astype(numpy.float64)

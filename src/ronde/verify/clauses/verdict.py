@@ -1,0 +1,80 @@
+"""What a clause came to, and how close is close enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+__all__ = ["Status", "Tolerance", "Verdict"]
+
+
+class Status(enum.Enum):
+    """Whether a clause held; `nothing` says that the script gave no occasion to test it."""
+
+    holds = "holds"
+    broken = "broken"
+    nothing = "nothing to compare"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One clause's outcome.
+
+    Attributes:
+        clause: `L1` to `L6`.
+        title: the clause in one word.
+        compared: what was compared, in words with counts.
+        divergence: the first divergence, naming rank, step, parameter, file or script line; empty if none.
+        worst: the largest relative difference seen, where numbers were compared.
+    """
+
+    clause: str
+    title: str
+    status: Status
+    compared: str
+    divergence: str = ""
+    worst: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tolerance:
+    """How close is close enough, as relative differences.
+
+    Attributes:
+        parameters: in double precision of the largest entry of each tensor, else of the vector of all.
+        values: what the script reads, relative to the largest magnitude at that line of the script.
+        per_tensor: whether parameters are judged tensor by tensor.
+        floor: the noise floor that was measured: plain torch against itself in halves.
+    """
+
+    parameters: float
+    values: float
+    per_tensor: bool
+    floor: float | None = None
+
+    @classmethod
+    def of(cls, dtype: str, floor: float | None = None) -> Tolerance:
+        if dtype == "float64":
+            return cls(parameters=1e-11, values=1e-9, per_tensor=True)
+        parameters = max(1e-5, 3 * (floor or 0.0))
+        return cls(parameters=parameters, values=10 * parameters, per_tensor=False, floor=floor)
+
+    def close(self, value: float, reference: float, scale: float) -> bool:
+        """Whether two values agree; not-a-number and infinities agree with themselves."""
+        if value == reference or (math.isnan(value) and math.isnan(reference)):
+            return True
+        return math.isfinite(value) and abs(value - reference) <= self.values * max(abs(reference), scale)
+
+
+def verdict(
+    clause: str, title: str, *, count: int, compared: str, divergence: str | None, worst: float | None = None
+) -> Verdict:
+    """A verdict from the first divergence (None if there is none) and how much was compared."""
+    if divergence:
+        status = Status.broken
+    else:
+        status = Status.holds if count else Status.nothing
+    return Verdict(
+        clause=clause, title=title, status=status, compared=compared, divergence=divergence or "", worst=worst
+    )

@@ -1,0 +1,39 @@
+"""Compares recorded runs by the law's clauses."""
+
+from __future__ import annotations
+
+from ronde.verify.clauses import control, data, files, randomness, update, values
+from ronde.verify.clauses.verdict import Tolerance, Verdict
+from ronde.verify.runs import Run
+
+__all__ = ["compare", "noise_floor"]
+
+
+def noise_floor(plain: Run, halves: Run) -> float | None:
+    """How far plain torch is from itself when batches are computed in halves; None where that is not possible."""
+    done, _ = halves.records[0].halved
+    return update.vector_difference(halves.records[0], plain.records[0]) if done else None
+
+
+def compare(
+    plain: Run, run: Run, *, dtype: str, halves: Run | None = None, model_draws_alike: bool = True
+) -> tuple[Verdict, ...]:
+    """The six clauses' verdicts on `run`, against plain python; all ranks are compared."""
+    floor = noise_floor(plain, halves) if halves is not None else None
+    tolerance = Tolerance.of(dtype, floor)
+    reference = plain.records[0]
+    repeat = files.Output(halves.files, halves.stdout) if halves is not None else None
+    return (
+        data.compare(reference, run.records),
+        update.compare(reference, run.records, tolerance),
+        values.compare(reference, run.records, tolerance),
+        control.compare(reference, run.records, plain_exit=plain.exit_code, ranks_exit=run.exit_code),
+        files.compare(
+            files.Output(plain.files, plain.stdout),
+            files.Output(run.files, run.stdout),
+            run.records,
+            tolerance,
+            repeat,
+        ),
+        randomness.compare(reference, run.records, model_draws_alike=model_draws_alike),
+    )

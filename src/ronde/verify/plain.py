@@ -1,0 +1,32 @@
+"""The single-device side of the proof: `python -m ronde.verify.plain SEED script|module NAME ARGUMENTS...`.
+
+Plain python and plain torch, with the recorder: no cutting, no reducer, no process group.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ronde.boundary import lockstep
+from ronde.boundary.patches import Patches
+from ronde.runtime.script import execute
+from ronde.verify.record import RecordConfig, Writer
+from ronde.verify.recorder import record
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> None:
+    seed, kind, script, *rest = arguments
+    config = RecordConfig.take_from(os.environ)
+    writer = Writer(config.directory, 0)
+    lockstep.seed_all(int(seed))
+    # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
+    lockstep.install(Patches(), int(seed))
+    record(config, writer)
+    execute(script, rest, module=kind == "module")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

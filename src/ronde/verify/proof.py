@@ -1,0 +1,64 @@
+"""`ronde verify`: the plain run, the run on ranks, the run that measures noise, and the comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from ronde.errors import UsageError
+from ronde.verify.clauses.verdict import Status, Verdict
+from ronde.verify.compare import compare, noise_floor
+from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
+
+__all__ = ["Proof", "judge", "verify"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """The outcome of one verification.
+
+    Attributes:
+        steps: optimizer steps that plain python took (fewer than asked when the script ended).
+        floor: the noise floor that was measured, if any.
+        failure: the end of what the ranks wrote to standard error, when they failed.
+    """
+
+    job: Job
+    ranks: int
+    steps: int
+    floor: float | None
+    verdicts: tuple[Verdict, ...]
+    failure: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return not self.failure and all(each.status is not Status.broken for each in self.verdicts)
+
+
+def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
+    """Prove, or refute, that `ranks` ranks give the script's single-device answer."""
+    with tempfile.TemporaryDirectory(prefix="ronde-verify-") as name:
+        place = Path(name)
+        plain = run_plain(job, place / "plain")
+        if plain.exit_code:
+            raise UsageError(
+                f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
+                f"compare with; make it run first:\n{plain.stderr.rstrip()}"
+            )
+        halves = run_plain(job, place / "halves", halves=True)
+        run = run_on_ranks(job, place / "ranks", ranks=ranks, extensions=extensions)
+        return judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
+
+
+def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
+    """The proof that these recorded runs amount to."""
+    alike = "rng=per-rank" not in job.plan.split(",")
+    return Proof(
+        job=job,
+        ranks=ranks,
+        steps=len(plain.records[0].steps),
+        floor=noise_floor(plain, halves) if halves is not None else None,
+        verdicts=compare(plain, run, dtype=job.dtype, halves=halves, model_draws_alike=alike),
+        failure=run.stderr.rstrip()[-4000:] if run.exit_code else "",
+    )

@@ -1,0 +1,32 @@
+"""The ranks' side of the proof: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` starts them and ends as they do.
+
+A process of its own, because the launcher wants a main thread, a working directory and an output that are
+the run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ronde.launch.job import Job
+from ronde.launch.local import launch
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    ranks, run_dir, text = arguments
+    fields: dict[str, Any] = json.loads(text)
+    for name in ("arguments", "extensions"):
+        fields[name] = tuple(fields[name])
+    directory = RunDirectory.create(Path(run_dir), os.environ)
+    return launch(Job(ranks=int(ranks), run_directory=directory, environment=os.environ, **fields)).exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

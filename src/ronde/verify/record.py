@@ -1,0 +1,221 @@
+"""What a recorded run left behind: the format on disk, its writer and its reader.
+
+Every process writes two files into the record directory: `rank-N.events`, one JSON object a line, and
+`rank-N.tensors`, the raw entries that the events point into. Both are opened once, before the script
+starts, and written without a buffer, so a run that dies still leaves all that it had recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+__all__ = ["Batch", "Gradients", "RankRecord", "Read", "RecordConfig", "Step", "Stored", "Writer", "read_record"]
+
+ENVIRONMENT_KEY = "RONDE_RECORD"
+
+# Of a larger tensor only evenly spaced entries are kept: twenty steps of a large model would fill the disk.
+ENTRY_LIMIT = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecordConfig:
+    """What a recorder is told; travels as JSON in one environment variable.
+
+    Attributes:
+        directory: where the record goes.
+        scratch: the run's copy of the user's directory, in which it runs.
+        tree: what is copied around it; writes under it count as the script's files.
+        steps: after so many optimizer steps the run ends.
+        dtype: `float32`, or `float64` to make that the default type.
+        halves: compute every outermost forward in two halves, to measure the noise floor.
+    """
+
+    directory: str
+    scratch: str
+    tree: str
+    steps: int
+    dtype: str = "float32"
+    halves: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def take_from(cls, environment: MutableMapping[str, str]) -> RecordConfig:
+        """Read the configuration and remove it, so that the script does not see it."""
+        return cls(**json.loads(environment.pop(ENVIRONMENT_KEY)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Entries of one tensor in `rank-N.tensors`; every `stride`-th one of the flat tensor."""
+
+    offset: int
+    count: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One batch that a loader handed out: a fingerprint of each tensor in it."""
+
+    fingerprints: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """One value that the script read on the host; an array's entries are stored apart."""
+
+    call: str
+    where: str
+    value: Any = None
+    stored: Stored | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gradients:
+    """Gradient norms before a step, None where a parameter has no gradient."""
+
+    step: int
+    norms: dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Parameters and states of the generators after a step (counted from 1 over all optimizers)."""
+
+    step: int
+    optimizer: str
+    parameters: dict[str, Stored]
+    random: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankRecord:
+    """All that one process recorded, in the order in which it happened within each kind.
+
+    Attributes:
+        ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
+        opened: how often each file under the scratch directory was opened for writing.
+        halved: outermost forwards that could (and could not) be computed in halves.
+        stopped: whether the asked number of steps was reached.
+    """
+
+    rank: int
+    batches: tuple[Batch, ...]
+    ids: tuple[str, ...]
+    reads: tuple[Read, ...]
+    gradients: tuple[Gradients, ...]
+    steps: tuple[Step, ...]
+    opened: dict[str, int]
+    halved: tuple[int, int]
+    stopped: bool
+    tensors: Path
+
+    def entries(self, stored: Stored) -> numpy.ndarray:
+        """The kept entries of a stored tensor, flat."""
+        if not stored.count:
+            return numpy.empty(0, stored.dtype)
+        return numpy.memmap(self.tensors, stored.dtype, "r", stored.offset, (stored.count,))
+
+
+class Writer:
+    """Writes one process's record; does nothing in a process forked from it (a loader's worker)."""
+
+    def __init__(self, directory: str, rank: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+        self._process = os.getpid()
+        self._events = os.open(os.path.join(directory, f"rank-{rank}.events"), flags, 0o644)
+        self._tensors = os.open(os.path.join(directory, f"rank-{rank}.tensors"), flags, 0o644)
+        self._offset = 0
+
+    @property
+    def active(self) -> bool:
+        return os.getpid() == self._process
+
+    def event(self, kind: str, **fields: Any) -> None:
+        if self.active:
+            _write_all(self._events, (json.dumps({"kind": kind, **fields}) + "\n").encode())
+
+    def store(self, array: numpy.ndarray) -> dict[str, Any]:
+        """Keep an array's entries and return the fields of the `Stored` that finds them."""
+        flat = array.reshape(-1)
+        stride = max(1, -(-flat.size // ENTRY_LIMIT))
+        kept = numpy.ascontiguousarray(flat[::stride])
+        fields = {
+            "offset": self._offset,
+            "count": int(kept.size),
+            "dtype": kept.dtype.str,
+            "shape": list(array.shape),
+            "stride": stride,
+        }
+        if self.active:
+            padding = -kept.nbytes % 16
+            _write_all(self._tensors, kept.tobytes() + bytes(padding))
+            self._offset += kept.nbytes + padding
+        return fields
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _stored(fields: Mapping[str, Any]) -> Stored:
+    return Stored(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def read_record(directory: Path, rank: int) -> RankRecord:
+    """Read what one process recorded; a missing record reads as an empty one."""
+    batches: list[Batch] = []
+    ids: list[str] = []
+    reads: list[Read] = []
+    gradients: list[Gradients] = []
+    steps: list[Step] = []
+    opened: dict[str, int] = {}
+    halved = [0, 0]
+    stopped = False
+    path = directory / f"rank-{rank}.events"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        fields = json.loads(line)
+        kind = fields.pop("kind")
+        if kind == "batch":
+            batches.append(Batch(fingerprints=tuple(fields["fingerprints"])))
+        elif kind == "ids":
+            ids.append(fields["ids"])
+        elif kind == "read":
+            stored = fields.pop("stored", None)
+            reads.append(Read(**fields, stored=_stored(stored) if stored else None))
+        elif kind == "gradients":
+            gradients.append(Gradients(**fields))
+        elif kind == "step":
+            parameters = {name: _stored(each) for name, each in fields.pop("parameters").items()}
+            steps.append(Step(**fields, parameters=parameters))
+        elif kind == "opened":
+            opened[fields["path"]] = opened.get(fields["path"], 0) + 1
+        elif kind == "halved":
+            halved[0 if fields["done"] else 1] += 1
+        elif kind == "stopped":
+            stopped = True
+    return RankRecord(
+        rank=rank,
+        batches=tuple(batches),
+        ids=tuple(ids),
+        reads=tuple(reads),
+        gradients=tuple(gradients),
+        steps=tuple(steps),
+        opened=opened,
+        halved=(halved[0], halved[1]),
+        stopped=stopped,
+        tensors=directory / f"rank-{rank}.tensors",
+    )

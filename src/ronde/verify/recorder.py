@@ -1,0 +1,70 @@
+"""Installs the recorder, in a rank (as an extension of the worker) or in the plain run.
+
+The recorder must not change what it records: it draws no random numbers, adds nothing to the graph, and
+its files are opened past ronde's own mediation of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Protocol
+
+import torch
+
+from ronde.verify.batches import BatchRecorder
+from ronde.verify.halves import HalvesRecorder
+from ronde.verify.reads import ReadRecorder
+from ronde.verify.record import RecordConfig, Writer
+from ronde.verify.sites import Sites
+from ronde.verify.steps import StepRecorder
+from ronde.verify.writes import Unmediated, WriteRecorder
+
+__all__ = ["install", "record"]
+
+
+class _Files(Protocol):
+    def unmediated(self) -> contextlib.AbstractContextManager[object]: ...
+
+
+class _Config(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+
+class _Session(Protocol):
+    @property
+    def config(self) -> _Config: ...
+
+    @property
+    def files(self) -> _Files: ...
+
+
+def install(session: _Session | None) -> None:
+    """The extension `ronde.verify.recorder:install`: record this rank; a run of one has no session."""
+    config = RecordConfig.take_from(os.environ)
+    if session is None:
+        record(config, Writer(config.directory, 0))
+        return
+    with session.files.unmediated():
+        writer = Writer(config.directory, session.config.rank)
+    record(config, writer, session.files.unmediated)
+
+
+def record(config: RecordConfig, writer: Writer, unmediated: Unmediated = contextlib.nullcontext) -> None:
+    """Start recording in this process; there is no way back, the process is the recording's."""
+    if config.dtype == "float64":
+        _compute_in_double()
+    if config.halves:
+        HalvesRecorder(writer).install()
+    WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
+    BatchRecorder(writer).install()
+    ReadRecorder(writer, Sites(config.scratch)).install()
+    StepRecorder(writer, config.steps).install()
+
+
+def _compute_in_double() -> None:
+    """Double precision where the script does not insist: the default type, and `.float()`."""
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    torch.nn.Module.float = torch.nn.Module.double

@@ -1,0 +1,179 @@
+"""Starts the recorded runs, plain and on ranks, each in a scratch directory of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ronde.verify import scratch as scratches
+from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
+
+__all__ = ["Job", "Run", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
+
+RECORDER = "ronde.verify.recorder:install"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is run, the same for every run of one proof.
+
+    Attributes:
+        steps: optimizer steps after which a run ends.
+        directory: where the user stands; relative paths of the script start here.
+        threads: threads of every process, plain or rank: another number rounds differently.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    steps: int = 20
+    seed: int = 0
+    dtype: str = "float32"
+    plan: str = "ddp"
+    directory: Path = Path(".")
+    threads: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One finished run: a record per rank, what it printed, the files it wrote."""
+
+    records: tuple[RankRecord, ...]
+    files: Mapping[str, Path]
+    stdout: str
+    stderr: str
+    exit_code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One run about to start: what, where, and with which environment.
+
+    Attributes:
+        ranks: how many; None for plain python.
+        place: a directory of the run's own; `stdout` and `stderr` go there as files, `run` is the ranks'.
+        directory: where the script runs.
+        extensions: what every rank loads, the recorder last.
+    """
+
+    job: Job
+    ranks: int | None
+    place: Path
+    directory: Path
+    environment: Mapping[str, str]
+    extensions: tuple[str, ...] = ()
+
+
+Starter = Callable[[Start], int]
+
+
+def spawn(start: Start) -> int:
+    """Run in new processes, ranks by the launcher, and return the exit code."""
+    job = start.job
+    if start.ranks is None:
+        command = ["ronde.verify.plain", *plain_arguments(job)]
+    else:
+        fields = {
+            "script": job.script,
+            "arguments": job.arguments,
+            "module": job.module,
+            "plan": job.plan,
+            "seed": job.seed,
+            "threads": job.threads,
+            "extensions": start.extensions,
+        }
+        command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), json.dumps(fields)]
+    with open(start.place / "stdout", "wb") as stdout, open(start.place / "stderr", "wb") as stderr:
+        process = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=start.directory,
+            env=start.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    return process.returncode
+
+
+def plain_arguments(job: Job) -> list[str]:
+    """The arguments of `ronde.verify.plain`."""
+    return [str(job.seed), "module" if job.module else "script", job.script, *job.arguments]
+
+
+def run_plain(job: Job, place: Path, *, halves: bool = False, starter: Starter = spawn) -> Run:
+    """The script in plain python, recorded; with `halves`, the run that measures the noise floor."""
+    return _run(job, place, starter, ranks=None, halves=halves)
+
+
+def run_on_ranks(
+    job: Job, place: Path, *, ranks: int, extensions: tuple[str, ...] = (), starter: Starter = spawn
+) -> Run:
+    """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder."""
+    return _run(job, place, starter, ranks=ranks, extensions=(*extensions, RECORDER))
+
+
+def _run(
+    job: Job,
+    place: Path,
+    starter: Starter,
+    *,
+    ranks: int | None,
+    extensions: tuple[str, ...] = (),
+    halves: bool = False,
+) -> Run:
+    scratch, config = _prepare(job, place, halves=halves)
+    start = Start(
+        job=job,
+        ranks=ranks,
+        place=place.resolve(),
+        directory=scratch.directory,
+        environment={**_environment(job), ENVIRONMENT_KEY: config.to_json()},
+        extensions=extensions,
+    )
+    code = starter(start)
+    return _finished(place, scratch, ranks=ranks or 1, exit_code=code)
+
+
+def _prepare(job: Job, place: Path, *, halves: bool) -> tuple[scratches.Scratch, RecordConfig]:
+    place.mkdir(parents=True)
+    scratch = scratches.build(place / "tree", job.directory)
+    record = place / "record"
+    record.mkdir()
+    config = RecordConfig(
+        directory=str(record.resolve()),
+        scratch=str(scratch.directory),
+        tree=str(scratch.tree),
+        steps=job.steps,
+        dtype=job.dtype,
+        halves=halves,
+    )
+    return scratch, config
+
+
+def _environment(job: Job) -> dict[str, str]:
+    threads = str(job.threads)
+    # The runs stand elsewhere, so what is relative to here would be lost.
+    paths = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _finished(place: Path, scratch: scratches.Scratch, *, ranks: int, exit_code: int) -> Run:
+    return Run(
+        records=tuple(read_record(place / "record", rank) for rank in range(ranks)),
+        files=scratches.written(scratch),
+        stdout=(place / "stdout").read_text(errors="replace"),
+        stderr=(place / "stderr").read_text(errors="replace"),
+        exit_code=exit_code,
+    )

@@ -1,0 +1,74 @@
+"""Which line of the script a call comes from, or that it does not come from the script itself."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from types import FrameType
+
+import torch
+
+import ronde
+
+__all__ = ["Sites"]
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_RONDE = os.path.dirname(os.path.abspath(ronde.__file__)) + os.sep
+
+# Frames that merely stand between two functions of a script: decorators (`no_grad`, `autocast`) and closures
+# that an optimizer calls.
+_TORCH_BETWEEN = tuple(
+    _TORCH + name
+    for name in ("utils/_contextlib.py", "amp/autocast_mode.py", "optim/", "_compile.py", "_dynamo/eval_frame.py")
+)
+_RONDE_BETWEEN = tuple(_RONDE + name for name in ("verify/", "runtime/", "testing/"))
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+class Sites:
+    """Names call sites `file:line`, relative to the directory that the run was started in."""
+
+    def __init__(self, scratch: str) -> None:
+        self._root = os.path.realpath(scratch)
+        self._kinds: dict[str, str] = {}
+
+    def of(self, frame: FrameType | None) -> str | None:
+        """The nearest script line above `frame`; None for calls made inside torch, ronde, a model or a loader.
+
+        What runs inside a model's forward or a dataset sees this rank's rows only, and may: the law
+        speaks of what the script reads outside.
+        """
+        site: str | None = None
+        nearest = True
+        while frame is not None:
+            name = frame.f_code.co_filename
+            kind = self._kinds.get(name)
+            if kind is None:
+                kind = self._kinds[name] = _kind(name)
+            if kind == "inside" or (nearest and kind == "between"):
+                return None
+            if kind == "script" and site is None:
+                site = f"{self._short(name)}:{frame.f_lineno}"
+            nearest = False
+            frame = frame.f_back
+        return site
+
+    def _short(self, name: str) -> str:
+        path = os.path.abspath(name)
+        return os.path.relpath(path, self._root) if path.startswith(self._root + os.sep) else os.path.basename(path)
+
+
+def _kind(name: str) -> str:
+    """One of script, between, inside, installed (a library that the script calls)."""
+    path = name if name.startswith("<") else os.path.abspath(name)
+    if path.startswith(_TORCH_BETWEEN) or path.startswith(_RONDE_BETWEEN):
+        return "between"
+    if path.startswith((_TORCH, _RONDE)):
+        return "inside"
+    if path.startswith("<") or path.startswith(_INSTALLED) or f"{os.sep}site-packages{os.sep}" in path:
+        return "installed"
+    return "script"
+
+
