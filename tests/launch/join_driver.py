@@ -1,4 +1,4 @@
-"""What `torchrun ... -m ronde run SCRIPT` does in one of its ranks, with the fake worker: RUN_DIR SCRIPT ARGS..."""
+"""What `torchrun ... -m ronde run` does in a rank, with the fake worker: RUN_DIR SCRIPT ARGS..."""
 
 from __future__ import annotations
 

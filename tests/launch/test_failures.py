@@ -120,8 +120,9 @@ def test_children_of_ranks_and_their_shared_memory_go_too(experiment: Any) -> No
     process = experiment.start(
         """
         if rank == 1:
-            sleeper = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-            child = subprocess.Popen([sys.executable, "-c", sleeper], start_new_session=True, stdout=subprocess.PIPE)
+            stubborn = "from signal import *; signal(SIGTERM, SIG_IGN); print(flush=True); pause()"
+            command = [sys.executable, "-c", stubborn]
+            child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
             child.stdout.readline()
             pathlib.Path(f"/dev/shm/torch_{child.pid}_1_0").write_bytes(b"batch")
             note("child", child.pid)

@@ -112,7 +112,8 @@ def test_a_second_interrupt_kills(experiment: Any) -> None:
     )
     pids = _pids(experiment, 2)
     process.send_signal(signal.SIGINT)
-    experiment.pid("handled0"), experiment.pid("handled1")
+    experiment.pid("handled0")
+    experiment.pid("handled1")
     process.send_signal(signal.SIGINT)
     assert experiment.finish(process).code == 130
     assert all(gone(pid) for pid in pids)

@@ -115,7 +115,8 @@ def test_the_interrupt_key_reaches_each_rank_once(experiment: Any, sessions: lis
     """
     session = Session(experiment, script, 2)
     sessions.append(session)
-    experiment.pid("rank0"), experiment.pid("rank1")
+    experiment.pid("rank0")
+    experiment.pid("rank1")
     session.type(b"\x03")
     assert session.code() == 0
     assert b"interrupts: 1\r\n" in session.screen
@@ -140,7 +141,8 @@ def test_a_new_size_is_passed_on(experiment: Any, sessions: list[Session]) -> No
     """
     session = Session(experiment, script, 2)
     sessions.append(session)
-    experiment.pid("rank0"), experiment.pid("rank1")
+    experiment.pid("rank0")
+    experiment.pid("rank1")
     fcntl.ioctl(session.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 50, 0, 0))
     assert session.code() == 0
 

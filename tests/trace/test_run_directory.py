@@ -65,7 +65,7 @@ def test_only_the_newest_runs_are_kept_and_none_that_goes_on(tmp_path: Path) -> 
     environment = {"XDG_STATE_HOME": str(tmp_path)}
     runs = [RunDirectory.create(None, environment) for _ in range(6)]
     for age, run in enumerate(runs):
-        os.utime(run.path, (1_000_000 + age,) * 2)
+        os.utime(run.path, (1_000_000 + age, 1_000_000 + age))
     for run in runs[1:]:
         run.release()
     root = default_root(environment)

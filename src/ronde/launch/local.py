@@ -68,8 +68,8 @@ def _check(job: Job) -> None:
     if job.devices and job.ranks > len(job.devices):
         raise UsageError(
             f"{job.ranks} ranks need {job.ranks} CUDA devices, one each, but this host offers "
-            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the CPU "
-            'with CUDA_VISIBLE_DEVICES=""'
+            f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
+            'CPU with CUDA_VISIBLE_DEVICES=""'
         )
 
 
@@ -120,9 +120,7 @@ def _start(
         config.rank,
         job.worker,
         environment,
-        stdin=None if main else subprocess.DEVNULL,
-        stdout=output.stdout,
-        stderr=output.stderr,
+        streams=(None if main else subprocess.DEVNULL, output.stdout, output.stderr),
         own_group=not (main and shares_group),
         mask=inbox.previous_mask,
         library=library,

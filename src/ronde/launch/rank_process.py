@@ -34,14 +34,16 @@ class RankProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        stdin: int | None,
-        stdout: int,
-        stderr: int,
+        streams: tuple[int | None, int, int],
         own_group: bool,
         mask: set[signal.Signals],
         library: ctypes.CDLL,
     ) -> RankProcess:
-        """Start it. `mask` is the signal mask that it gets; it dies when this thread's process dies."""
+        """Start it with `streams` (None: the launcher's own) and the signal mask `mask`.
+
+        It dies when the thread that calls this does.
+        """
+        stdin, stdout, stderr = streams
         launcher = os.getpid()
 
         def prepare() -> None:
