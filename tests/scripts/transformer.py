@@ -65,7 +65,7 @@ def main():
 
     model = RowTransformer().to(device)
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, eps=1e-6)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for epoch in range(args.epochs):
         model.train()
