@@ -137,7 +137,8 @@ def failures_are_the_same_everywhere(ranks: Ranks) -> Any:
         lambda: np.save("missing/array.npy", np.zeros(2)),
     ]
     failures = [failure_of(action) for action in actions]
-    os.remove("lambda.pt")  # torch leaves a broken file behind
+    os.remove("lambda.pt")  # torch leaves a broken file behind, as plain `open` does for a bad encoding
+    Path("file").unlink(missing_ok=True)
     return [failures, sorted(os.listdir("."))]
 
 

@@ -70,6 +70,7 @@ class FileMediator:
 
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
+        self._mediation.publications.start()
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
         self._patch_opening()
         operations = Operations(self._mediation, self._mirrors)
