@@ -47,7 +47,9 @@ def tree(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def on_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
+def on_ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Path]:
     folder = tmp_path_factory.mktemp(f"files-{request.param}")
     return start_ranks(request.param, folder), folder / "work"
 

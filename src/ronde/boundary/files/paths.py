@@ -81,9 +81,15 @@ class Paths:
         self._private.add(os.path.abspath(os.fsdecode(path)))
 
     def add_alias(self, own: str, main: str) -> None:
-        """`own` (a file that was never made) is `main` from now on, and so is everything below it."""
-        if own != main:
-            self._aliases[own] = main
+        """`own`, which was never made, is `main` from now on; so is everything below it, and a folder above it
+        whose name is the difference."""
+        while own != main:
+            parent, name = os.path.split(own)
+            main_parent, main_name = os.path.split(main)
+            if name != main_name or parent == main_parent or os.path.exists(parent):
+                self._aliases[own] = main
+                return
+            own, main = parent, main_parent
 
     @property
     def has_aliases(self) -> bool:

@@ -51,7 +51,9 @@ class Mirrors:
         if located not in self._mirrors:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="ronde-")
-            mirror = os.path.join(self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}")
+            mirror = os.path.join(
+                self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}"
+            )
             for suffix in ("", *companions):
                 if os.path.isfile(located + suffix):
                     shutil.copyfile(located + suffix, mirror + suffix)
@@ -68,5 +70,3 @@ class Mirrors:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
         self._mirrors.clear()
-
-
