@@ -5,6 +5,8 @@
 The ranks share `FOLDER/work/SCENARIO` as working directory; rank r's answers go to `FOLDER/rank-r.json`.
 """
 
+# ruff: noqa: T201
+
 from __future__ import annotations
 
 import faulthandler
@@ -18,9 +20,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from files_scenarios import SCENARIOS, Ranks, answer
 from torch._C._distributed_c10d import ProcessGroupGloo
 
+from boundary.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.errors import PeerLost
 

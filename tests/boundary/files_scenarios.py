@@ -4,6 +4,9 @@ A scenario returns what the script would know at its end; it must be the same ev
 the files in the working directory.
 """
 
+# Files are opened and left to be closed as scripts do it.
+# ruff: noqa: SIM115, PLW1501
+
 from __future__ import annotations
 
 import bz2
@@ -275,7 +278,7 @@ def json_is_read_back(ranks: Ranks) -> Any:
     json.dump({"lr": 0.1, "text": "ü"}, open("config.json", "w"), indent=1)  # closed by its last reference
     size = os.path.getsize("config.json")
     config = json.load(open("config.json"))
-    file = open("open.txt", "w")  # noqa: SIM115
+    file = open("open.txt", "w")
     file.write("first\n")
     file.flush()
     half = open("open.txt").read().startswith("first\n")  # others may be late and see more of an open file
@@ -311,7 +314,7 @@ def one_rank_alone_reads_back(ranks: Ranks) -> Any:
         file.write("a")
     # As in a sliced loader: ranks read different files, or none. Nothing here may be collective.
     text = open("a.txt").read() if ranks.rank == ranks.world_size - 1 else "a"
-    log = open("b.txt", "w")  # noqa: SIM115
+    log = open("b.txt", "w")
     log.write("b")
     log.flush()
     if ranks.rank == ranks.world_size - 1:
@@ -508,7 +511,7 @@ def names_that_differ_by_rank(ranks: Ranks) -> Any:
 
 @scenario
 def processes_find_what_was_written(ranks: Ranks) -> Any:
-    file = open("input.txt", "w")  # noqa: SIM115
+    file = open("input.txt", "w")
     file.write("for the child")
     if ranks.rank == 0 and ranks.world_size > 1:
         time.sleep(0.2)
@@ -554,7 +557,7 @@ def file_objects_look_as_ever(ranks: Ranks) -> Any:
     for mode in ("w", "wb", "a", "ab", "x", "w+", "r+b"):
         if mode == "x":
             os.remove("file")
-        file = open("file", mode)  # noqa: SIM115
+        file = open("file", mode)
         looks.append([mode, type(file).__mro__[-4 if "b" in mode else -5].__name__, file.name, file.mode])
         looks.append([file.readable(), file.writable(), file.seekable(), file.closed, file.isatty()])
         looks.append([getattr(file, "encoding", None), getattr(file, "newlines", None), file.tell()])

@@ -166,14 +166,14 @@ def test_others_raise_what_the_main_rank_raised(other: One) -> None:
 
 def test_ranks_on_different_paths(other: One) -> None:
     other.meeting.outcome = Outcome(operation="os.remove", path="/work/old.pt")
-    with pytest.raises(
-        PeerLost, match=r"Rank 1 came to os.mkdir .*new' while the main rank came to os.remove '/work/old.pt'"
-    ):
+    words = r"Rank 1 came to os.mkdir .*new' while the main rank came to os.remove '/work/old.pt'"
+    with pytest.raises(PeerLost, match=words):
         os.mkdir("new")
 
 
-def test_main_tells_flushes_late_and_closes_at_once(main: One) -> None:
-    file = open("file", "w")  # noqa: SIM115
+def test_main_tells_flushes_late_and_closes_at_once(main: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ronde.boundary.files.publications._DELAY", 60.0)
+    file = open("file", "w")
     file.write("text")
     file.flush()
     key = os.path.realpath("file")

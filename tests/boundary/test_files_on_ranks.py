@@ -1,4 +1,4 @@
-"""The same script pieces in plain Python and on 2 and 3 ranks: same answers on every rank, same files once."""
+"""The same pieces of scripts in plain Python and on 2 and 3 ranks: same answers, same files, once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from files_scenarios import SCENARIOS, Ranks, answer
+from boundary.files_scenarios import SCENARIOS, Ranks, answer
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -20,7 +19,7 @@ SOURCE = HERE.parents[1] / "src"
 
 def start_ranks(world_size: int, folder: Path) -> list[Any]:
     """Run all scenarios on `world_size` rank processes; their answers, rank by rank."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE.parent}"}
     processes = []
     for rank in range(world_size):
         command = [sys.executable, str(HERE / "files_rank.py"), str(rank), str(world_size), str(folder)]

@@ -58,7 +58,7 @@ class FileMediator:
         self._mirrors = Mirrors()
         self._patches = Patches()
         self._late: LatePatches | None = None
-        self._replaced: dict[int, tuple[object, object]] = {}
+        self._replaced: dict[int, tuple[Any, Any]] = {}
 
     @property
     def waiting_for(self) -> str | None:

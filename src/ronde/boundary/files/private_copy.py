@@ -47,7 +47,11 @@ class Mirrors:
         return self._mirrors.get(located)
 
     def make(self, located: str, companions: tuple[str, ...] = ()) -> str:
-        """The mirror of `located`, with its content of now when it is new; `companions` are suffixes copied too."""
+        """The mirror of `located`, with its content of now when it is new.
+
+        Args:
+            companions: suffixes of files beside it that belong to it.
+        """
         if located not in self._mirrors:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="ronde-")

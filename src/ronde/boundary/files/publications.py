@@ -15,7 +15,7 @@ __all__ = ["Publications"]
 
 _CLOSE = 1 << 32
 _DELAY = 0.02
-"""Seconds for which the main rank may keep a flush to itself: a log line's flush then costs nothing."""
+"""Seconds that the main rank may keep a flush to itself: a log line's flush then costs nothing."""
 
 
 class Publications:
@@ -93,9 +93,10 @@ class Publications:
         self._stopped = True
         if self._is_main:
             self._publish_all()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
     def _publish(self, key: str) -> None:
         with self._lock:
