@@ -98,7 +98,7 @@ def main():
     test_loader = DataLoader(Lines(lines[cut:], vocab), args.batch_size, collate_fn=collate)
 
     model = Tagger(len(vocab)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, eps=1e-6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, betas=(0.9, 0.98), eps=1e-6)
     for epoch in range(args.epochs):
         model.train()
         total_loss, total_tokens = 0.0, 0

@@ -160,7 +160,9 @@ class Mediation:
     def _hear(self, operation: str, located: str) -> Outcome:
         outcome = self._share(None)
         if not isinstance(outcome, Outcome) or outcome.operation != operation:
-            theirs = f"{outcome.operation} {outcome.path!r}" if isinstance(outcome, Outcome) else repr(outcome)
+            theirs = (
+                f"{outcome.operation} {outcome.path!r}" if isinstance(outcome, Outcome) else repr(outcome)
+            )
             raise PeerLost(
                 f"Rank {self._rank} came to {operation} {located!r} while the main rank came to {theirs}: "
                 f"the ranks take different paths through the script."

@@ -52,11 +52,13 @@ class FileMediator:
     """
 
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
-        self._mediation = Mediation(meeting=meeting, rank=rank, paths=Paths((*interpreter_folders(), *exempt)))
+        self._mediation = Mediation(
+            meeting=meeting, rank=rank, paths=Paths((*interpreter_folders(), *exempt))
+        )
         self._mirrors = Mirrors()
         self._patches = Patches()
         self._late: LatePatches | None = None
-        self._replaced: dict[int, tuple[object, object]] = {}
+        self._replaced: dict[int, tuple[Any, Any]] = {}
 
     @property
     def waiting_for(self) -> str | None:
@@ -70,6 +72,7 @@ class FileMediator:
 
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
+        self._mediation.publications.start()
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
         self._patch_opening()
         operations = Operations(self._mediation, self._mirrors)
@@ -82,7 +85,11 @@ class FileMediator:
         for name in MAKERS:
             self._replace(tempfile, name, functools.partial(making, self._mediation))
         child = functools.partial(starting, self._mediation)
-        for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds"), (subprocess.Popen, "__init__")):
+        for owner, name in (
+            (os, "fork"),
+            (multiprocessing.util, "spawnv_passfds"),
+            (subprocess.Popen, "__init__"),
+        ):
             self._replace(owner, name, child)
         saving = Saving(self._mediation, self._mirrors)
         self._replace(torch, "save", saving.torch_save)
@@ -113,7 +120,9 @@ class FileMediator:
         with self._mediation.unmediated():
             yield
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _replace(
+        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         original = getattr(owner, name)
         replacement = make(original)
         self._patches.set(owner, name, replacement)
@@ -157,7 +166,11 @@ class FileMediator:
     def _patch_borrowed_names(self) -> None:
         """`from shutil import rmtree` in a module imported so far, `bz2._builtin_open` and their like."""
         for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in ("ronde", "posix", "_io"):
+            if not isinstance(module, ModuleType) or module.__name__.split(".")[0] in (
+                "ronde",
+                "posix",
+                "_io",
+            ):
                 continue
             for name, value in list(vars(module).items()):
                 found = self._replaced.get(id(value))

@@ -77,8 +77,8 @@ class StoreMeeting:
         while not (self._comm.store.check([name]) and int(self._comm.store.get(name)) >= count):
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"The main rank did not finish writing {key!r} within {self._timeout:.0f} s. It failed, or it "
-                    f"takes another path than this rank."
+                    f"The main rank did not finish writing {key!r} within {self._timeout:.0f} s. "
+                    f"It failed, or it takes another path than this rank."
                 )
             time.sleep(pause)
             pause = min(pause * 2, 0.01)

@@ -44,7 +44,9 @@ def _moves(module: str, source: str, target: str, *names: str) -> tuple[Operatio
 
 
 OPERATIONS = (
-    *_operations("os", (0, "path"), "mkdir", "remove", "unlink", "rmdir", "truncate", "chmod", "chown", "lchown"),
+    *_operations(
+        "os", (0, "path"), "mkdir", "remove", "unlink", "rmdir", "truncate", "chmod", "chown", "lchown"
+    ),
     *_operations("os", (0, "path"), "utime", "mkfifo", "mknod", "setxattr", "removexattr"),
     *_operations("os", (0, "name"), "makedirs", "removedirs"),
     *_operations("os", (1, "dst"), "symlink", "link"),
@@ -95,7 +97,8 @@ class Operations:
         if operation.moves and mediation.paths.is_exempt(paths[1]):
             # Out of the shared tree into a place that every rank has to itself.
             prepare = functools.partial(copy_tree, *paths)
-        outcome = mediation.meet(label, paths[-1], act_and_tell, prepare=prepare)
+        shared = [path for path in paths if not mediation.paths.is_exempt(path)]
+        outcome = mediation.meet(label, shared[-1], act_and_tell, prepare=prepare)
         for path in paths:
             self._mirrors.forget(path)
         if results:

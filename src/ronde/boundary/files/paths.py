@@ -22,7 +22,7 @@ _SYSTEM_FOLDERS = ("/dev", "/proc", "/sys")
 
 
 def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Folders that libraries fill for themselves, each process being ready to find the others at work there."""
+    """Folders that libraries fill for themselves, each process ready to find others at work there."""
     folders = [os.path.expanduser(folder) for folder in _CACHE_FOLDERS]
     folders += [environment[name] for name in _CACHE_VARIABLES if environment.get(name)]
     user = environment.get("USER") or environment.get("LOGNAME") or "root"
@@ -81,9 +81,17 @@ class Paths:
         self._private.add(os.path.abspath(os.fsdecode(path)))
 
     def add_alias(self, own: str, main: str) -> None:
-        """`own` (a file that was never made) is `main` from now on, and so is everything below it."""
-        if own != main:
-            self._aliases[own] = main
+        """`own`, which was never made, is `main` from now on; so is everything below it.
+
+        Where only a folder above differs in name, and was never made either, that folder is meant.
+        """
+        while own != main:
+            parent, name = os.path.split(own)
+            main_parent, main_name = os.path.split(main)
+            if name != main_name or parent == main_parent or os.path.exists(parent):
+                self._aliases[own] = main
+                return
+            own, main = parent, main_parent
 
     @property
     def has_aliases(self) -> bool:

@@ -47,11 +47,17 @@ class Mirrors:
         return self._mirrors.get(located)
 
     def make(self, located: str, companions: tuple[str, ...] = ()) -> str:
-        """The mirror of `located`, with its content of now when it is new; `companions` are suffixes copied too."""
+        """The mirror of `located`, with its content of now when it is new.
+
+        Args:
+            companions: suffixes of files beside it that belong to it.
+        """
         if located not in self._mirrors:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="ronde-")
-            mirror = os.path.join(self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}")
+            mirror = os.path.join(
+                self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}"
+            )
             for suffix in ("", *companions):
                 if os.path.isfile(located + suffix):
                     shutil.copyfile(located + suffix, mirror + suffix)
@@ -68,5 +74,3 @@ class Mirrors:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
         self._mirrors.clear()
-
-

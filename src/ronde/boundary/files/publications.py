@@ -15,7 +15,7 @@ __all__ = ["Publications"]
 
 _CLOSE = 1 << 32
 _DELAY = 0.02
-"""Seconds for which the main rank may keep a flush to itself: a log line's flush then costs nothing."""
+"""Seconds that the main rank may keep a flush to itself: a log line's flush then costs nothing."""
 
 
 class Publications:
@@ -33,7 +33,7 @@ class Publications:
         self._unsettled: dict[str, int] = {}
         self._lock = threading.RLock()  # a collected file may close itself in here
         self._timer: threading.Timer | None = None
-        self._stopped = False
+        self._stopped = True
 
     @property
     def all_settled(self) -> bool:
@@ -60,15 +60,15 @@ class Publications:
                     self._timer.daemon = True
                     self._timer.start()
 
+    def start(self) -> None:
+        """Count from now on."""
+        self._stopped = False
+
     def settle(self) -> None:
         """Every rank has come here (a barrier): what was written before is there for all."""
         self._unsettled.clear()
         with self._lock:
             self._pending.clear()
-
-    def is_open_question(self, located: str) -> bool:
-        """Whether `located` names a file with an untold or unseen count."""
-        return os.path.realpath(located) in (self._pending if self._is_main else self._unsettled)
 
     def before_reading(self, located: str) -> None:
         """Make the next read of `located` see what the script wrote to it before."""
@@ -93,9 +93,10 @@ class Publications:
         self._stopped = True
         if self._is_main:
             self._publish_all()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
 
     def _publish(self, key: str) -> None:
         with self._lock:

@@ -14,7 +14,6 @@ QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink")
 """Functions of `os` whose first argument, `path`, is asked about; `os.path` and `pathlib` stand on them."""
 
 
-
 def asking(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., Any]:
     """`original`, waiting first for what the script wrote there."""
     publications = mediation.publications

@@ -1,0 +1,589 @@
+"""Pieces of ordinary scripts that write files. Each runs in plain Python, and on ranks with files mediated.
+
+A scenario returns what the script would know at its end; it must be the same everywhere, and so must
+the files in the working directory.
+"""
+
+# Files are opened and left to be closed as scripts do it.
+# ruff: noqa: SIM115, PLW1501
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import logging
+import logging.handlers
+import multiprocessing
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from glob import glob
+from os import makedirs
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Ranks:
+    """Plain Python: one process that is rank 0 of 1."""
+
+    rank = 0
+    world_size = 1
+
+    def late(self, name: str, rank: int) -> None:
+        """Let `rank` be the last to pass."""
+
+    def total(self, number: int) -> int:
+        """Sum over ranks: a collective in the middle of what a scenario does."""
+        return number
+
+
+Scenario = Callable[[Ranks], Any]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def answer(function: Scenario, ranks: Ranks) -> Any:
+    """What the scenario returned or raised, as JSON would give it back."""
+    try:
+        result = function(ranks)
+    except Exception as failure:
+        result = [type(failure).__name__, str(failure)]
+    return json.loads(json.dumps(result))
+
+
+def failure_of(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}"
+    return "nothing was raised"
+
+
+@scenario
+def text_is_written_once(ranks: Ranks) -> Any:
+    with open("log.txt", "a", encoding="utf-8") as file:
+        for line in ("ein", "zwei", "drei ü"):
+            file.write(line + "\n")
+        position = file.tell()
+    with open("log.txt", "a", encoding="utf-8") as file:
+        start = file.tell()
+        file.write("vier\n")
+    return [position, start, os.path.getsize("log.txt"), open("log.txt", encoding="utf-8").read()]
+
+
+@scenario
+def exists_is_answered_before_anyone_creates(ranks: Ranks) -> Any:
+    answers = []
+    for rank in (0, 1):
+        name = f"best-{rank}.pt"
+        ranks.late(name, rank)
+        answers.append(os.path.exists(name))
+        if not os.path.exists(name):
+            torch.save({"epoch": rank}, name)
+        ranks.late(f"again-{name}", rank)
+        answers.append(os.path.exists(name))
+        answers.append(torch.load(name)["epoch"])
+    return answers
+
+
+@scenario
+def failures_are_the_same_everywhere(ranks: Ranks) -> Any:
+    open("taken", "w").close()
+    os.mkdir("folder")
+    actions: list[Callable[[], Any]] = [
+        lambda: open("taken", "x"),
+        lambda: open("missing/file", "w"),
+        lambda: open("missing", "r+"),
+        lambda: open("missing", "rb"),
+        lambda: open("folder", "w"),
+        lambda: open("file", "wz"),
+        lambda: open("file", "w", encoding="no-such-encoding"),
+        lambda: open("file", "wb", encoding="utf-8"),
+        lambda: open("file", "w", buffering=0),
+        lambda: open("file", "w", closefd=False),
+        lambda: open(1.5, "w"),  # pyright: ignore[reportCallIssue, reportArgumentType]
+        lambda: os.mkdir("folder"),
+        lambda: os.makedirs("folder"),
+        lambda: os.remove("missing"),
+        lambda: os.rmdir("missing"),
+        lambda: os.rename("missing", "other"),
+        lambda: os.replace("taken", "folder"),
+        lambda: os.open("taken", os.O_CREAT | os.O_EXCL | os.O_WRONLY),
+        lambda: shutil.copy("missing", "other"),
+        lambda: shutil.copyfile("taken", "taken"),
+        lambda: shutil.rmtree("missing"),
+        lambda: Path("folder").mkdir(),
+        lambda: Path("missing").unlink(),
+        lambda: torch.save(1, "missing/file.pt"),
+        lambda: torch.save(1, "folder"),
+        lambda: torch.save(lambda: 0, "lambda.pt"),
+        lambda: np.save("missing/array.npy", np.zeros(2)),
+    ]
+    failures = [failure_of(action) for action in actions]
+    os.remove("lambda.pt")  # torch leaves a broken file behind, as plain `open` does for a bad encoding
+    Path("file").unlink(missing_ok=True)
+    return [failures, sorted(os.listdir("."))]
+
+
+@scenario
+def best_checkpoint_is_saved_and_loaded(ranks: Ranks) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    best = float("inf")
+    for epoch, loss in enumerate([3.0, 2.0, 2.5, 1.0]):
+        with torch.no_grad():
+            model.weight += epoch
+        if loss < best:
+            best = loss
+            torch.save({"model": model.state_dict(), "epoch": epoch}, "best.pt")
+    checkpoint = torch.load("best.pt", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    legacy = Path("legacy.pt")
+    torch.save(model.state_dict(), legacy, _use_new_zipfile_serialization=False)
+    with open("handle.pt", "wb") as file:
+        torch.save(model.state_dict(), file)
+    sums = [float(torch.load(path)["weight"].sum()) for path in ("handle.pt", legacy)]
+    os.remove("legacy.pt")  # carries addresses
+    return [checkpoint["epoch"], sums]
+
+
+@scenario
+def scripted_module_is_saved(ranks: Ranks) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(torch.nn.ReLU()), "scripted.pt")
+        loaded = torch.jit.load("scripted.pt")
+    found = os.listdir(".")
+    os.remove("scripted.pt")  # its records carry names that differ from run to run
+    return [loaded(torch.tensor([-1.0, 1.0])).tolist(), found]
+
+
+class Gathers:
+    """Pickles by a collective, as a global tensor does."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def __reduce__(self) -> Any:
+        return (int, (self.ranks.total(1) // self.ranks.world_size,))
+
+
+@scenario
+def pickling_may_run_collectives(ranks: Ranks) -> Any:
+    torch.save({"value": Gathers(ranks)}, "gathered.pt")
+    with open("gathered.pkl", "wb") as file:
+        pickle.dump(Gathers(ranks), file)
+    missing = failure_of(lambda: torch.save(Gathers(ranks), "missing/gathered.pt"))
+    with open("gathered.pkl", "rb") as file:
+        return [torch.load("gathered.pt", weights_only=False), pickle.load(file), missing]
+
+
+@scenario
+def csv_is_appended(ranks: Ranks) -> Any:
+    for epoch in range(3):
+        fresh = not os.path.exists("metrics.csv")
+        with open("metrics.csv", "a", newline="") as file:
+            writer = csv.DictWriter(file, ["epoch", "loss"])
+            if fresh:
+                writer.writeheader()
+            writer.writerow({"epoch": epoch, "loss": 1 / (epoch + 1)})
+        ranks.late(f"csv-{epoch}", 1)
+    with open("metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@scenario
+def folder_is_cleared_and_made_anew(ranks: Ranks) -> Any:
+    seen = []
+    for attempt in range(2):
+        if os.path.isdir("out"):
+            rmtree("out")
+        makedirs("out/logs", exist_ok=True)
+        makedirs("out/logs", exist_ok=True)
+        seen.append(sorted(os.listdir("out")))
+        Path("out", f"{attempt}.txt").write_text(str(attempt))
+        ranks.late(f"clear-{attempt}", attempt)
+    return [seen, sorted(os.listdir("out")), glob("out/*.txt")]
+
+
+@scenario
+def temporary_files_are_private(ranks: Ranks) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "rank").write_text(str(ranks.rank))
+        torch.save(ranks.rank, os.path.join(folder, "best.pt"))
+        own = (
+            Path(folder, "rank").read_text()
+            == str(ranks.rank)
+            == str(torch.load(os.path.join(folder, "best.pt")))
+        )
+        shutil.copy(os.path.join(folder, "best.pt"), os.path.join(folder, "copy.pt"))
+        own = own and torch.load(os.path.join(folder, "copy.pt")) == ranks.rank
+    with tempfile.NamedTemporaryFile("w+", suffix=".txt") as file:
+        file.write(str(ranks.rank))
+        file.flush()
+        own = own and Path(file.name).read_text() == str(ranks.rank)
+    with tempfile.TemporaryFile() as file, tempfile.SpooledTemporaryFile(max_size=1) as spooled:
+        file.write(b"12")
+        spooled.write(b"12")
+        own = own and file.tell() == spooled.tell() == 2
+    return [own, os.path.exists(folder)]
+
+
+@scenario
+def temporary_file_is_moved_into_place(ranks: Ranks) -> Any:
+    with tempfile.NamedTemporaryFile("w", dir=".", suffix=".tmp", delete=False) as file:
+        file.write("whole")
+    os.replace(file.name, "final.txt")
+    folder = tempfile.mkdtemp(dir=".")
+    Path(folder, "inside").write_text("inside")
+    shutil.move(folder, "moved")
+    Path("taken").write_text("away")
+    away = tempfile.mkdtemp()
+    shutil.move("taken", away + "/taken")
+    back = Path(away, "taken").read_text()
+    shutil.rmtree(away)
+    return [
+        Path("final.txt").read_text(),
+        sorted(os.listdir(".")),
+        os.listdir("moved"),
+        back,
+        os.path.exists(away),
+    ]
+
+
+@scenario
+def json_is_read_back(ranks: Ranks) -> Any:
+    ranks.late("json", 0)
+    json.dump({"lr": 0.1, "text": "ü"}, open("config.json", "w"), indent=1)  # closed by its last reference
+    size = os.path.getsize("config.json")
+    config = json.load(open("config.json"))
+    file = open("open.txt", "w")
+    file.write("first\n")
+    file.flush()
+    half = open("open.txt").read().startswith("first\n")  # others may be late and see more of an open file
+    file.write("second\n")
+    file.close()
+    return [config, size, half, open("open.txt").read(), os.stat("open.txt").st_size]
+
+
+@scenario
+def main_rank_may_be_slow_to_close(ranks: Ranks) -> Any:
+    with open("slow.txt", "w") as file:
+        file.write("all of it")
+        if ranks.rank == 0 and ranks.world_size > 1:
+            time.sleep(0.3)
+    first = open("slow.txt").read()
+    descriptor = os.open("descriptor.txt", os.O_WRONLY | os.O_CREAT)
+    os.write(descriptor, b"by number")
+    if ranks.rank == 0 and ranks.world_size > 1:
+        time.sleep(0.3)
+    os.close(descriptor)
+    second = open("descriptor.txt").read()
+    with os.fdopen(os.open("fdopen.txt", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write("by file")
+        os.fsync(file.fileno())
+        if ranks.rank == 0 and ranks.world_size > 1:
+            time.sleep(0.3)
+    return [first, second, open("fdopen.txt").read(), oct(os.stat("fdopen.txt").st_mode)]
+
+
+@scenario
+def one_rank_alone_reads_back(ranks: Ranks) -> Any:
+    with open("a.txt", "w") as file:
+        file.write("a")
+    # As in a sliced loader: ranks read different files, or none. Nothing here may be collective.
+    text = open("a.txt").read() if ranks.rank == ranks.world_size - 1 else "a"
+    log = open("b.txt", "w")
+    log.write("b")
+    log.flush()
+    if ranks.rank == ranks.world_size - 1:
+        text += open("b.txt").read()
+    else:
+        text += "b"
+    log.close()
+    return text
+
+
+@scenario
+def paths_by_pathlib(ranks: Ranks) -> Any:
+    folder = Path("runs") / "1" / "deep"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "note.txt"
+    path.write_text("note\n")
+    path.write_bytes(path.read_bytes() * 2)
+    (folder / "touched").touch()
+    (folder / "touched").touch(exist_ok=True)
+    (folder / "link").symlink_to("note.txt")
+    linked = (folder / "link").read_text()
+    path.rename(folder / "renamed.txt")
+    (folder / "renamed.txt").replace(folder / "replaced.txt")
+    (folder / "replaced.txt").chmod(0o600)
+    (folder / "touched").unlink()
+    (folder / "link").unlink()
+    (Path("runs") / "2").mkdir()
+    (Path("runs") / "2").rmdir()
+    names = sorted(str(found) for found in Path("runs").rglob("*"))
+    return [linked, names, oct((folder / "replaced.txt").stat().st_mode)]
+
+
+@scenario
+def save_is_atomic(ranks: Ranks) -> Any:
+    values = []
+    for step in range(3):
+        with open("state.tmp", "wb") as file:
+            pickle.dump(step, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace("state.tmp", "state.pkl")
+        ranks.late(f"atomic-{step}", step % 2)
+        with open("state.pkl", "rb") as file:
+            values.append(pickle.load(file))
+    return values
+
+
+@scenario
+def logging_to_a_file(ranks: Ranks) -> Any:
+    logger = logging.Logger("scenario")
+    handler = logging.FileHandler("train.log")
+    rotating = logging.handlers.RotatingFileHandler("rotating.log", maxBytes=40, backupCount=2)
+    logger.addHandler(handler)
+    logger.addHandler(rotating)
+    for step in range(10):
+        logger.warning("step %d loss %.3f", step, 1 / (step + 1))
+    before = open("train.log").read()
+    handler.close()
+    rotating.close()
+    return [before, sorted(os.listdir("."))]
+
+
+@scenario
+def archives(ranks: Ranks) -> Any:
+    with gzip.GzipFile("a.gz", "wb", mtime=0) as file:
+        file.write(b"gzip" * 10)
+    with bz2.open("a.bz2", "wt") as file:
+        file.write("bzip2")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("one"), "1")
+        archive.write("a.gz")
+    os.utime("a.bz2", (0, 0))
+    with tarfile.open("a.tar", "w") as archive:
+        archive.add("a.bz2")
+    shutil.unpack_archive("a.tar", "unpacked")
+    made = shutil.make_archive("made", "tar", "unpacked")
+    os.remove("made.tar")
+    os.remove("a.tar")
+    os.remove("a.zip") if zipfile.ZipFile("a.zip").namelist() == ["one", "a.gz"] else None
+    return [
+        gzip.open("a.gz").read().decode(),
+        bz2.open("a.bz2", "rt").read(),
+        os.path.basename(made),
+        glob("**/*"),
+    ]
+
+
+@scenario
+def text_layer_over_bytes(ranks: Ranks) -> Any:
+    text = io.TextIOWrapper(open("wrapped.txt", "wb"), encoding="utf-16", newline="\r\n")
+    text.write("one\ntwo\n")
+    where = text.tell()
+    text.close()
+    return [where, open("wrapped.txt", "rb").read().hex()]
+
+
+@scenario
+def numpy_arrays(ranks: Ranks) -> Any:
+    array = np.arange(12.0).reshape(3, 4)
+    np.save("array.npy", array)
+    np.savez("arrays.npz", a=array, b=array + 1)
+    np.savetxt("array.txt", array, fmt="%.1f")
+    array.tofile("array.bin")
+    with open("two.npy", "wb") as file:
+        np.save(file, array)
+        middle = file.tell()
+        np.save(file, array + 1)
+    mapped = np.memmap("mapped.bin", dtype="f4", mode="w+", shape=(4,))
+    mapped[:] = ranks.world_size / ranks.world_size
+    mapped.flush()
+    total = float(mapped.sum())
+    with np.load("arrays.npz") as arrays:
+        back = float(arrays["b"].sum())
+    os.remove("arrays.npz")  # it carries the time
+    return [middle, total, back, float(np.load("array.npy").sum()), float(np.loadtxt("array.txt").sum())]
+
+
+@scenario
+def files_are_updated_in_place(ranks: Ranks) -> Any:
+    with open("data.bin", "w+b") as file:
+        file.write(b"0123456789")
+        file.seek(2)
+        first = file.read(3).decode()
+    with open("data.bin", "r+b") as file:
+        file.seek(5)
+        file.write(b"abc")
+        file.seek(0)
+        second = file.read().decode()
+        file.truncate(9)
+    with open("data.bin", "a+") as file:
+        file.write("end")
+        file.seek(0)
+        third = file.read()
+    descriptor = os.open("data.bin", os.O_RDWR)
+    fourth = os.read(descriptor, 4).decode()
+    os.write(descriptor, b"XY")
+    os.close(descriptor)
+    with open("raw.bin", "wb", buffering=0) as file:
+        file.write(b"now")
+        fifth = open("raw.bin").read()
+    return [first, second, third, fourth, open("data.bin").read(), fifth]
+
+
+@scenario
+def a_database(ranks: Ranks) -> Any:
+    connection = sqlite3.connect("runs.db")
+    connection.execute("create table runs (step int)")
+    connection.executemany("insert into runs values (?)", [(1,), (2,)])
+    connection.commit()
+    connection.close()
+    connection = sqlite3.connect("runs.db")
+    connection.execute("insert into runs select max(step) + 1 from runs")
+    connection.commit()
+    rows = connection.execute("select step from runs order by step").fetchall()
+    connection.close()
+    shutil.copy("runs.db", "copy.db")
+    connection = sqlite3.connect("copy.db")
+    copied = connection.execute("select count(*) from runs").fetchall()
+    connection.close()
+    return [rows, copied]
+
+
+@scenario
+def safetensors_files(ranks: Ranks) -> Any:
+    from safetensors import numpy as of_numpy  # imported late, as by a script
+    from safetensors.torch import load_file, save_file
+
+    save_file({"a": torch.arange(3.0), "n": torch.ones(2)}, "model.safetensors", metadata={"format": "pt"})
+    of_numpy.save_file({"a": np.arange(3)}, "array.safetensors")
+    missing = failure_of(lambda: save_file({"a": torch.arange(3.0)}, "missing/model.safetensors")).split(":")[
+        0
+    ]
+    return [load_file("model.safetensors")["a"].tolist(), missing]
+
+
+@scenario
+def names_that_differ_by_rank(ranks: Ranks) -> Any:
+    folder = f"run-{os.getpid()}"
+    makedirs(f"{folder}/checkpoints")
+    with open(f"{folder}/config.txt", "w") as file:
+        file.write("config")
+    torch.save(3, f"{folder}/checkpoints/best.pt")
+    found = [os.path.basename(path) for path in glob(f"{folder}/*")]
+    answers = [
+        sorted(found),
+        open(f"{folder}/config.txt").read(),
+        torch.load(f"{folder}/checkpoints/best.pt"),
+    ]
+    answers += [os.path.exists(folder), Path(folder, "config.txt").stat().st_size]
+    os.rename(folder, "run")
+    return [answers, os.path.exists(folder), os.listdir(".")]
+
+
+@scenario
+def processes_find_what_was_written(ranks: Ranks) -> Any:
+    file = open("input.txt", "w")
+    file.write("for the child")
+    if ranks.rank == 0 and ranks.world_size > 1:
+        time.sleep(0.2)
+    file.close()
+    read = "import sys; sys.stdout.write(open('input.txt').read())"
+    output = subprocess.run([sys.executable, "-S", "-c", read], capture_output=True, text=True).stdout
+    with open("second.txt", "w") as file:
+        file.write("for the fork")
+        if ranks.rank == 0 and ranks.world_size > 1:
+            time.sleep(0.2)
+    child = os.fork()
+    if child == 0:
+        # Workers are not in step: what they write is theirs.
+        own = f"worker-{ranks.rank}.txt"
+        open(own, "w").close()
+        found = os.path.exists(own)
+        os.remove(own)
+        os._exit(0 if open("second.txt").read() == "for the fork" and found else 1)
+    return [output, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+@scenario
+def threads_are_left_alone(ranks: Ranks) -> Any:
+    def work() -> None:
+        Path(f"thread-{ranks.rank}.txt").write_text("own")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    own = Path(f"thread-{ranks.rank}.txt").read_text()
+    for rank in range(ranks.world_size):
+        if rank == ranks.rank:
+            thread = threading.Thread(target=lambda: os.remove(f"thread-{ranks.rank}.txt"))
+            thread.start()
+            thread.join()
+    ranks.total(1)
+    return [own, os.listdir(".")]
+
+
+@scenario
+def file_objects_look_as_ever(ranks: Ranks) -> Any:
+    looks = []
+    for mode in ("w", "wb", "a", "ab", "x", "w+", "r+b"):
+        if mode == "x":
+            os.remove("file")
+        file = open("file", mode)
+        looks.append([mode, type(file).__mro__[-4 if "b" in mode else -5].__name__, file.name, file.mode])
+        looks.append([file.readable(), file.writable(), file.seekable(), file.closed, file.isatty()])
+        looks.append([getattr(file, "encoding", None), getattr(file, "newlines", None), file.tell()])
+        file.write("text" if "b" not in mode else b"bytes")  # pyright: ignore[reportArgumentType]
+        looks.append([file.tell(), file.fileno() > 2])
+        if "+" not in mode:
+            looks.append(failure_of(file.read))
+        file.close()
+        looks.append([file.closed, failure_of(lambda file=file: file.write("x"))])
+    return looks
+
+
+@scenario
+def locks(ranks: Ranks) -> Any:
+    import fcntl
+
+    descriptor = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    Path("guarded").write_text("once")
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+    return Path("guarded").read_text()
+
+
+@scenario
+def workers_start_by_fork(ranks: Ranks) -> Any:
+    Path("samples.txt").write_text("1 2 3")
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(os.path.getsize, ["samples.txt"])

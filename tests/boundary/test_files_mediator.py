@@ -1,0 +1,259 @@
+"""One rank's side of file mediation, against a meeting that is made up."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.boundary.files import FileMediator, StoreMeeting, caches
+from ronde.boundary.files.mediation import Outcome
+from ronde.boundary.files.paths import Paths
+from ronde.errors import PeerLost
+
+
+class Alone:
+    """A meeting of one, which keeps what it was asked, and answers `share` by `outcome` when it has one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.outcome: Any = None
+        self.seen: list[str | None] = []
+        self.mediator: FileMediator | None = None
+
+    def _note(self, name: str, value: Any) -> None:
+        self.calls.append((name, value))
+        self.seen.append(self.mediator.waiting_for if self.mediator else None)
+
+    def barrier(self) -> None:
+        self._note("barrier", None)
+
+    def share(self, value: Any) -> Any:
+        self._note("share", value)
+        return value if self.outcome is None else self.outcome
+
+    def publish(self, key: str, count: int) -> None:
+        self._note("publish", (key, count))
+
+    def wait(self, key: str, count: int) -> None:
+        self._note("wait", (key, count))
+
+
+class One:
+    """A mediator of one rank, its meeting, and a folder that is not exempt."""
+
+    def __init__(self, rank: int, exempt: tuple[str, ...] = ()) -> None:
+        self.meeting = Alone()
+        self.mediator = FileMediator(meeting=self.meeting, rank=rank, exempt=exempt)
+        self.meeting.mediator = self.mediator
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.meeting.calls]
+
+
+@pytest.fixture
+def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
+    monkeypatch.chdir(tmp_path)
+    one = One(0, (str(tmp_path / "exempt"),))
+    one.mediator.install()
+    yield one
+    one.mediator.uninstall()
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[One]:
+    monkeypatch.chdir(tmp_path)
+    one = One(1)
+    one.mediator.install()
+    yield one
+    one.mediator.uninstall()
+
+
+def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
+    before = (
+        builtins.open,
+        os.open,
+        os.stat,
+        shutil.rmtree,
+        tempfile.mkstemp,
+        torch.save,
+        torch.serialization.save,
+    )
+    capabilities = [set(os.supports_dir_fd), set(os.supports_fd), set(os.supports_follow_symlinks)]
+    finders = list(sys.meta_path)
+    one = One(0)
+    one.mediator.install()
+    assert builtins.open is not before[0]
+    assert torch.serialization.save is torch.save is not before[5]
+    assert os.stat in os.supports_follow_symlinks
+    one.mediator.uninstall()
+    after = (
+        builtins.open,
+        os.open,
+        os.stat,
+        shutil.rmtree,
+        tempfile.mkstemp,
+        torch.save,
+        torch.serialization.save,
+    )
+    assert after == before
+    assert [set(os.supports_dir_fd), set(os.supports_fd), set(os.supports_follow_symlinks)] == capabilities
+    assert sys.meta_path == finders
+    (tmp_path / "plain").write_text("plain")
+    assert one.meeting.calls == []
+
+
+def test_a_mutation_is_one_meeting(main: One) -> None:
+    os.makedirs("a/b/c")
+    assert main.names() == ["barrier", "share"]
+    shutil.copytree("a", "copy")
+    assert main.names() == ["barrier", "share"] * 2
+    shutil.rmtree("copy")
+    assert main.names() == ["barrier", "share"] * 3
+    assert main.meeting.seen[0] == f"all ranks to os.makedirs {os.path.abspath('a/b/c')!r}"
+    assert main.mediator.waiting_for is None
+
+
+def test_reading_is_no_meeting(main: One) -> None:
+    assert not os.path.exists("missing")
+    assert os.listdir(".") == []
+    with open(__file__) as file, open(os.devnull, "w") as null:
+        null.write(file.read())
+    assert main.meeting.calls == []
+
+
+def test_what_is_exempt(main: One, tmp_path: Path) -> None:
+    with main.mediator.unmediated():
+        os.makedirs(tmp_path / "exempt")
+    (tmp_path / "exempt" / "file").write_text("own")
+    os.replace(tmp_path / "exempt" / "file", tmp_path / "exempt" / "other")
+    folder = tempfile.mkdtemp()
+    torch.save(1, os.path.join(folder, "file.pt"))
+    shutil.rmtree(folder)
+    assert main.meeting.calls == []
+
+
+def test_others_write_nothing(other: One) -> None:
+    other.meeting.outcome = Outcome(operation="open (w)", path=os.path.abspath("file"), value=("key", 0))
+    with open("file", "w") as file:
+        file.write("text")
+    assert not os.path.exists("file")
+    # Nobody opened it, but everything written to it is waited for before it is read.
+    assert "wait" not in other.names()
+    key = os.path.realpath("file")
+    other.meeting.outcome = Outcome(operation="open (w)", path=os.path.abspath("file"), value=(key, 0))
+    with open("file", "w") as file:
+        file.write("text")
+    assert not os.path.exists("file")
+    assert other.meeting.calls[-1] == ("wait", (key, 1 << 32))
+    assert other.meeting.seen[-1] == f"all ranks to read {os.path.abspath('file')!r}"
+
+
+def test_others_raise_what_the_main_rank_raised(other: One) -> None:
+    failure = PermissionError(13, "Permission denied", "folder")
+    other.meeting.outcome = Outcome(operation="os.mkdir", path=os.path.abspath("folder"), failure=failure)
+    with pytest.raises(PermissionError, match="Permission denied: 'folder'"):
+        os.mkdir("folder")
+
+
+def test_ranks_on_different_paths(other: One) -> None:
+    other.meeting.outcome = Outcome(operation="os.remove", path="/work/old.pt")
+    words = r"Rank 1 came to os.mkdir .*new' while the main rank came to os.remove '/work/old.pt'"
+    with pytest.raises(PeerLost, match=words):
+        os.mkdir("new")
+
+
+def test_main_tells_flushes_late_and_closes_at_once(main: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ronde.boundary.files.publications._DELAY", 60.0)
+    file = open("file", "w")
+    file.write("text")
+    file.flush()
+    key = os.path.realpath("file")
+    assert main.names() == ["barrier", "share"]
+    assert os.path.getsize("file") == 4  # the main rank reads it too: now is the time to tell
+    assert main.meeting.calls[-1] == ("publish", (key, 1))
+    file.close()
+    assert main.meeting.calls[-1] == ("publish", (key, 1 << 32))
+
+
+def test_failure_that_does_not_travel(main: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__("odd")
+
+    class Unsaveable:
+        def __reduce__(self) -> Any:
+            raise Odd(1, 2)
+
+    with pytest.raises(Odd):
+        torch.save(Unsaveable(), "file.pt")
+    shared = main.meeting.calls[-1][1]
+    assert isinstance(shared.failure, RuntimeError)
+    assert str(shared.failure) == "Odd: odd"
+
+
+class PollingStore:
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str], /) -> bool:
+        return all(key in self.values for key in keys)
+
+
+class LocalComm:
+    def __init__(self) -> None:
+        self.store = PollingStore()
+
+    def barrier(self) -> None: ...
+
+    def broadcast_object(self, obj: Any, source: int = 0) -> Any:
+        return (obj, source)
+
+
+def test_store_meeting() -> None:
+    comm = LocalComm()
+    meeting = StoreMeeting(comm, timeout=0.05)
+    meeting.publish("/a", 5)
+    meeting.wait("/a", 4)
+    meeting.wait("/a", 5)
+    assert meeting.share("outcome") == ("outcome", 0)
+    with pytest.raises(PeerLost, match="did not finish writing '/a' within"):
+        meeting.wait("/a", 6)
+    with pytest.raises(PeerLost, match="'/b'"):
+        meeting.wait("/b", 1)
+
+
+def test_paths() -> None:
+    paths = Paths(["/cache", "/run/"])
+    assert [paths.is_exempt(path) for path in ("/cache", "/cache/x/y", "/cached", "/run/x", "/dev/shm/x", "/home")] == [
+        True, True, False, True, True, False,
+    ]  # fmt: skip
+    paths.add_private("/tmp/own")
+    assert paths.is_private("/tmp/own/file")
+    assert not paths.is_private("/cache/x")
+    paths.add_alias("/nowhere/run-1/a/b", "/nowhere/run-0/a/b")
+    assert paths.locate("/nowhere/run-1/c") == "/nowhere/run-0/c"
+    assert paths.renamed(b"/nowhere/run-1/c") == b"/nowhere/run-0/c"
+    assert paths.renamed("/nowhere/run-10") == "/nowhere/run-10"
+    assert paths.locate(3) is None
+
+
+def test_caches_follow_the_environment() -> None:
+    folders = caches({"HF_HOME": "/models", "USER": "ada"})
+    assert "/models" in folders
+    assert os.path.expanduser("~/.cache") in folders
+    assert os.path.join(tempfile.gettempdir(), "torchinductor_ada") in folders
