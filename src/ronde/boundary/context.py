@@ -58,6 +58,10 @@ class Context:
         """Only the script's main thread is in lockstep with the other ranks."""
         return threading.get_ident() == self._thread
 
+    def in_transform(self) -> bool:
+        """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
+        return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
     def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
         return Layout(dim, rows, self.world_size, outer, inner)
 

@@ -198,10 +198,11 @@ def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
     """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
-    if local.requires_grad and torch.is_grad_enabled():
-        shell = _Shell.apply(local, context, layout)
-    else:
-        shell = _shell(local, layout)
+    shell: Any = (
+        _Shell.apply(local, context, layout)
+        if local.requires_grad and torch.is_grad_enabled()
+        else _shell(local, layout)
+    )
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._local, shell._full = local, None
     return shell

@@ -69,7 +69,7 @@ class ModelEdge:
         patches.set(torch.nn.Module, "__call__", call)
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        if type(module).__module__ in _HANDLED_BY_RULES or torch._C._functorch.peek_interpreter_stack() is not None:
+        if type(module).__module__ in _HANDLED_BY_RULES or self._context.in_transform():
             return plain(module, *args, **kwargs)
         try:
             values = list(leaves((args, kwargs)))
@@ -227,8 +227,8 @@ def _some_rows(value: Any, axis: int | None) -> Any:
 
 
 def _has_user_hooks(part: torch.nn.Module) -> bool:
-    hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values(), *part._backward_hooks.values(), *part._backward_pre_hooks.values())  # fmt: skip
-    return any(not _is_torchs(hook) for hook in hooks)
+    kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
 
 
 def _is_torchs(hook: Any) -> bool:

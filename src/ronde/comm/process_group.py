@@ -116,10 +116,10 @@ class Comm:
             _copy_back(tensor, sent)
         return tensor
 
-    def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Return rank `source`'s picklable `value` on every rank."""
+    def broadcast_object(self, obj: Any, source: int = 0) -> Any:
+        """Return rank `source`'s picklable `obj` on every rank."""
         device = self._control_device
-        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
         if self.rank != source:
             payload = torch.empty(int(size), dtype=torch.uint8, device=device)
@@ -182,7 +182,7 @@ def join(
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
     from torch.distributed import ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._timeout = timeout
     options._threads = 2
     device = ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()

@@ -6,8 +6,9 @@ import io
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 
-__all__ = ["Mirrors", "copy_tree", "open_copy"]
+__all__ = ["Mirrors", "copy_tree", "discard", "open_copy"]
 
 
 def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
@@ -22,6 +23,19 @@ def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
         os.unlink(path)
     raw.name = name  # pyright: ignore[reportAttributeAccessIssue]
     return raw
+
+
+def discard(write: Callable[[str], object]) -> None:
+    """Let `write(path)` write a file that nobody reads.
+
+    Not /dev/null: safetensors writes beside its target and renames, which for root would replace
+    the device by a regular file.
+    """
+    folder = tempfile.mkdtemp(prefix="ronde-")
+    try:
+        write(os.path.join(folder, "discarded"))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_tree(source: str, target: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -29,7 +29,7 @@ def functions(names: Iterable[str]) -> list[Callable[..., Any]]:
     return found
 
 
-def is_sharded(value: Any) -> bool:
+def is_sharded(value: Any) -> TypeGuard[GlobalTensor]:
     return isinstance(value, GlobalTensor) and value._local is not None
 
 

@@ -36,7 +36,7 @@ def rules() -> dict[Any, Rule]:
     return {function: apply for function in functions(_NAMES)}
 
 
-def apply(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None or kwargs.get("inplace"):
         return NotImplemented
     if func is torch.where and len(args) + len(kwargs) == 1:

@@ -65,7 +65,7 @@ def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
     return weight.detach()[target.masked_fill(~kept, 0)].mul(kept).sum()
 
 
-def class_loss(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`cross_entropy` and `nll_loss`; input [rows, C, ...], target [rows, ...] or probabilities."""
     named = _arguments(func, args, kwargs)
     if named is None or not is_sharded(named["input"]):
@@ -100,7 +100,7 @@ def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.T
     return cut(context, value, layout)
 
 
-def pointwise(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Losses of corresponding elements; operands are broadcast as in any element-wise operation."""
     named = _arguments(func, args, kwargs)
     if named is None:

@@ -51,7 +51,7 @@ def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, boo
     return value, dim, bool(rest.pop("keepdim", False)), rest
 
 
-def add_up(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def add_up(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     parsed = _parse(args, kwargs)
     if parsed is None:
         return NotImplemented
@@ -61,7 +61,7 @@ def add_up(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kw
     return finish(context, value, local, dims, keepdim)
 
 
-def average(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def average(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     parsed = _parse(args, kwargs)
     if parsed is None:
         return NotImplemented

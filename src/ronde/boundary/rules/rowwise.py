@@ -50,7 +50,7 @@ def _only_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(args) and is_sharded(args[0]) and not any(isinstance(value, torch.Tensor) for value in rest)
 
 
-def along(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def along(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if not _only_first(args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
@@ -64,7 +64,7 @@ def along(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwa
     return rewrap(value, func(value._local, *args[1:], **kwargs), value._layout)
 
 
-def reducing(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if not _only_first(args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
@@ -83,7 +83,7 @@ def reducing(context: Context, func: Callable[..., Any], args: tuple[Any, ...], 
     return type(result)([finish(context, value, item, dims, keepdim) for item in result])
 
 
-def pick(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def pick(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or kwargs:
         return NotImplemented
     value, dim, index = args
@@ -94,14 +94,14 @@ def pick(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwar
     return rewrap(value, func(value._local, dim, index._local), value._layout)
 
 
-def one_hot(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def one_hot(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     classes = _named(args, kwargs, "num_classes", 1, -1)
     if not _only_first(args, {}) or not isinstance(classes, int) or classes < 0:
         return NotImplemented
     return rewrap(args[0], func(args[0]._local, classes), args[0]._layout)
 
 
-def join(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = args[0] if args else ()
     dim = _named(args, kwargs, "dim", 1, 0)
     if not isinstance(tensors, (tuple, list)) or not all(is_sharded(value) for value in tensors):

@@ -72,20 +72,20 @@ def _sizes(arguments: tuple[Any, ...]) -> list[int] | None:
     return [int(size) for size in arguments]
 
 
-def reshape(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def reshape(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     target = _sizes((kwargs["shape"],) if "shape" in kwargs else args[1:])
     if target is None or not is_sharded(args[0]):
         return NotImplemented
     return _viewed(args[0], func, target)
 
 
-def view_as(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view_as(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(args[0]):
         return NotImplemented
     return _viewed(args[0], torch.Tensor.reshape, list(args[1].shape))
 
 
-def flatten(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(args[0]) or not args[0].dim():
         return NotImplemented
     shape = list(args[0].shape)
@@ -96,7 +96,7 @@ def flatten(context: Context, func: Callable[..., Any], args: tuple[Any, ...], k
     return _viewed(args[0], torch.Tensor.reshape, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
 
 
-def unflatten(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or kwargs or not is_sharded(args[0]) or not isinstance(args[1], int):
         return NotImplemented
     shape = list(args[0].shape)
@@ -107,7 +107,7 @@ def unflatten(context: Context, func: Callable[..., Any], args: tuple[Any, ...],
     return _viewed(args[0], torch.Tensor.reshape, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
-def unsqueeze(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def unsqueeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if not is_sharded(args[0]) or not isinstance(dim, int):
         return NotImplemented
@@ -117,7 +117,7 @@ def unsqueeze(context: Context, func: Callable[..., Any], args: tuple[Any, ...],
     return rewrap(value, value._local.unsqueeze(place), layout)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def squeeze(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def squeeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if not is_sharded(args[0]):
         return NotImplemented
     value: GlobalTensor = args[0]
@@ -131,7 +131,7 @@ def squeeze(context: Context, func: Callable[..., Any], args: tuple[Any, ...], k
     return rewrap(value, value._local.squeeze(gone), layout)
 
 
-def permute(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def permute(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     order = _sizes((kwargs["dims"],) if "dims" in kwargs else args[1:])
     if not is_sharded(args[0]) or order is None or len(order) != args[0].dim():
         return NotImplemented
@@ -141,7 +141,7 @@ def permute(context: Context, func: Callable[..., Any], args: tuple[Any, ...], k
     return rewrap(value, value._local.permute(places), value._layout.at(places.index(value._layout.dim)))
 
 
-def transpose(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def transpose(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or not is_sharded(args[0]):
         return NotImplemented
     places = list(range(args[0].dim()))
@@ -150,11 +150,11 @@ def transpose(context: Context, func: Callable[..., Any], args: tuple[Any, ...],
     return permute(context, torch.Tensor.permute, (args[0], *places), {})
 
 
-def transposed(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     return transpose(context, func, (args[0], 0, 1), {}) if args[0].dim() == 2 else NotImplemented
 
 
-def index(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Indexing that leaves the batch dimension alone: integers, slices, None and `...` elsewhere."""
     value, key = args
     if not is_sharded(value):
@@ -169,6 +169,7 @@ def index(context: Context, func: Callable[..., Any], args: tuple[Any, ...], kwa
     place = items.index(...) if ... in items else len(items)
     items[place : place + 1] = [slice(None)] * missing
     source, result = 0, 0
+    item: Any = None
     for item in items:
         if item is None:
             result += 1
