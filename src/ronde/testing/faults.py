@@ -53,7 +53,9 @@ FAULTS = (
     Fault(name="local_item", clause="L3", holding=("L1", "L2", "L4", "L6"), mention="item"),
     Fault(name="wrong_slice_order", clause="L1", holding=("L6",), mention="batch 2"),
     Fault(name="dropout_masks_alike", clause="L2", holding=("L1", "L6"), mention="step"),
-    Fault(name="file_written_twice", clause="L5", holding=("L1", "L2", "L3", "L4", "L6"), mention="ranks 0, 1"),
+    Fault(
+        name="file_written_twice", clause="L5", holding=("L1", "L2", "L3", "L4", "L6"), mention="ranks 0, 1"
+    ),
     Fault(name="tied_weight_halved", clause="L2", holding=("L1", "L6"), mention="step 1"),
     Fault(name="step_skipped", clause="L2", holding=("L1",), mention="rank 1, step 3"),
 )
@@ -92,7 +94,9 @@ def rank_one_batch_behind(session: Session) -> None:
 def local_batch_norm(session: Session) -> None:
     """Statistics of this rank's rows only, as torch's own layer takes them."""
 
-    def local(context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float) -> Any:
+    def local(
+        context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float
+    ) -> Any:
         return torch.native_batch_norm(input, weight, bias, mean, var, True, momentum, eps)[0]
 
     batch_norm._global_batch_norm = local

@@ -93,7 +93,9 @@ class WarmHost:
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the warm host ended with exit code {self._server.wait()}; its error is on stderr")
+            raise RuntimeError(
+                f"the warm host ended with exit code {self._server.wait()}; its error is on stderr"
+            )
         return json.loads(answer)
 
 
@@ -134,7 +136,9 @@ def _ranks(start: Start, ranks: int) -> list[_Process]:
             _Process(
                 entry="ronde.runtime.worker:main",
                 arguments=(),
-                environment=rank_environment(start.environment, config, run_id="warm", threads=1, device=None),
+                environment=rank_environment(
+                    start.environment, config, run_id="warm", threads=1, device=None
+                ),
                 directory=str(start.directory),
                 stdout=str(log if rank else start.place / "stdout"),
                 stderr=str(log if rank else start.place / "stderr"),

@@ -37,7 +37,9 @@ class BatchRecorder:
             finally:
                 recorder._depth -= 1
             if recorder._depth == 0 and recorder._writer.active:
-                recorder._writer.event("batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)])
+                recorder._writer.event(
+                    "batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)]
+                )
             return batch
 
         def recorded_indices(sampler: Any) -> Iterator[Any]:

@@ -22,7 +22,9 @@ _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
 
 
-def differing_contents(mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None) -> str | None:
+def differing_contents(
+    mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None
+) -> str | None:
     """The first difference in words, or None; `repeat` is the file of a second run of plain python."""
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:

@@ -32,7 +32,9 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
     names = {name for step in plain.steps for name in step.parameters}
     sampled = any(each.stride > 1 for step in plain.steps[:1] for each in step.parameters.values())
     compared = f"{len(names)} parameters after {count} steps" + (" (large ones sampled)" if sampled else "")
-    return verdict("L2", "update", count=count, compared=compared, divergence=divergence, worst=worst if count else None)
+    return verdict(
+        "L2", "update", count=count, compared=compared, divergence=divergence, worst=worst if count else None
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +85,7 @@ def _layout(step: Step, expected: Step) -> str | None:
     for name, stored in step.parameters.items():
         other = expected.parameters[name]
         if (stored.shape, stored.dtype) != (other.shape, other.dtype):
-            return (
-                f"parameter {name} is {stored.dtype} {stored.shape}, in plain python {other.dtype} {other.shape}"
-            )
+            return f"parameter {name} is {stored.dtype} {stored.shape}, in plain python {other.dtype} {other.shape}"
     return None
 
 

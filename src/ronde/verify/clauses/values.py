@@ -18,7 +18,9 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
     scales = _scales(plain)
     divergence: str | None = None
     for rank in ranks:
-        divergence = divergence or _reads(plain, rank, scales, tolerance) or _gradients(plain, rank, tolerance)
+        divergence = (
+            divergence or _reads(plain, rank, scales, tolerance) or _gradients(plain, rank, tolerance)
+        )
     norms = sum(len(each.norms) for each in plain.gradients)
     compared = f"{len(plain.reads)} values, {norms} gradient norms"
     return verdict("L3", "values", count=len(plain.reads) + norms, compared=compared, divergence=divergence)
@@ -112,7 +114,9 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> str
                         f"{_pair(_norm_text(other), _norm_text(norm))}"
                     )
             elif not tolerance.close(other, norm, whole):
-                return f"rank {rank.rank}, step {expected.step}, gradient norm of {name}: {_pair(other, norm)}"
+                return (
+                    f"rank {rank.rank}, step {expected.step}, gradient norm of {name}: {_pair(other, norm)}"
+                )
     return None
 
 
@@ -121,5 +125,7 @@ def _norm_text(norm: float | None) -> str:
 
 
 def _whole_norm(gradients: Gradients) -> float:
-    squares = sum(norm * norm for norm in gradients.norms.values() if norm is not None and math.isfinite(norm))
+    squares = sum(
+        norm * norm for norm in gradients.norms.values() if norm is not None and math.isfinite(norm)
+    )
     return math.sqrt(squares)
