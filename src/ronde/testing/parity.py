@@ -19,7 +19,7 @@ from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
 __all__ = ["assert_parity"]
 
 
-def assert_parity(
+def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is asserted
     script: str | Path,
     arguments: Sequence[str] = (),
     *,

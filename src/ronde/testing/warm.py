@@ -74,7 +74,8 @@ class WarmHost:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(timeout=30)
         self._server.stdout.close()
@@ -88,7 +89,8 @@ class WarmHost:
         if start.job.threads != 1:
             raise ValueError(f"a warm host runs one thread per process, not {start.job.threads}; use spawn")
         processes = _plain(start) if start.ranks is None else _ranks(start, start.ranks)
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         self._server.stdin.write(json.dumps([dataclasses.asdict(each) for each in processes]) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()
@@ -234,7 +236,7 @@ def _redirect(path: str, flags: int, descriptor: int) -> None:
 def _code_of(end: SystemExit) -> int:
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
-    print(end.code, file=sys.stderr)
+    sys.stderr.write(f"{end.code}\n")
     return 1
 
 

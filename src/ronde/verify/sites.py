@@ -41,7 +41,7 @@ class Sites:
         self._kinds: dict[str, str] = {}
 
     def of(self, frame: FrameType | None) -> str | None:
-        """The nearest script line above `frame`; None for calls made inside torch, ronde, a model or a loader.
+        """The nearest script line above `frame`; None for calls inside torch, ronde, a model or a loader.
 
         What runs inside a model's forward or a dataset sees this rank's rows only, and may: the law
         speaks of what the script reads outside.

@@ -111,7 +111,7 @@ def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str
     if isinstance(reference, (list, tuple)):
         if len(mine) != len(reference):
             return f"{where}: {len(mine)} items, in plain python {len(reference)}"
-        for index, (one, other) in enumerate(zip(mine, reference)):
+        for index, (one, other) in enumerate(zip(mine, reference, strict=True)):
             wrong = _differing_value(one, other, tolerance, f"{place}[{index}]")
             if wrong:
                 return wrong

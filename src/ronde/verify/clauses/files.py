@@ -1,4 +1,4 @@
-"""L5: the files that the script writes, written once and with the single-device contents, and what it prints."""
+"""L5: the files that the script writes, once and with the single-device contents, and what it prints."""
 
 from __future__ import annotations
 

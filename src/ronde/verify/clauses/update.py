@@ -48,7 +48,7 @@ class _Found:
 
 def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
     worst = 0.0
-    for step, expected in zip(rank.steps, plain.steps):
+    for step, expected in zip(rank.steps, plain.steps, strict=False):
         where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
         wrong = _layout(step, expected)
         if wrong:
@@ -71,7 +71,10 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
 def vector_difference(run: RankRecord, reference: RankRecord) -> float:
     """The largest relative difference, over steps, of the vector of all parameters."""
     return max(
-        (_difference(run, mine, reference, other).vector for mine, other in zip(run.steps, reference.steps)),
+        (
+            _difference(run, mine, reference, other).vector
+            for mine, other in zip(run.steps, reference.steps, strict=False)
+        ),
         default=0.0,
     )
 
@@ -85,7 +88,8 @@ def _layout(step: Step, expected: Step) -> str | None:
     for name, stored in step.parameters.items():
         other = expected.parameters[name]
         if (stored.shape, stored.dtype) != (other.shape, other.dtype):
-            return f"parameter {name} is {stored.dtype} {stored.shape}, in plain python {other.dtype} {other.shape}"
+            mine = f"parameter {name} is {stored.dtype} {stored.shape}"
+            return f"{mine}, in plain python {other.dtype} {other.shape}"
     return None
 
 
@@ -114,4 +118,6 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
 
 
 def _wide(entries: numpy.ndarray) -> numpy.ndarray:
-    return entries.view(entries.real.dtype).astype(numpy.float64)
+    if numpy.iscomplexobj(entries):
+        entries = entries.astype(numpy.complex128).view(numpy.float64)
+    return entries.astype(numpy.float64)
