@@ -102,8 +102,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--data", choices=["auto", "digits", "fashion-mnist"], default="auto")
     parser.add_argument("--output", type=Path, default=Path("demo-out"))
     args = parser.parse_args()
