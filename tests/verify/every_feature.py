@@ -1,7 +1,5 @@
 """A small script with all that a fault can hit: loader, dropout, batch norm, tied weight, clipping, files."""
 
-# ruff: noqa: T201
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -134,7 +134,7 @@ def test_generators(tmp_path: Path) -> None:
         ("a 1\nb  9.9999\n", "a 1\nb 10.0000\n", None),
         ("a nan", "a nan", None),
         ("a 1\na 1\n", "a 1\n", "line 2: '\\na ', in plain python '\\n'"),
-        ("epoch 1: 1e-3", "epoch 1: 1.1e-3", "line 1: 1e-3, in plain python 1.1e-3"),
+        ("epoch 1: 1e-3", "epoch 1: 1.5e-3", "line 1: 1e-3, in plain python 1.5e-3"),
     ],
 )
 def test_texts(mine: str, reference: str, difference: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections.abc import Collection
 
@@ -25,7 +25,7 @@ def differing_number(
     expected_words, expected_numbers = _NUMBER.split(reference), _NUMBER.findall(reference)
     for index, (mine, expected) in enumerate(zip(words, expected_words, strict=False)):
         if _single_spaced(mine) != _single_spaced(expected):
-            line = _line(expected_words, index) + os.path.commonprefix([mine, expected]).count("\n")
+            line = _line(expected_words, index) + _common(mine, expected).count("\n")
             return f"line {line}: {_excerpt(mine)}, in plain python {_excerpt(expected)}"
         compared = index < min(len(numbers), len(expected_numbers)) and index not in without
         if compared and not _agree(numbers[index], expected_numbers[index], tolerance):
@@ -71,6 +71,12 @@ def _single_spaced(words: str) -> str:
 
 def _line(words: list[str], index: int) -> int:
     return "".join(words[:index]).count("\n") + 1
+
+
+def _common(mine: str, expected: str) -> str:
+    """What both begin with."""
+    pairs = zip(mine, expected, strict=False)
+    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _excerpt(words: str) -> str:
