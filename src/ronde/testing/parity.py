@@ -58,7 +58,12 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         plain = run_plain(job, place / "plain", starter=starter)
     if plain.exit_code:
         raise AssertionError(f"{script} fails in plain python (exit code {plain.exit_code}):\n{plain.stderr}")
-    proof = judge(job, plain, run_on_ranks(job, place / "ranks", ranks=ranks, starter=starter), ranks=ranks)
+    run = run_on_ranks(job, place / "ranks", ranks=ranks, starter=starter)
+    proof = judge(job, plain, run, ranks=ranks)
+    if not proof.holds and dtype == "float32":
+        # Only now is the noise floor worth its run: it can but widen what is allowed.
+        halves = run_plain(job, place / "halves", halves=True, starter=starter)
+        proof = judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
     if not proof.holds:
         raise AssertionError(to_text(proof))
     return proof

@@ -1,4 +1,8 @@
-"""Measures the noise floor: plain torch against itself, every outermost forward computed in two halves."""
+"""Measures the noise floor: plain torch against itself, every outermost forward computed in two halves.
+
+A model whose rows see each other (batch norm) is not the same function of two halves, but it is of a batch
+whose rows come in another order: that changes the order of sums as well.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ _ROUNDING = 1e-3
 class HalvesRecorder:
     """Computes an outermost model call whole and, where that is the same function, again in halves.
 
-    The whole comes first, so that its side effects are there either way. Halves are not possible, and the
-    whole is kept, when the call draws random numbers, changes a buffer (batch norm), or gives rows that
-    differ by more than rounding (attention over the batch, a loss inside the model).
+    The whole comes first, so that its side effects are there either way. Where the halves' rows are not the
+    whole's up to rounding, the batch is computed with its first half behind its second instead. The whole is
+    kept when neither is possible, as when the call draws random numbers: other rows would get the draws.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -44,25 +48,36 @@ class HalvesRecorder:
 
     def _call(self, call: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         random_before = torch.get_rng_state()
-        buffers = [(each, each._version) for each in module.buffers()]
+        buffers = [(each, each._version, each.clone()) for each in module.buffers()]
         whole = call(module, *args, **kwargs)
         leaves, layout = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        changed = any(each._version != version for each, version in buffers)
-        if rows < 2 or changed or not torch.equal(random_before, torch.get_rng_state()):
-            if torch.is_grad_enabled():
-                self._writer.event("halved", done=False)
-            return whole
-        half = rows // 2
-        results = []
-        for start, stop in ((0, half), (half, rows)):
-            part = [each[start:stop] if _is_batch(each, rows) else each for each in leaves]
-            some_args, some_kwargs = pytree.tree_unflatten(part, layout)
-            results.append(pytree.tree_flatten(call(module, *some_args, **some_kwargs)))
-        joined = _join(whole, results[0][0], results[1][0])
+        changed = [(buffer, before) for buffer, version, before in buffers if buffer._version != version]
+        noisy = None
+        if rows >= 2 and torch.equal(random_before, torch.get_rng_state()):
+
+            def part(indices: torch.Tensor) -> list[Any]:
+                some = [each[indices] if _is_batch(each, rows) else each for each in leaves]
+                some_args, some_kwargs = pytree.tree_unflatten(some, layout)
+                return pytree.tree_flatten(call(module, *some_args, **some_kwargs))[0]
+
+            first, second = torch.arange(rows // 2), torch.arange(rows // 2, rows)
+            if not changed:
+                noisy = _join(whole, part(first), part(second))
+            if noisy is None:
+                _put_back(changed)
+                turned = part(torch.cat((second, first)))
+                noisy = _turn_back(whole, turned, len(second))
         if torch.is_grad_enabled():
-            self._writer.event("halved", done=joined is not None)
-        return whole if joined is None else joined
+            self._writer.event("halved", done=noisy is not None)
+        return whole if noisy is None else noisy
+
+
+def _put_back(changed: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Buffers as they were, so that a second call updates them once."""
+    with torch.no_grad():
+        for buffer, before in changed:
+            buffer.copy_(before)
 
 
 def _rows(leaves: list[Any]) -> int:
@@ -79,21 +94,45 @@ def _join(whole: Any, first: list[Any], second: list[Any]) -> Any:
     leaves, layout = pytree.tree_flatten(whole)
     if not len(leaves) == len(first) == len(second):
         return None
-    joined: list[Any] = []
-    for leaf, upper, lower in zip(leaves, first, second, strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            if leaf != upper or leaf != lower:
-                return None
-            joined.append(leaf)
-            continue
-        if leaf.dim() == 0 or upper.shape[1:] != leaf.shape[1:] or lower.shape[1:] != leaf.shape[1:]:
-            return None
-        both = torch.cat((upper, lower))
-        if both.shape != leaf.shape:
-            return None
-        with torch.no_grad():
-            scale = float(leaf.abs().max()) if leaf.numel() else 0.0
-            if leaf.is_floating_point() and float((both - leaf).abs().max()) > _ROUNDING * scale:
-                return None
-        joined.append(both)
-    return pytree.tree_unflatten(joined, layout)
+    joined = [_rounded(*each, join=True) for each in zip(leaves, first, second, strict=True)]
+    return None if any(each is _DIFFERENT for each in joined) else pytree.tree_unflatten(joined, layout)
+
+
+def _turn_back(whole: Any, turned: list[Any], rows_behind: int) -> Any:
+    """The result of the turned batch with its rows in their places, or None when they are not the whole's."""
+    leaves, layout = pytree.tree_flatten(whole)
+    if len(leaves) != len(turned):
+        return None
+    back: list[Any] = []
+    for leaf, other in zip(leaves, turned, strict=True):
+        if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor) and leaf.dim() and other.dim():
+            back.append(_rounded(leaf, other[rows_behind:], other[:rows_behind], join=True))
+        else:
+            back.append(_rounded(leaf, other, other, join=False))
+    return None if any(each is _DIFFERENT for each in back) else pytree.tree_unflatten(back, layout)
+
+
+_DIFFERENT = object()
+
+
+def _rounded(leaf: Any, first: Any, second: Any, *, join: bool) -> Any:
+    """What stands for `leaf`, when it differs by rounding only; else `_DIFFERENT`.
+
+    With `join` that is `first` above `second`; without, it is `first`.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return leaf if leaf == first == second else _DIFFERENT
+    if join and (leaf.dim() == 0 or not leaf.shape[1:] == first.shape[1:] == second.shape[1:]):
+        return _DIFFERENT
+    result = torch.cat((first, second)) if join else first
+    if result.shape != leaf.shape:
+        return _DIFFERENT
+    with torch.no_grad():
+        scale = float(leaf.abs().max()) if leaf.numel() else 0.0
+        if (
+            leaf.is_floating_point()
+            and leaf.numel()
+            and float((result - leaf).abs().max()) > _ROUNDING * scale
+        ):
+            return _DIFFERENT
+    return result
