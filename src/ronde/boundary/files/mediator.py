@@ -24,7 +24,7 @@ from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
-from ronde.boundary.files.paths import Paths, interpreter_folders
+from ronde.boundary.files.paths import Paths, caches, interpreter_folders
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
@@ -48,13 +48,13 @@ class FileMediator:
     Args:
         meeting: the other ranks.
         rank: this one; 0 writes.
-        exempt: folders in which every rank works by itself: caches (`caches`), the run's directory.
+        exempt: folders in which every rank works by itself, as the run's directory, besides those of the
+            system, the interpreter and libraries' caches.
     """
 
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
-        self._mediation = Mediation(
-            meeting=meeting, rank=rank, paths=Paths((*interpreter_folders(), *exempt))
-        )
+        paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
+        self._mediation = Mediation(meeting=meeting, rank=rank, paths=paths)
         self._mirrors = Mirrors()
         self._patches = Patches()
         self._late: LatePatches | None = None
