@@ -174,8 +174,13 @@ def scripted_module_is_saved(ranks: Ranks) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.save(torch.jit.script(torch.nn.ReLU()), "scripted.pt")
         loaded = torch.jit.load("scripted.pt")
-    found = os.listdir(".")
+    with torch.autograd.profiler.profile() as profile:
+        loaded(torch.zeros(2))
+    assert profile is not None
+    profile.export_chrome_trace("trace.json")
+    found = sorted(os.listdir("."))
     os.remove("scripted.pt")  # its records carry names that differ from run to run
+    os.remove("trace.json")
     return [loaded(torch.tensor([-1.0, 1.0])).tolist(), found]
 
 

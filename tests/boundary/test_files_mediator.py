@@ -222,7 +222,7 @@ class LocalComm:
 
     def barrier(self) -> None: ...
 
-    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+    def broadcast_object(self, value: Any, /, source: int = 0) -> Any:
         return (value, source)
 
 
@@ -254,7 +254,7 @@ def test_paths() -> None:
 
 
 def test_caches_follow_the_environment() -> None:
-    folders = caches({"HF_HOME": "/models", "USER": "ada"})
+    folders = caches({"HF_HOME": "/models"})
     assert "/models" in folders
     assert os.path.expanduser("~/.cache") in folders
-    assert os.path.join(tempfile.gettempdir(), "torchinductor_ada") in folders
+    assert any(os.path.basename(folder).startswith("torchinductor_") for folder in folders)

@@ -93,7 +93,6 @@ class FileMediator:
             self._replace(owner, name, child)
         saving = Saving(self._mediation, self._mirrors)
         self._replace(torch, "save", saving.torch_save)
-        self._replace(torch.jit, "save", saving.module_save)
         self._patch_pathlib()
         self._patch_capabilities()
         self._patch_borrowed_names()
@@ -191,9 +190,24 @@ class FileMediator:
             file = vars(module)["File"]
             self._patches.set(file, "__init__", saving.hdf5(file.__init__))
 
+        def by_main_alone(name: str, position: int, argument: str) -> Callable[[ModuleType], None]:
+            def patch(module: ModuleType) -> None:
+                *path, last = name.split(".")
+                owner = functools.reduce(getattr, path, module)
+                label = f"{module.__name__}.{name}"
+                replacement = saving.by_main_alone(label, position, argument, getattr(owner, last))
+                self._patches.set(owner, last, replacement)
+
+            return patch
+
         return {
             "safetensors.torch": safetensors,
             "safetensors.numpy": safetensors,
             "sqlite3": sqlite,
             "h5py": hdf5,
+            "torch.jit": by_main_alone("save", 1, "f"),
+            "torch.export": by_main_alone("save", 1, "f"),
+            "torch.autograd.profiler": by_main_alone("profile.export_chrome_trace", 1, "path"),
+            "cv2": by_main_alone("imwrite", 0, "filename"),
+            "pyarrow.parquet": by_main_alone("write_table", 1, "where"),
         }
