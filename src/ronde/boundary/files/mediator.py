@@ -22,6 +22,7 @@ import torch
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.null_file import NullRecords
 from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
 from ronde.boundary.files.paths import Paths, caches, interpreter_folders
@@ -130,6 +131,7 @@ class FileMediator:
     def _patch_opening(self) -> None:
         opening = Opening(
             self._mediation,
+            self._mirrors,
             original_open=builtins.open,
             original_os_open=os.open,
             original_os_close=os.close,
@@ -190,6 +192,11 @@ class FileMediator:
             file = vars(module)["File"]
             self._patches.set(file, "__init__", saving.hdf5(file.__init__))
 
+        def tensorboard(module: ModuleType) -> None:
+            if not self._mediation.is_main:
+                # Its thread opens the file again and again, when it pleases: no place for meetings.
+                self._patches.set(module, "RecordWriter", NullRecords)
+
         def by_main_alone(name: str, position: int, argument: str) -> Callable[[ModuleType], None]:
             def patch(module: ModuleType) -> None:
                 *path, last = name.split(".")
@@ -205,6 +212,7 @@ class FileMediator:
             "safetensors.numpy": safetensors,
             "sqlite3": sqlite,
             "h5py": hdf5,
+            "tensorboard.summary.writer.event_file_writer": tensorboard,
             "torch.jit": by_main_alone("save", 1, "f"),
             "torch.export": by_main_alone("save", 1, "f"),
             "torch.autograd.profiler": by_main_alone("profile.export_chrome_trace", 1, "path"),
