@@ -5,7 +5,7 @@ the files in the working directory.
 """
 
 # Files are opened and left to be closed as scripts do it.
-# ruff: noqa: SIM115, PLW1501
+# ruff: noqa: PLW1501
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """One rank's side of file mediation, against a meeting that is made up."""
 
-# ruff: noqa: SIM115
 
 from __future__ import annotations
 
