@@ -5,7 +5,6 @@
 The ranks share `FOLDER/work/SCENARIO` as working directory; rank r's answers go to `FOLDER/rank-r.json`.
 """
 
-
 from __future__ import annotations
 
 import faulthandler

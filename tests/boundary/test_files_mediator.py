@@ -1,6 +1,5 @@
 """One rank's side of file mediation, against a meeting that is made up."""
 
-
 from __future__ import annotations
 
 import builtins
