@@ -1,4 +1,4 @@
-"""A small script that has everything that a fault can hit: loader, dropout, batch norm, a tied weight, clipping, files."""
+"""A small script with all that a fault can hit: loader, dropout, batch norm, tied weight, clipping, files."""
 
 import torch
 from torch import nn

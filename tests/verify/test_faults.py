@@ -14,7 +14,12 @@ from ronde.verify.proof import Proof, judge
 from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
 
 JOB = Job(
-    script="every_feature.py", steps=100, dtype="float64", directory=Path(__file__).parent, plan="ddp", threads=1
+    script="every_feature.py",
+    steps=100,
+    dtype="float64",
+    directory=Path(__file__).parent,
+    plan="ddp",
+    threads=1,
 )
 
 
@@ -46,7 +51,9 @@ def test_without_a_fault_every_clause_holds(host: WarmHost, plain: Run, tmp_path
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_is_caught_by_the_right_clause(fault: Fault, host: WarmHost, plain: Run, tmp_path: Path) -> None:
+def test_fault_is_caught_by_the_right_clause(
+    fault: Fault, host: WarmHost, plain: Run, tmp_path: Path
+) -> None:
     proof = prove(host, plain, tmp_path / "run", fault.extension)
     assert not proof.failure
     assert not proof.holds

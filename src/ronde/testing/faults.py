@@ -1,4 +1,4 @@
-"""Twelve faults to be put into the ranks of a run, to see that `ronde verify` catches each by the right clause.
+"""Twelve faults to be put into the ranks of a run: `ronde verify` must catch each by the right clause.
 
 Each is an extension, `ronde.testing.faults:NAME`, loaded before the recorder. They are the mistakes that
 distributed training is known for; see FAULTS for what each does and which clause must name it.
@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import batch_norm, layout
+from ronde.boundary import batch_norm, layout, model_edge
 from ronde.boundary.loader import LoaderEdge
+from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import SlicedDraws
 from ronde.boundary.rules import losses
 from ronde.runtime.session import Session
@@ -53,7 +54,9 @@ FAULTS = (
     Fault(name="local_item", clause="L3", holding=("L1", "L2", "L4", "L6"), mention="item"),
     Fault(name="wrong_slice_order", clause="L1", holding=("L6",), mention="batch 2"),
     Fault(name="dropout_masks_alike", clause="L2", holding=("L1", "L6"), mention="step"),
-    Fault(name="file_written_twice", clause="L5", holding=("L1", "L2", "L3", "L4", "L6"), mention="ranks 0, 1"),
+    Fault(
+        name="file_written_twice", clause="L5", holding=("L1", "L2", "L3", "L4", "L6"), mention="ranks 0, 1"
+    ),
     Fault(name="tied_weight_halved", clause="L2", holding=("L1", "L6"), mention="step 1"),
     Fault(name="step_skipped", clause="L2", holding=("L1",), mention="rank 1, step 3"),
 )
@@ -70,7 +73,7 @@ def gradient_not_reduced(session: Session) -> None:
         if own is not None and last.grad is not None:
             last.grad.copy_(own)
 
-    Bucket.finish = finish_but_one
+    _replace(Bucket, "finish", finish_but_one)
 
 
 def mean_instead_of_sum(session: Session) -> None:
@@ -92,10 +95,12 @@ def rank_one_batch_behind(session: Session) -> None:
 def local_batch_norm(session: Session) -> None:
     """Statistics of this rank's rows only, as torch's own layer takes them."""
 
-    def local(context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float) -> Any:
+    def local(
+        context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float
+    ) -> Any:
         return torch.native_batch_norm(input, weight, bias, mean, var, True, momentum, eps)[0]
 
-    batch_norm._global_batch_norm = local
+    _replace(batch_norm, "_global_batch_norm", local)
 
 
 def local_clip_norm(session: Session) -> None:
@@ -116,8 +121,8 @@ def local_clip_norm(session: Session) -> None:
             parameter.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
         return torch.tensor(norm)
 
-    Bucket.launch = launch_and_measure
-    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    _replace(Bucket, "launch", launch_and_measure)
+    _replace(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
 
 
 def local_item(session: Session) -> None:
@@ -129,23 +134,19 @@ def local_item(session: Session) -> None:
         value = local_sum.detach().double() * (whole_count / float(local_count))
         return whole_sum + (value - whole_sum.detach()), whole_count
 
-    losses._total = locally_valued
+    _replace(losses, "_total", locally_valued)
 
 
 def wrong_slice_order(session: Session) -> None:
     """Ranks take their rows from the end of the batch, and are put together from the start."""
     split_rows = layout.split_rows
-    layout.split_rows = lambda rows, world_size, rank: split_rows(rows, world_size, world_size - 1 - rank)
+    _replace(layout, "split_rows", lambda rows, size, rank: split_rows(rows, size, size - 1 - rank))
 
 
 def dropout_masks_alike(session: Session) -> None:
     """Every rank takes the first rank's rows of what is drawn in the model."""
-    init = SlicedDraws.__init__
-
-    def first_rank(draws: Any, recorded: Any, rows: Any, rank: int) -> None:
-        init(draws, recorded, rows, 0)
-
-    SlicedDraws.__init__ = first_rank
+    # In the model's own calls only: a rehearsal with this fault would find it, and cut nothing.
+    _replace(model_edge, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 
 def file_written_twice(session: Session) -> None:
@@ -175,7 +176,12 @@ def step_skipped(session: Session) -> None:
         taken += 1
         return None if taken == 3 else step(optimizer, closure)
 
-    torch.optim.SGD.step = skipping
+    _replace(torch.optim.SGD, "step", skipping)
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> None:
+    """For good: the process is the fault's."""
+    Patches().set(owner, name, replacement)
 
 
 def _after_reduction(change: Any) -> None:
@@ -189,7 +195,7 @@ def _after_reduction(change: Any) -> None:
                 if parameter.grad is not None:
                     change(parameter)
 
-    Bucket.finish = finish_and_change
+    _replace(Bucket, "finish", finish_and_change)
 
 
 def _replace_index_batch(choose: Any) -> None:
@@ -205,7 +211,7 @@ def _replace_index_batch(choose: Any) -> None:
         previous = index
         return cut(edge, iterator, chosen)
 
-    LoaderEdge._cut = replaced
+    _replace(LoaderEdge, "_cut", replaced)
 
 
 def _is_tied(parameter: torch.Tensor) -> bool:

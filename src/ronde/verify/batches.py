@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ronde.boundary.patches import Patches
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
 
@@ -37,7 +38,9 @@ class BatchRecorder:
             finally:
                 recorder._depth -= 1
             if recorder._depth == 0 and recorder._writer.active:
-                recorder._writer.event("batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)])
+                recorder._writer.event(
+                    "batch", fingerprints=[fingerprint(each) for each in tensors_of(batch)]
+                )
             return batch
 
         def recorded_indices(sampler: Any) -> Iterator[Any]:
@@ -45,8 +48,9 @@ class BatchRecorder:
                 recorder._writer.event("ids", ids=_identity(indices))
                 yield indices
 
-        _BaseDataLoaderIter.__next__ = recorded_next
-        BatchSampler.__iter__ = recorded_indices
+        patches = Patches()
+        patches.set(_BaseDataLoaderIter, "__next__", recorded_next)
+        patches.set(BatchSampler, "__iter__", recorded_indices)
 
 
 def tensors_of(value: Any) -> Iterator[Any]:

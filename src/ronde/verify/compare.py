@@ -10,7 +10,7 @@ __all__ = ["compare", "noise_floor"]
 
 
 def noise_floor(plain: Run, halves: Run) -> float | None:
-    """How far plain torch is from itself when batches are computed in halves; None where that is not possible."""
+    """How far plain torch is from itself with batches computed in halves; None where that is not possible."""
     done, _ = halves.records[0].halved
     return update.vector_difference(halves.records[0], plain.records[0]) if done else None
 

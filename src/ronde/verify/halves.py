@@ -80,7 +80,7 @@ def _join(whole: Any, first: list[Any], second: list[Any]) -> Any:
     if not len(leaves) == len(first) == len(second):
         return None
     joined: list[Any] = []
-    for leaf, upper, lower in zip(leaves, first, second):
+    for leaf, upper, lower in zip(leaves, first, second, strict=True):
         if not isinstance(leaf, torch.Tensor):
             if leaf != upper or leaf != lower:
                 return None

@@ -1,4 +1,4 @@
-"""The ranks' side of the proof: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` starts them and ends as they do.
+"""The ranks' side of the proof: `python -m ronde.verify.ranks RANKS RUN_DIR JOB` ends as they do.
 
 A process of its own, because the launcher wants a main thread, a working directory and an output that are
 the run's.

@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy
 
-__all__ = ["Batch", "Gradients", "RankRecord", "Read", "RecordConfig", "Step", "Stored", "Writer", "read_record"]
+__all__ = [
+    "Batch",
+    "Gradients",
+    "RankRecord",
+    "Read",
+    "RecordConfig",
+    "Step",
+    "Stored",
+    "Writer",
+    "read_record",
+]
 
 ENVIRONMENT_KEY = "RONDE_RECORD"
 

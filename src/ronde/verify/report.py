@@ -22,12 +22,20 @@ def to_text(proof: Proof) -> str:
     ]
     for each in proof.verdicts:
         mark = {Status.holds: "holds", Status.broken: "BROKEN", Status.nothing: "-"}[each.status]
-        worst = f"; largest difference {each.worst:.1e} (allowed {allowed:.1e} {what})" if each.worst is not None else ""
+        worst = (
+            f"; largest difference {each.worst:.1e} (allowed {allowed:.1e} {what})"
+            if each.worst is not None
+            else ""
+        )
         lines.append(f"  {each.clause} {each.title:<11}{mark:<7} {each.compared}{worst}")
         if each.divergence:
             lines.append(f"{'':15}first: {each.divergence}")
     if job.dtype != "float64":
-        floor = "not known (the script's batches cannot be halved)" if proof.floor is None else f"{proof.floor:.1e}"
+        floor = (
+            "not known (the script's batches cannot be halved)"
+            if proof.floor is None
+            else f"{proof.floor:.1e}"
+        )
         lines.append(f"  noise floor of plain torch, batches in halves: {floor}")
     if proof.failure:
         lines.append("The run on ranks failed:")

@@ -34,7 +34,7 @@ def build(tree: Path, source: Path) -> Scratch:
     tree.mkdir(parents=True)
     above = list(source.parents)[:_LEVELS_UP][::-1]
     place = tree
-    for directory, inner in zip(above, [*above[1:], source]):
+    for directory, inner in zip(above, [*above[1:], source], strict=True):
         entries = os.listdir(directory)
         if len(entries) <= _MANY:
             _link(directory, place, [name for name in entries if name != inner.name])

@@ -19,7 +19,13 @@ _RONDE = os.path.dirname(os.path.abspath(ronde.__file__)) + os.sep
 # that an optimizer calls.
 _TORCH_BETWEEN = tuple(
     _TORCH + name
-    for name in ("utils/_contextlib.py", "amp/autocast_mode.py", "optim/", "_compile.py", "_dynamo/eval_frame.py")
+    for name in (
+        "utils/_contextlib.py",
+        "amp/autocast_mode.py",
+        "optim/",
+        "_compile.py",
+        "_dynamo/eval_frame.py",
+    )
 )
 _RONDE_BETWEEN = tuple(_RONDE + name for name in ("verify/", "runtime/", "testing/"))
 _INSTALLED = tuple(
@@ -35,7 +41,7 @@ class Sites:
         self._kinds: dict[str, str] = {}
 
     def of(self, frame: FrameType | None) -> str | None:
-        """The nearest script line above `frame`; None for calls made inside torch, ronde, a model or a loader.
+        """The nearest script line above `frame`; None for calls inside torch, ronde, a model or a loader.
 
         What runs inside a model's forward or a dataset sees this rank's rows only, and may: the law
         speaks of what the script reads outside.
@@ -57,7 +63,11 @@ class Sites:
 
     def _short(self, name: str) -> str:
         path = os.path.abspath(name)
-        return os.path.relpath(path, self._root) if path.startswith(self._root + os.sep) else os.path.basename(path)
+        return (
+            os.path.relpath(path, self._root)
+            if path.startswith(self._root + os.sep)
+            else os.path.basename(path)
+        )
 
 
 def _kind(name: str) -> str:
@@ -70,5 +80,3 @@ def _kind(name: str) -> str:
     if path.startswith("<") or path.startswith(_INSTALLED) or f"{os.sep}site-packages{os.sep}" in path:
         return "installed"
     return "script"
-
-

@@ -1,4 +1,4 @@
-"""Records every optimizer step: gradient norms before it, parameters and generators after it, and ends the run."""
+"""Records every optimizer step (gradient norms before, parameters and generators after) and ends the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EnoughSteps", "StepRecorder"]
 
 
 class EnoughSteps(SystemExit):
-    """Ends a script after the asked number of steps, as `sys.exit(0)` would: cleanly, past `except Exception`."""
+    """Ends a script after the asked number of steps, as `sys.exit(0)` would, past `except Exception`."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -86,7 +86,7 @@ class StepRecorder:
         return name
 
     def _learn_names(self) -> None:
-        """Find parameters' names through the modules alive: the longest one is that of the outermost module."""
+        """Find parameters' names through the modules alive; the longest is that of the outermost module."""
         self._names.clear()
         owners: dict[int, str] = {}
         modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]

@@ -97,6 +97,7 @@ class FileMediator:
         self._patch_pathlib()
         self._patch_capabilities()
         self._patch_borrowed_names()
+        self._patch_numpy_openers()
         self._late = LatePatches(self._late_table(saving))
         self._late.install()
 
@@ -177,6 +178,17 @@ class FileMediator:
                 found = self._replaced.get(id(value))
                 if found is not None:
                     self._patches.set(module, name, found[1])
+
+    def _patch_numpy_openers(self) -> None:
+        """`numpy.savetxt` opens through a table that was made when numpy was imported."""
+        openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+        if openers is not None:
+            table = {kind: self._replacement(opener) for kind, opener in openers._file_openers.items()}
+            self._patches.set(openers, "_file_openers", table)
+
+    def _replacement(self, function: Any) -> Any:
+        found = self._replaced.get(id(function))
+        return function if found is None else found[1]
 
     def _late_table(self, saving: Saving) -> dict[str, Callable[[ModuleType], None]]:
         def safetensors(module: ModuleType) -> None:

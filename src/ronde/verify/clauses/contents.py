@@ -22,7 +22,9 @@ _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
 
 
-def differing_contents(mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None) -> str | None:
+def differing_contents(
+    mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None
+) -> str | None:
     """The first difference in words, or None; `repeat` is the file of a second run of plain python."""
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
@@ -109,7 +111,7 @@ def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str
     if isinstance(reference, (list, tuple)):
         if len(mine) != len(reference):
             return f"{where}: {len(mine)} items, in plain python {len(reference)}"
-        for index, (one, other) in enumerate(zip(mine, reference)):
+        for index, (one, other) in enumerate(zip(mine, reference, strict=True)):
             wrong = _differing_value(one, other, tolerance, f"{place}[{index}]")
             if wrong:
                 return wrong

@@ -23,7 +23,7 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], *, plain_exit: int, 
 
 
 def _first(plain: RankRecord, rank: RankRecord) -> str | None:
-    for number, (read, expected) in enumerate(zip(rank.reads, plain.reads), 1):
+    for number, (read, expected) in enumerate(zip(rank.reads, plain.reads, strict=False), 1):
         if (read.where, read.call) != (expected.where, expected.call):
             return (
                 f"rank {rank.rank}, value {number}: {read.call} at {read.where}, "
@@ -34,7 +34,7 @@ def _first(plain: RankRecord, rank: RankRecord) -> str | None:
         extra = longer[min(len(rank.reads), len(plain.reads))]
         counts = f"{len(rank.reads)} values read, in plain python {len(plain.reads)}"
         return f"rank {rank.rank}: {counts}; the first that only one has: {extra.call} at {extra.where}"
-    for number, (step, expected) in enumerate(zip(rank.steps, plain.steps), 1):
+    for number, (step, expected) in enumerate(zip(rank.steps, plain.steps, strict=False), 1):
         if step.optimizer != expected.optimizer:
             return f"rank {rank.rank}, step {number}: {step.optimizer}, in plain python {expected.optimizer}"
     if len(rank.steps) != len(plain.steps):

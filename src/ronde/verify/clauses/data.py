@@ -18,16 +18,17 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord]) -> Verdict:
 
 def _first(plain: RankRecord, rank: RankRecord) -> str | None:
     # Prefetching workers draw indices ahead, so only those that both drew are compared.
-    for number, (mine, reference) in enumerate(zip(rank.ids, plain.ids), 1):
+    for number, (mine, reference) in enumerate(zip(rank.ids, plain.ids, strict=False), 1):
         if mine != reference:
-            return f"rank {rank.rank}, index batch {number}: samples {_cut(mine)}, in plain python {_cut(reference)}"
-    for number, (batch, expected) in enumerate(zip(rank.batches, plain.batches), 1):
+            samples = f"samples {_cut(mine)}, in plain python {_cut(reference)}"
+            return f"rank {rank.rank}, index batch {number}: {samples}"
+    for number, (batch, expected) in enumerate(zip(rank.batches, plain.batches, strict=False), 1):
         if batch.fingerprints == expected.fingerprints:
             continue
         if len(batch.fingerprints) != len(expected.fingerprints):
             counts = f"{len(batch.fingerprints)} values, in plain python {len(expected.fingerprints)}"
             return f"rank {rank.rank}, batch {number}: {counts}"
-        pairs = zip(batch.fingerprints, expected.fingerprints)
+        pairs = zip(batch.fingerprints, expected.fingerprints, strict=True)
         part, (mine, reference) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
         return f"rank {rank.rank}, batch {number}, part {part}: {mine}, in plain python {reference}"
     if len(rank.batches) != len(plain.batches):

@@ -1,4 +1,4 @@
-"""L5: the files that the script writes, written once and with the single-device contents, and what it prints."""
+"""L5: the files that the script writes, once and with the single-device contents, and what it prints."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def compare(
 ) -> Verdict:
     """`repeat` is a second run of plain python: what differs there cannot be expected to be equal here."""
     divergence = (
-        _set(plain, run, repeat)
-        or _written_once(ranks, run)
-        or _contents(plain, run, repeat, tolerance)
+        _set(plain, run, repeat) or _written_once(ranks, run) or _contents(plain, run, repeat, tolerance)
     )
     unstable: set[int] = set()
     if repeat is not None:

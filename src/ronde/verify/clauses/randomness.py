@@ -21,9 +21,8 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], *, model_draws_alike
                 if number >= len(reference.steps) or state == reference.steps[number].random[name]:
                     continue
                 other = "plain python" if of_plain else "rank 0"
-                divergence = divergence or (
-                    f"rank {rank.rank}, after step {step.step}: {name}'s generator is not where that of {other} is"
-                )
+                where = f"rank {rank.rank}, after step {step.step}"
+                divergence = divergence or f"{where}: {name}'s generator is not where that of {other} is"
     count = len(plain.steps)
     compared = f"3 generators after {count} steps"
     return verdict("L6", "randomness", count=count, compared=compared, divergence=divergence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection
 
@@ -22,14 +23,14 @@ def differing_number(
     """
     words, numbers = _NUMBER.split(text), _NUMBER.findall(text)
     expected_words, expected_numbers = _NUMBER.split(reference), _NUMBER.findall(reference)
-    for index, (mine, expected) in enumerate(zip(words, expected_words)):
+    for index, (mine, expected) in enumerate(zip(words, expected_words, strict=False)):
         if _single_spaced(mine) != _single_spaced(expected):
-            line = _line(expected_words, index)
+            line = _line(expected_words, index) + _common(mine, expected).count("\n")
             return f"line {line}: {_excerpt(mine)}, in plain python {_excerpt(expected)}"
-        if index < min(len(numbers), len(expected_numbers)) and index not in without:
-            if not _agree(numbers[index], expected_numbers[index], tolerance):
-                line = _line(expected_words, index + 1)
-                return f"line {line}: {numbers[index]}, in plain python {expected_numbers[index]}"
+        compared = index < min(len(numbers), len(expected_numbers)) and index not in without
+        if compared and not _agree(numbers[index], expected_numbers[index], tolerance):
+            line = _line(expected_words, index + 1)
+            return f"line {line}: {numbers[index]}, in plain python {expected_numbers[index]}"
     if len(words) != len(expected_words):
         shorter = min(len(words), len(expected_words))
         line = _line(expected_words, shorter)
@@ -43,7 +44,7 @@ def unstable_numbers(first: str, second: str, tolerance: Tolerance) -> set[int]:
     other_words, other_numbers = _NUMBER.split(second), _NUMBER.findall(second)
     if len(words) != len(other_words):
         return set()
-    pairs = zip(numbers, other_numbers)
+    pairs = zip(numbers, other_numbers, strict=True)
     return {index for index, (mine, other) in enumerate(pairs) if not _agree(mine, other, tolerance)}
 
 
@@ -53,7 +54,7 @@ def _agree(mine: str, reference: str, tolerance: Tolerance) -> bool:
     if mine.lstrip("+-").isdigit() and reference.lstrip("+-").isdigit():
         return False
     value, expected = float(mine), float(reference)
-    unit = max(_last_digit(mine), _last_digit(reference)) * 1.001
+    unit = min(_last_digit(mine), _last_digit(reference)) * 1.001
     return abs(value - expected) <= unit or tolerance.close(value, expected, 0.0)
 
 
@@ -70,6 +71,12 @@ def _single_spaced(words: str) -> str:
 
 def _line(words: list[str], index: int) -> int:
     return "".join(words[:index]).count("\n") + 1
+
+
+def _common(mine: str, expected: str) -> str:
+    """What both begin with."""
+    pairs = zip(mine, expected, strict=False)
+    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _excerpt(words: str) -> str:

@@ -24,37 +24,57 @@ class _Difference:
 
 
 def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
-    worst = 0.0
-    divergence: str | None = None
-    for rank in ranks:
-        for step, expected in zip(rank.steps, plain.steps):
-            where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
-            wrong = _layout(step, expected)
-            if wrong:
-                divergence = divergence or f"{where}: {wrong}"
-                break
-            difference = _difference(rank, step, plain, expected)
-            size = difference.largest if tolerance.per_tensor else difference.vector
-            worst = max(worst, size)
-            if not size <= tolerance.parameters:
-                text = f"{where}, parameter {difference.name}: {difference.largest:.1e} of its largest entry"
-                if not tolerance.per_tensor:
-                    text += f", {difference.vector:.1e} of the vector of all"
-                divergence = divergence or f"{text} (allowed {tolerance.parameters:.1e})"
-                break
-        if len(rank.steps) != len(plain.steps):
-            divergence = divergence or f"rank {rank.rank}: {len(rank.steps)} steps, in plain python {len(plain.steps)}"
+    found = [_first(plain, rank, tolerance) for rank in ranks]
+    worst = max((each.worst for each in found), default=0.0)
+    broken = [each for each in found if each.text]
+    divergence = min(broken, key=lambda each: each.step).text if broken else None
     count = len(plain.steps)
     names = {name for step in plain.steps for name in step.parameters}
     sampled = any(each.stride > 1 for step in plain.steps[:1] for each in step.parameters.values())
     compared = f"{len(names)} parameters after {count} steps" + (" (large ones sampled)" if sampled else "")
-    return verdict("L2", "update", count=count, compared=compared, divergence=divergence, worst=worst if count else None)
+    return verdict(
+        "L2", "update", count=count, compared=compared, divergence=divergence, worst=worst if count else None
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """Of one rank: the step and description of its first divergence, and the worst difference up to it."""
+
+    step: int
+    text: str
+    worst: float
+
+
+def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
+    worst = 0.0
+    for step, expected in zip(rank.steps, plain.steps, strict=False):
+        where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
+        wrong = _layout(step, expected)
+        if wrong:
+            return _Found(step=expected.step, text=f"{where}: {wrong}", worst=worst)
+        difference = _difference(rank, step, plain, expected)
+        size = difference.largest if tolerance.per_tensor else difference.vector
+        worst = max(worst, size)
+        if not size <= tolerance.parameters:
+            text = f"{where}, parameter {difference.name}: {difference.largest:.1e} of its largest entry"
+            if not tolerance.per_tensor:
+                text += f", {difference.vector:.1e} of the vector of all"
+            text += f" (allowed {tolerance.parameters:.1e})"
+            return _Found(step=expected.step, text=text, worst=worst)
+    text = ""
+    if len(rank.steps) != len(plain.steps):
+        text = f"rank {rank.rank}: {len(rank.steps)} steps, in plain python {len(plain.steps)}"
+    return _Found(step=min(len(rank.steps), len(plain.steps)), text=text, worst=worst)
 
 
 def vector_difference(run: RankRecord, reference: RankRecord) -> float:
     """The largest relative difference, over steps, of the vector of all parameters."""
     return max(
-        (_difference(run, mine, reference, other).vector for mine, other in zip(run.steps, reference.steps)),
+        (
+            _difference(run, mine, reference, other).vector
+            for mine, other in zip(run.steps, reference.steps, strict=False)
+        ),
         default=0.0,
     )
 
@@ -68,9 +88,8 @@ def _layout(step: Step, expected: Step) -> str | None:
     for name, stored in step.parameters.items():
         other = expected.parameters[name]
         if (stored.shape, stored.dtype) != (other.shape, other.dtype):
-            return (
-                f"parameter {name} is {stored.dtype} {stored.shape}, in plain python {other.dtype} {other.shape}"
-            )
+            mine = f"parameter {name} is {stored.dtype} {stored.shape}"
+            return f"{mine}, in plain python {other.dtype} {other.shape}"
     return None
 
 
@@ -99,4 +118,6 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
 
 
 def _wide(entries: numpy.ndarray) -> numpy.ndarray:
-    return entries.view(entries.real.dtype).astype(numpy.float64)
+    if numpy.iscomplexobj(entries):
+        entries = entries.astype(numpy.complex128).view(numpy.float64)
+    return entries.astype(numpy.float64)

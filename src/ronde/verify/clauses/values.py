@@ -18,7 +18,9 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
     scales = _scales(plain)
     divergence: str | None = None
     for rank in ranks:
-        divergence = divergence or _reads(plain, rank, scales, tolerance) or _gradients(plain, rank, tolerance)
+        divergence = (
+            divergence or _reads(plain, rank, scales, tolerance) or _gradients(plain, rank, tolerance)
+        )
     norms = sum(len(each.norms) for each in plain.gradients)
     compared = f"{len(plain.reads)} values, {norms} gradient norms"
     return verdict("L3", "values", count=len(plain.reads) + norms, compared=compared, divergence=divergence)
@@ -44,7 +46,7 @@ def _scales(plain: RankRecord) -> dict[tuple[str, str], float]:
 def _reads(
     plain: RankRecord, rank: RankRecord, scales: dict[tuple[str, str], float], tolerance: Tolerance
 ) -> str | None:
-    for number, (read, expected) in enumerate(zip(rank.reads, plain.reads), 1):
+    for number, (read, expected) in enumerate(zip(rank.reads, plain.reads, strict=False), 1):
         if (read.where, read.call) != (expected.where, expected.call):
             return None  # another path through the script: L4 speaks of that
         scale = scales[expected.where, expected.call]
@@ -71,7 +73,7 @@ def _different(
         # Formatted: what was printed may turn at its last digit.
         return None if differing_number(mine, reference, tolerance) is None else _pair(mine, reference)
     if isinstance(reference, list):
-        pairs = zip(mine, reference)
+        pairs = zip(mine, reference, strict=False)
         return None if all(tolerance.close(a, b, scale) for a, b in pairs) else _pair(mine, reference)
     if isinstance(reference, float):
         return None if tolerance.close(mine, reference, scale) else _pair(mine, reference)
@@ -98,7 +100,7 @@ def _pair(mine: object, reference: object) -> str:
 
 
 def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> str | None:
-    for mine, expected in zip(rank.gradients, plain.gradients):
+    for mine, expected in zip(rank.gradients, plain.gradients, strict=False):
         whole = _whole_norm(expected)
         for name, norm in expected.norms.items():
             if name not in mine.norms:
@@ -112,7 +114,9 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> str
                         f"{_pair(_norm_text(other), _norm_text(norm))}"
                     )
             elif not tolerance.close(other, norm, whole):
-                return f"rank {rank.rank}, step {expected.step}, gradient norm of {name}: {_pair(other, norm)}"
+                return (
+                    f"rank {rank.rank}, step {expected.step}, gradient norm of {name}: {_pair(other, norm)}"
+                )
     return None
 
 
@@ -121,5 +125,7 @@ def _norm_text(norm: float | None) -> str:
 
 
 def _whole_norm(gradients: Gradients) -> float:
-    squares = sum(norm * norm for norm in gradients.norms.values() if norm is not None and math.isfinite(norm))
+    squares = sum(
+        norm * norm for norm in gradients.norms.values() if norm is not None and math.isfinite(norm)
+    )
     return math.sqrt(squares)

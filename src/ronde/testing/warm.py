@@ -1,0 +1,244 @@
+"""A host that has imported torch once and forks the processes of recorded runs: seconds saved for each.
+
+The host is `python -m ronde.testing.warm`, driven by lines of JSON on its standard input. It only imports
+and forks; it computes nothing itself, so it has no threads when it forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import rank_environment
+from ronde.verify.runs import Start, plain_arguments
+
+__all__ = ["WarmHost"]
+
+_PRELOADED = (
+    "ronde.runtime.worker",
+    "ronde.runtime.session",
+    "ronde.verify.recorder",
+    "ronde.verify.plain",
+    "ronde.testing.faults",
+    "torch._dynamo",
+    "torch._subclasses",
+    "sklearn.datasets",
+)
+# How long the peers of a process that failed may take to end by themselves.
+_GRACE = 3.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Process:
+    """One process to fork: the function `module:name`, its arguments, and its surroundings."""
+
+    entry: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    directory: str
+    stdout: str
+    stderr: str
+
+
+class WarmHost:
+    """Starts recorded runs by forking; use as a context manager, one run at a time."""
+
+    def __init__(self) -> None:
+        paths = [os.path.abspath(each) for each in sys.path if each]
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "ronde.testing.warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def __enter__(self) -> WarmHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(timeout=30)
+        self._server.stdout.close()
+
+    def start(self, start: Start) -> int:
+        """A `Starter`: run all processes of `start` to their end; the first code that is not 0, else 0.
+
+        Raises:
+            ValueError: for more than one thread per process, which only a new process can have.
+        """
+        if start.job.threads != 1:
+            raise ValueError(f"a warm host runs one thread per process, not {start.job.threads}; use spawn")
+        processes = _plain(start) if start.ranks is None else _ranks(start, start.ranks)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps([dataclasses.asdict(each) for each in processes]) + "\n")
+        self._server.stdin.flush()
+        answer = self._server.stdout.readline()
+        if not answer:
+            raise RuntimeError(
+                f"the warm host ended with exit code {self._server.wait()}; its error is on stderr"
+            )
+        return json.loads(answer)
+
+
+def _plain(start: Start) -> list[_Process]:
+    return [
+        _Process(
+            entry="ronde.verify.plain:main",
+            arguments=tuple(plain_arguments(start.job)),
+            environment=dict(start.environment),
+            directory=str(start.directory),
+            stdout=str(start.place / "stdout"),
+            stderr=str(start.place / "stderr"),
+        )
+    ]
+
+
+def _ranks(start: Start, ranks: int) -> list[_Process]:
+    run_dir = start.place / "run"
+    run_dir.mkdir()
+    processes: list[_Process] = []
+    for rank in range(ranks):
+        config = RankConfig(
+            rank=rank,
+            world_size=ranks,
+            local_rank=rank,
+            local_world_size=ranks,
+            run_dir=str(run_dir),
+            store=f"file://{run_dir}/store",
+            script=start.job.script,
+            arguments=start.job.arguments,
+            module=start.job.module,
+            plan=start.job.plan,
+            seed=start.job.seed,
+            extensions=start.extensions,
+        )
+        log = run_dir / f"rank-{rank}.log"
+        processes.append(
+            _Process(
+                entry="ronde.runtime.worker:main",
+                arguments=(),
+                environment=rank_environment(
+                    start.environment, config, run_id="warm", threads=1, device=None
+                ),
+                directory=str(start.directory),
+                stdout=str(log if rank else start.place / "stdout"),
+                stderr=str(log if rank else start.place / "stderr"),
+            )
+        )
+    return processes
+
+
+def serve() -> None:
+    """The host: for each line, fork its processes, wait for them, and answer with the exit code."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    # What has been imported is never garbage: collecting it in every child would copy its memory.
+    gc.collect()
+    gc.freeze()
+    answers = os.fdopen(os.dup(1), "w")
+    while True:
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        answers.write(f"{_run([_Process(**fields) for fields in json.loads(line)])}\n")
+        answers.flush()
+
+
+def _run(processes: list[_Process]) -> int:
+    running = {_fork(process) for process in processes}
+    failed = 0
+    ended_by = 0.0
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            running.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code and not failed:
+                failed = code if code > 0 else 128 - code
+                ended_by = time.monotonic() + _GRACE
+        elif not pid:
+            time.sleep(0.005)
+        if failed and time.monotonic() > ended_by:
+            for each in running:
+                os.kill(each, signal.SIGKILL)
+    return failed
+
+
+def _fork(process: _Process) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        code = _execute(process)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _execute(process: _Process) -> int:
+    """In the child: become the process, run it, and do what the interpreter does at its end."""
+    _redirect("/dev/null", os.O_RDONLY, 0)
+    _redirect(process.stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 1)
+    _redirect(process.stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 2)
+    os.chdir(process.directory)
+    os.environ.clear()
+    os.environ.update(process.environment)
+    module, _, name = process.entry.partition(":")
+    entry: Any = getattr(importlib.import_module(module), name)
+    code = 0
+    try:
+        entry(list(process.arguments)) if process.arguments else entry()
+    except SystemExit as end:
+        code = _code_of(end)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    # As at the interpreter's end: what the script left open is closed, and so written.
+    main = vars(sys.modules["__main__"])
+    if main is not globals():
+        main.clear()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _redirect(path: str, flags: int, descriptor: int) -> None:
+    opened = os.open(path, flags, 0o644)
+    os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    serve()

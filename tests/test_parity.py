@@ -1,0 +1,88 @@
+"""Every exact plan gives the single-device answer for every script: L1 to L6, in double precision.
+
+A new exact plan is one word in EXACT_PLANS, a new script one file in tests/scripts: the suite picks them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ronde.testing.parity import assert_parity
+from ronde.testing.warm import WarmHost
+from ronde.verify.runs import Job, Run, run_plain
+
+EXACT_PLANS = ("ddp",)
+SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
+# More than any of the scripts takes: they run to their end, so that their files are compared.
+STEPS = 1000
+
+# On three ranks slices are uneven. These are the scripts in which that can matter in its own way: batch
+# statistics, windows of accumulation, flattened axes, rows that see each other, and fewer rows than ranks.
+ON_THREE_RANKS = {
+    "resnet_batchnorm",
+    "gradient_accumulation",
+    "gpt",
+    "contrastive",
+    "padded_text",
+    "small_batches",
+}
+IN_SINGLE_PRECISION = {"classifier", "gpt", "vae"}
+
+Plain = Callable[[Path, str], Run]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[WarmHost]:
+    with WarmHost() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """Plain runs, recorded once for each script and precision."""
+    known: dict[tuple[Path, str], Run] = {}
+
+    def recorded(script: Path, dtype: str) -> Run:
+        if (script, dtype) not in known:
+            job = Job(script=script.name, steps=STEPS, dtype=dtype, directory=script.parent)
+            known[script, dtype] = run_plain(
+                job, tmp_path_factory.mktemp("plain") / "run", starter=host.start
+            )
+        return known[script, dtype]
+
+    return recorded
+
+
+def cases() -> Iterator[object]:
+    for plan in EXACT_PLANS:
+        for script in SCRIPTS:
+            for dtype in ("float64", "float32"):
+                for ranks in (2, 3):
+                    quick = script.stem in ON_THREE_RANKS if ranks == 3 else dtype == "float64"
+                    if dtype == "float32":
+                        quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION
+                    name = f"{plan}-{script.stem}-{ranks}-{dtype}"
+                    yield pytest.param(
+                        plan, script, ranks, dtype, id=name, marks=() if quick else pytest.mark.soak
+                    )
+
+
+@pytest.mark.parametrize(("plan", "script", "ranks", "dtype"), list(cases()))
+def test_ranks_give_the_single_device_answer(
+    plan: str, script: Path, ranks: int, dtype: str, host: WarmHost, plain: Plain, tmp_path: Path
+) -> None:
+    proof = assert_parity(
+        script,
+        ranks=ranks,
+        place=tmp_path,
+        steps=STEPS,
+        dtype=dtype,
+        plan=plan,
+        plain=plain(script, dtype),
+        starter=host.start,
+    )
+    # A script that had nothing to compare would prove nothing.
+    assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3

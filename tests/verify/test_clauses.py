@@ -1,0 +1,160 @@
+"""Clauses are pure functions of records: each names the first divergence, and lets rounding pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from ronde.verify.clauses import control, data, randomness, update, values
+from ronde.verify.clauses.contents import differing_contents
+from ronde.verify.clauses.text import differing_number, unstable_numbers
+from ronde.verify.clauses.verdict import Status, Tolerance
+from ronde.verify.record import Batch, RankRecord, Read, Step, Writer, read_record
+
+DOUBLE = Tolerance.of("float64")
+SINGLE = Tolerance.of("float32")
+
+
+def record_of(place: Path, *tensors: list[float], rank: int = 0) -> RankRecord:
+    """A record of one step for each tensor, and a value read after each."""
+    place.mkdir(exist_ok=True)
+    writer = Writer(str(place), rank)
+    for step, entries in enumerate(tensors, 1):
+        stored = writer.store(numpy.array(entries))
+        random = {"torch": "a", "numpy": "b", "random": "c"}
+        writer.event(
+            "step", step=step, optimizer="SGD 1", parameters={"weight": stored, "bias": stored}, random=random
+        )
+        writer.event("gradients", step=step, norms={"weight": entries[0], "bias": None})
+        writer.event("read", call="item", where="train.py:7", value=entries[0])
+    return read_record(place, rank)
+
+
+def test_equal_records_hold(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a", [1.0, 2.0], [3.0, float("nan")])
+    same = record_of(tmp_path / "b", [1.0, 2.0 + 1e-15], [3.0, float("nan")])
+    assert update.compare(plain, [same], DOUBLE).status is Status.holds
+    assert values.compare(plain, [same], DOUBLE).status is Status.holds
+    assert control.compare(plain, [same], plain_exit=0, ranks_exit=0).status is Status.holds
+    assert randomness.compare(plain, [same]).status is Status.holds
+    assert data.compare(plain, [same]).status is Status.nothing
+
+
+def test_update_names_the_earliest_step_of_any_rank(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a", [1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
+    late = record_of(tmp_path / "b", [1.0, 2.0], [3.0, 4.0], [5.0, 6.1])
+    early = record_of(tmp_path / "c", [1.0, 2.0], [3.0, 4.0 + 4e-10], [5.0, 6.0], rank=1)
+    found = update.compare(plain, [late, early], DOUBLE)
+    assert found.status is Status.broken
+    assert found.divergence.startswith(
+        "rank 1, step 2 (SGD 1), parameter weight: 1.0e-10 of its largest entry"
+    )
+
+
+def test_single_precision_is_judged_by_the_vector_and_the_noise_floor(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a", [1.0, 1.0])
+    other = record_of(tmp_path / "b", [1.0, 1.0 + 3e-5])
+    assert update.compare(plain, [other], SINGLE).status is Status.broken
+    assert update.compare(plain, [other], Tolerance.of("float32", 1e-5)).status is Status.holds
+    assert update.vector_difference(other, plain) == pytest.approx(3e-5 / 2**0.5, rel=1e-4)
+
+
+def test_missing_steps_break_update_and_control(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a", [1.0, 2.0], [3.0, 4.0])
+    fewer = record_of(tmp_path / "b", [1.0, 2.0])
+    assert update.compare(plain, [fewer], DOUBLE).divergence == "rank 0: 1 steps, in plain python 2"
+    assert (
+        "1 values read, in plain python 2"
+        in control.compare(plain, [fewer], plain_exit=0, ranks_exit=0).divergence
+    )
+
+
+def test_exit_codes_are_control(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a", [1.0])
+    assert "exit code 3" in control.compare(plain, [plain], plain_exit=0, ranks_exit=3).divergence
+
+
+def test_integers_are_exact_and_types_count(tmp_path: Path) -> None:
+    plain = record_of(tmp_path / "a")
+    read = Read(call="item", where="train.py:9", value=10**9)
+    plain = dataclasses.replace(plain, reads=(read,))
+    for value in (10**9 + 1, 1e9):
+        other = dataclasses.replace(plain, rank=1, reads=(dataclasses.replace(read, value=value),))
+        found = values.compare(plain, [plain, other], DOUBLE)
+        assert found.divergence == (
+            f"rank 1, train.py:9, item (value 1): {value}, in plain python 1000000000"
+        )
+
+
+def test_another_path_is_control_not_values(tmp_path: Path) -> None:
+    plain = dataclasses.replace(
+        record_of(tmp_path / "a"), reads=(Read(call="__bool__", where="train.py:5", value=True),)
+    )
+    other = dataclasses.replace(plain, reads=(Read(call="item", where="train.py:8", value=1),))
+    assert values.compare(plain, [other], DOUBLE).status is Status.holds
+    assert control.compare(plain, [other], plain_exit=0, ranks_exit=0).divergence == (
+        "rank 0, value 1: item at train.py:8, in plain python __bool__ at train.py:5"
+    )
+
+
+def test_batches_and_ids(tmp_path: Path) -> None:
+    plain = dataclasses.replace(
+        record_of(tmp_path / "a"), batches=(Batch(fingerprints=("x", "y")),), ids=("[1]", "[2]")
+    )
+    # A loader that prefetches has drawn more indices.
+    assert data.compare(plain, [dataclasses.replace(plain, ids=("[1]",))]).status is Status.holds
+    swapped = dataclasses.replace(plain, ids=("[2]", "[1]"))
+    assert data.compare(plain, [swapped]).divergence == (
+        "rank 0, index batch 1: samples [2], in plain python [1]"
+    )
+    other = dataclasses.replace(plain, batches=(Batch(fingerprints=("x", "z")),))
+    assert data.compare(plain, [other]).divergence == "rank 0, batch 1, part 1: z, in plain python y"
+
+
+def test_generators(tmp_path: Path) -> None:
+    step = Step(step=1, optimizer="SGD 1", parameters={}, random={"torch": "a", "numpy": "b"})
+    plain = dataclasses.replace(record_of(tmp_path / "a"), steps=(step,))
+    moved = dataclasses.replace(
+        plain, steps=(dataclasses.replace(step, random={"torch": "z", "numpy": "b"}),)
+    )
+    assert "after step 1: torch's generator" in randomness.compare(plain, [moved]).divergence
+    assert randomness.compare(plain, [moved, moved], model_draws_alike=False).status is Status.holds
+
+
+@pytest.mark.parametrize(
+    ("mine", "reference", "difference"),
+    [
+        ("loss 0.12345\n", "loss 0.12346\n", None),
+        ("loss 0.123\n", "loss 0.125\n", "line 1: 0.123, in plain python 0.125"),
+        ("correct 7\n", "correct 8\n", "line 1: 7, in plain python 8"),
+        ("a 1\nb  9.9999\n", "a 1\nb 10.0000\n", None),
+        ("a nan", "a nan", None),
+        ("a 1\na 1\n", "a 1\n", "line 2: '\\na ', in plain python '\\n'"),
+        ("epoch 1: 1e-3", "epoch 1: 1.5e-3", "line 1: 1e-3, in plain python 1.5e-3"),
+    ],
+)
+def test_texts(mine: str, reference: str, difference: str | None) -> None:
+    assert differing_number(mine, reference, DOUBLE) == difference
+
+
+def test_times_are_left_out() -> None:
+    left_out = unstable_numbers("loss 0.5 in 1.27 s", "loss 0.5 in 3.21 s", DOUBLE)
+    assert left_out == {1}
+    assert differing_number("loss 0.5 in 9.99 s", "loss 0.5 in 1.27 s", DOUBLE, left_out) is None
+    assert differing_number("loss 0.7 in 9.99 s", "loss 0.5 in 1.27 s", DOUBLE, left_out) is not None
+
+
+def test_torch_files_are_compared_by_value(tmp_path: Path) -> None:
+    plain, near, far, other = (tmp_path / name for name in ("plain.pt", "near.pt", "far.pt", "other.pt"))
+    weight = torch.ones(2, 2, dtype=torch.float64)
+    torch.save({"w": weight, "epoch": 3}, plain)
+    torch.save({"w": weight + 1e-13, "epoch": 3}, near)
+    torch.save({"w": weight + 1e-3, "epoch": 3}, far)
+    torch.save({"module.w": weight, "epoch": 3}, other)
+    assert differing_contents(near, plain, DOUBLE) is None
+    assert differing_contents(far, plain, DOUBLE) == "w, entry 0: 1.001, in plain python 1.0"
+    assert "key 'module.w' is in one only" in str(differing_contents(other, plain, DOUBLE))

@@ -1,0 +1,172 @@
+"""The recorder sees what a script does, changes none of it, and keeps the user's files as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ronde.testing.warm import WarmHost
+from ronde.verify import scratch as scratches
+from ronde.verify.clauses.verdict import Status
+from ronde.verify.proof import judge
+from ronde.verify.runs import Job, Run, run_plain
+
+SCRIPT = """
+import random
+import shutil
+import numpy
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Reading(torch.nn.Linear):
+    def forward(self, x):
+        self.seen = x.sum().item()  # of this rank's rows, so not the script's
+        return super().forward(x)
+
+scale = float(open("data/scale.txt").read())
+model = Reading(3, 1)
+other = torch.nn.Linear(1, 1)
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, other)]
+loader = DataLoader(TensorDataset(torch.randn(10, 3)), batch_size=4, shuffle=True)
+print(len(loader), "batches")
+for epoch in range(3):
+    for x, in loader:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = other(model(x * scale)).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    if loss > 0:
+        print(f"{loss:.4f}", loss.item(), random.random(), numpy.random.rand())
+with open("log.txt", "a") as log:
+    log.write("more\\n")
+with open("data/new.txt", "w") as new:
+    new.write(f"{loss.tolist()}\\n")
+torch.save(model.state_dict(), "data/model.pt")
+shutil.rmtree("old")
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[WarmHost]:
+    with WarmHost() as host:
+        yield host
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    place = tmp_path / "project"
+    for name in ("data", "old"):
+        (place / name).mkdir(parents=True)
+    (place / "data" / "scale.txt").write_text("2.0")
+    (place / "old" / "kept.txt").write_text("kept")
+    (place / "log.txt").write_text("before\n")
+    (place / "train.py").write_text(SCRIPT)
+    return place
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more: bool) -> Run:
+    run = run_plain(
+        Job(script="train.py", steps=steps, dtype="float64", directory=project),
+        place,
+        starter=host.start,
+        **more,
+    )
+    assert run.exit_code == 0, run.stderr
+    return run
+
+
+def test_what_a_script_does_is_recorded(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    run = record(host, project, tmp_path / "run")
+    (record_of,) = run.records
+    assert len(record_of.batches) == len(record_of.ids) == 9
+    assert [step.optimizer for step in record_of.steps[:3]] == ["SGD 1", "SGD 2", "SGD 1"]
+    assert len(record_of.steps) == 18
+    assert list(record_of.steps[0].parameters) == ["weight", "bias"]
+    reads = [(read.call, read.where) for read in record_of.reads]
+    assert reads[0] == ("len(loader)", "train.py:18")
+    assert [call for call, _ in reads[1:4]] == ["__bool__", "__format__", "item"]
+    assert reads[-1][0] == "tolist"
+    assert all(norm is not None for each in record_of.gradients for norm in each.norms.values())
+    assert sorted(run.files) == ["data/model.pt", "data/new.txt", "log.txt"]
+    assert record_of.opened == {"log.txt": 1, "data/new.txt": 1, "data/model.pt": 1}
+    assert not record_of.stopped
+
+
+def test_the_users_files_stay_as_they_are(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    before = contents(project)
+    run = record(host, project, tmp_path / "run")
+    assert contents(project) == before
+    assert run.files["log.txt"].read_text() == "before\nmore\n"
+
+
+def test_a_run_ends_after_its_steps(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    run = record(host, project, tmp_path / "run", steps=5)
+    assert len(run.records[0].steps) == 5
+    assert run.records[0].stopped
+    assert not run.files
+
+
+def test_plain_python_equals_itself(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    first, second = (record(host, project, tmp_path / name) for name in "ab")
+    proof = judge(Job(script="train.py", dtype="float64"), first, second, ranks=1)
+    assert [(each.status, each.divergence) for each in proof.verdicts] == [(Status.holds, "")] * 6
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "clause", "divergence"),
+    [
+        ("batch_size=4", "batch_size=5", "L1", "rank 0, index batch 1: "),
+        ("lr=0.1", "lr=0.10001", "L2", "rank 0, step 1 (SGD 1), parameter "),
+        (
+            "loss.item(), ",
+            "float(loss), ",
+            "L4",
+            "__float__ at train.py:28, in plain python item at train.py:28",
+        ),
+        ("random.random()", "0.5", "L6", "rank 0, after step 7: random's generator"),
+        ("'log.txt'", "'log2.txt'", "L5", "file log.txt is not written on ranks"),
+    ],
+)
+def test_a_changed_script_is_caught(
+    old: str, new: str, clause: str, divergence: str, host: WarmHost, project: Path, tmp_path: Path
+) -> None:
+    plain = record(host, project, tmp_path / "a")
+    text = SCRIPT.replace('"log.txt"', "'log.txt'")
+    assert old in text
+    (project / "train.py").write_text(text.replace(old, new))
+    other = record(host, project, tmp_path / "b")
+    proof = judge(Job(script="train.py", dtype="float64"), plain, other, ranks=1)
+    found = {each.clause: each for each in proof.verdicts}[clause]
+    assert found.status is Status.broken
+    assert divergence in found.divergence
+
+
+def test_halves_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    # A model that reads its rows and returns one row each can be halved.
+    plain, halves = record(host, project, tmp_path / "a"), record(host, project, tmp_path / "b", halves=True)
+    assert halves.records[0].halved[0] > 0
+    proof = judge(Job(script="train.py", dtype="float32"), plain, plain, ranks=1, halves=halves)
+    assert proof.floor is not None
+    assert proof.floor < 1e-12
+    assert proof.holds
+
+
+def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:
+    project = tmp_path / "work" / "project"
+    project.mkdir(parents=True)
+    (tmp_path / "work" / "shared.txt").write_text("shared")
+    made = scratches.build(tmp_path / "tree", project)
+    assert (made.directory / ".." / "shared.txt").read_text() == "shared"
+    assert scratches.written(made) == {}
+    (made.directory / "new.txt").write_text("new")
+    assert list(scratches.written(made)) == ["new.txt"]
+    assert os.listdir(project) == []
