@@ -70,7 +70,7 @@ class Session:
         table = rules.table()
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
-        LoaderEdge(self.context, table, self.plan.data.loading).install(self.patches)
+        LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
@@ -161,7 +161,7 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """What the launcher reports when the script has ended."""
-        notes = list(self.context.notes)
+        notes = [*self.context.notes, *self.files.notes]
         if not self.context.sharded_calls:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls of a "
@@ -181,6 +181,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
+        self.files.uninstall()
         for group in self._groups:
             group.close()
 

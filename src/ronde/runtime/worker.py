@@ -13,11 +13,14 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ronde.errors import PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
 from ronde.runtime.script import execute
+
+if TYPE_CHECKING:
+    from ronde.runtime.session import Session
 
 __all__ = ["main"]
 
@@ -68,14 +71,17 @@ def _run(config: RankConfig) -> None:
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
-    execute(config.script, config.arguments, module=config.module)
+    try:
+        execute(config.script, config.arguments, module=config.module)
+    except SystemExit as end:
+        if session is not None and end.code in (None, 0):
+            _conclude(session)
+        raise
     if session is not None:
-        session.write_summary()
-        if config.rank == 0:
-            _say(session.summary()["notes"])
+        _conclude(session)
 
 
-def _session(config: RankConfig) -> Any:
+def _session(config: RankConfig) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
@@ -88,10 +94,12 @@ def _session(config: RankConfig) -> Any:
     return session
 
 
-def _say(notes: list[str]) -> None:
-    """What the user should know about this run, once."""
-    for note in notes:
-        print(f"ronde: {note}", file=sys.stderr)
+def _conclude(session: Session) -> None:
+    """Write down what the run was, and say what the user should know about it, once."""
+    session.write_summary()
+    if session.config.rank == 0:
+        for note in session.summary()["notes"]:
+            print(f"ronde: {note}", file=sys.stderr)
 
 
 def formatted(error: BaseException) -> str:
