@@ -66,6 +66,7 @@ _OWN: dict[str, list[Call]] = {
     ],
     "masked_fill": [lambda f, x, m, form: f(x, x > 0.5, 0.1), lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2)],
     "to": [lambda f, x, m, form: f(x, torch.float32), lambda f, x, m, form: f(x, "cpu", dtype=torch.float16)],
+    "__get__": [lambda f, x, m, form: f(x)],  # x.data
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
     "full_like": [lambda f, x, m, form: f(x, 3.0)],
     "empty_like": [lambda f, x, m, form: torch.zeros_like(f(x))],
@@ -136,7 +137,7 @@ poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss
 """.split()  # tested in test_losses_ranks.py
 
 
-_SPELT = {"log_sigmoid": "logsigmoid", "_threshold": "threshold"}
+_SPELT = {"log_sigmoid": "logsigmoid", "_threshold": "threshold", "__rdiv__": "__rtruediv__"}
 
 
 def _names() -> dict[str, list[Any]]:
@@ -197,7 +198,7 @@ def _every_spelling(rank: Rank, name: str) -> list[str]:
         for label, case in calls if spelling == 0 else calls[spelling % len(calls) :][:2]:
             cases[f"{name} #{spelling}, {label}"] = case
     # Gradients pass through the narrow type, where the factor W between ranks rounds.
-    tolerance = 1e-2 if name in ("to", "float", "half", "bfloat16", "type_as") else 1e-12
+    tolerance = 1e-2 if name in ("to", "float", "half", "bfloat16", "type_as", "sum") else 1e-12
     return compare_all(rank, cases, kept=True, tolerance=tolerance)
 
 

@@ -8,6 +8,7 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,24 @@ class GlobalTensor(torch.Tensor):
     _context: Context
     _layout: Layout
     _rules: dict[Any, Rule]
-    # This rank's rows, part of the graph; None once the whole value has been changed in place.
-    _local: torch.Tensor | None
-    # The whole value, part of the graph, when it has been asked for.
+    # This rank's rows, part of the graph; see `_local`.
+    _rows: torch.Tensor | None
+    # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
+    _full_version: int
+    # The global tensor that this one may be a view of, and how to make the same view of its whole value.
+    _origin: tuple[weakref.ref[GlobalTensor], Callable[[torch.Tensor], torch.Tensor]] | None
+    _views: list[weakref.ref[GlobalTensor]]
+
+    @property
+    def _local(self) -> torch.Tensor | None:
+        """This rank's rows, part of the graph; None once the whole value is what the tensor is."""
+        if self._rows is not None and self._full is not None and _version(self._full) != self._full_version:
+            # The script changed it, by a view of it or by a function that works in place.
+            if self._origin is None:
+                _hold_whole(self)
+            self._rows = None
+        return self._rows
 
     @classmethod
     def __torch_function__(
@@ -50,9 +65,11 @@ class GlobalTensor(torch.Tensor):
         if context.region is Region.SCRIPT:
             rule = first._rules.get(func)
             if rule is not None:
+                if not args and "input" in kwargs:
+                    args, kwargs = (kwargs["input"],), {key: kwargs[key] for key in kwargs if key != "input"}
                 result = rule(context, func, args, kwargs)
                 if result is not NotImplemented:
-                    return result
+                    return _remember_view(func, args, kwargs, result)
         return _on_whole_values(func, args, kwargs)
 
     @classmethod
@@ -127,6 +144,7 @@ def materialize(value: Any) -> Any:
                 value._full = Gather.apply(value._local, value._context, value._layout)
         else:
             value._full = gather_data(value._context, value._local, value._layout)
+        value._full_version = _version(value._full)
     return value._full
 
 
@@ -148,16 +166,58 @@ def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
     return layout.take(full, context.rank)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _hold_whole(value: GlobalTensor) -> torch.Tensor:
-    """From now on the whole value is what the tensor is: it is about to change or to be watched."""
-    full = materialize(value)
-    value._local = None
-    return full
+    """From now on the whole value is what the tensor is, and what it shares memory with: it is about to change."""
+    root = _root(value)
+    full = materialize(root)
+    root._rows = None
+    for reference in root._views:
+        view = reference()
+        if view is not None and view._rows is not None and view._origin is not None:
+            view._full, view._rows = view._origin[1](full), None
+    assert value._full is not None
+    return value._full
+
+
+def _root(value: GlobalTensor) -> GlobalTensor:
+    return (value._origin and value._origin[0]()) or value
+
+
+def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """Where a rule's result shares memory with its argument, a change of one must become a change of both.
+
+    Whether it does share is known when the same function is applied to the whole value: by the shard's strides
+    ranks could come to different answers.
+    """
+    base = args[0]
+    if getattr(func, "__name__", "") not in _VIEWS or not isinstance(base, GlobalTensor) or result is base:
+        return result
+    others, named, graph = _map(materialize, args[1:]), _map(materialize, kwargs), torch.is_grad_enabled()
+    root = _root(base)
+    before = base._origin[1] if base._origin is not None and root is not base else None
+
+    def same_view(full: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(graph):
+            return func(full if before is None else before(full), *others, **named)
+
+    result._origin = (weakref.ref(root), same_view)
+    root._views = [reference for reference in root._views if reference() is not None]
+    root._views.append(weakref.ref(result))
+    return result
+
+
+def _watches(func: Any) -> bool:
+    """Whether a function's effect is bound to this very tensor of the graph."""
+    return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
 
 
 def _changes_first(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    if name in ("__setitem__", "__set__", "requires_grad_", "retain_grad", "register_hook"):
+    if name == "__setitem__":
         return True
     if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
         return True
@@ -168,8 +228,12 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     out = kwargs.get("out")
     if isinstance(out, GlobalTensor):
         kwargs = {**kwargs, "out": _hold_whole(out)}
-    if args and isinstance(args[0], GlobalTensor) and _changes_first(func):
-        full = _hold_whole(args[0])
+    if args and isinstance(args[0], GlobalTensor) and (_watches(func) or _changes_first(func)):
+        if _watches(func):
+            full = materialize(args[0])
+            args[0]._rows = None
+        else:
+            full = _hold_whole(args[0])
         result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
         return args[0] if result is full else result
     return func(*_map(materialize, args), **_map(materialize, kwargs))
@@ -204,9 +268,18 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
         else _shell(local, layout)
     )
     shell._context, shell._layout, shell._rules = context, layout, rules
-    shell._local, shell._full = local, None
+    shell._rows, shell._full, shell._full_version = local, None, 0
+    shell._origin, shell._views = None, []
     return shell
 
+
+# Rules whose result is, or may be, a view of the first argument.
+_VIEWS = set(
+    """
+    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__ __get__ detach
+    contiguous to float double half bfloat16 int long short bool byte cpu cuda
+    """.split()
+)
 
 _METADATA = {
     torch.Tensor.size,
