@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.edges import Gather, Slice, gather_data
@@ -62,7 +63,7 @@ class GlobalTensor(torch.Tensor):
         if func in _METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.region is Region.SCRIPT:
+        if context.region is Region.SCRIPT and torch._C._functorch.peek_interpreter_stack() is None:
             rule = first._rules.get(func)
             if rule is not None:
                 if not args and "input" in kwargs:
@@ -138,14 +139,20 @@ def materialize(value: Any) -> Any:
     if not isinstance(value, GlobalTensor):
         return value
     if value._full is None:
-        assert value._local is not None
-        if value._local.requires_grad:
-            with torch.enable_grad():
-                value._full = Gather.apply(value._local, value._context, value._layout)
-        else:
-            value._full = gather_data(value._context, value._local, value._layout)
+        # Inside torch.func's transforms too, this is a value from outside of them.
+        with temporarily_clear_interpreter_stack():
+            value._full = _gathered(value)
         value._full_version = _version(value._full)
     return value._full
+
+
+def _gathered(value: GlobalTensor) -> torch.Tensor:
+    local = value._local
+    assert local is not None
+    if local.requires_grad:
+        with torch.enable_grad():
+            return Gather.apply(local, value._context, value._layout)
+    return gather_data(value._context, local, value._layout)
 
 
 def localize(value: Any) -> Any:
@@ -184,7 +191,8 @@ def _hold_whole(value: GlobalTensor) -> torch.Tensor:
 
 
 def _root(value: GlobalTensor) -> GlobalTensor:
-    return (value._origin and value._origin[0]()) or value
+    root = None if value._origin is None else value._origin[0]()
+    return value if root is None else root
 
 
 def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -193,8 +201,10 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     Whether it does share is known when the same function is applied to the whole value: by the shard's strides
     ranks could come to different answers.
     """
+    if getattr(func, "__name__", "") not in _VIEWS:
+        return result
     base = args[0]
-    if getattr(func, "__name__", "") not in _VIEWS or not isinstance(base, GlobalTensor) or result is base:
+    if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
         return result
     others, named, graph = _map(materialize, args[1:]), _map(materialize, kwargs), torch.is_grad_enabled()
     root = _root(base)
