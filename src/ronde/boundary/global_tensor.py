@@ -206,13 +206,14 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     base = args[0]
     if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
         return result
-    others, named, graph = _map(materialize, args[1:]), _map(materialize, kwargs), torch.is_grad_enabled()
+    others, graph = args[1:], torch.is_grad_enabled()
     root = _root(base)
     before = base._origin[1] if base._origin is not None and root is not base else None
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
         with torch.set_grad_enabled(graph):
-            return func(full if before is None else before(full), *others, **named)
+            whole = full if before is None else before(full)
+            return func(whole, *_map(materialize, others), **_map(materialize, kwargs))
 
     result._origin = (weakref.ref(root), same_view)
     root._views = [reference for reference in root._views if reference() is not None]
