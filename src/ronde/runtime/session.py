@@ -67,6 +67,11 @@ class Session:
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
+        self.install_boundary()
+        self.files.install()
+
+    def install_boundary(self) -> None:
+        """All of it but the mediation of files."""
         table = rules.table()
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
@@ -75,7 +80,6 @@ class Session:
         self._install_backward()
         self._install_optimizers()
         self._install_take_over()
-        self.files.install()
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
