@@ -1,0 +1,184 @@
+"""`ronde run`: an ordinary script on many ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ronde.cluster.cores import available_cores
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.environment import ClusterEnvironment
+from ronde.errors import LaunchError, UsageError
+from ronde.launch.announce import say
+from ronde.launch.job import Job
+from ronde.launch.local import launch
+from ronde.launch.rank_environment import threads_per_rank
+from ronde.launch.torchrun import become_rank, shared_run_id, shared_seed
+from ronde.plan import read_plan
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["run"]
+
+MOST_SEED = 2**32 - 1  # what numpy takes
+
+
+def run(  # noqa: PLR0913 - one parameter per option
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or with -m a module.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
+    ] = None,
+    ranks: Annotated[
+        str, typer.Option(metavar="N|auto", help="Ranks on this host; auto: one per CUDA device, or one.")
+    ] = "auto",
+    plan: Annotated[
+        str, typer.Option(metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one.")
+    ] = "ddp",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."
+        ),
+    ] = None,
+    rng: Annotated[str | None, typer.Option(metavar="VALUE", help="Short for the plan's rng=VALUE.")] = None,
+    batch_dim: Annotated[
+        str | None, typer.Option(metavar="AXIS", help="Short for the plan's batch-dim=AXIS.")
+    ] = None,
+    loading: Annotated[
+        str | None, typer.Option(metavar="VALUE", help="Short for the plan's loading=VALUE.")
+    ] = None,
+    native: Annotated[
+        bool, typer.Option("--native", help="The script is distributed by itself: run it as torchrun would.")
+    ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where logs go, instead of the user's state directory.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads per rank, instead of an equal share of the cores.")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
+    ] = False,
+) -> None:
+    """Run an ordinary PyTorch script on many ranks, with the numbers it would have on one device.
+
+    Options of ronde stand before SCRIPT; everything behind it is the script's.
+    """
+    if not sys.platform.startswith("linux"):
+        raise LaunchError(f"ronde runs on Linux only for now, not on {sys.platform}")
+    place = ClusterEnvironment.detect(os.environ)
+    devices = cuda_devices(os.environ) if torch_has_cuda() else ()
+    count = _count(ranks, devices, place)
+    items = {"rng": rng, "batch-dim": batch_dim, "loading": loading}
+    shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
+    canonical = str(read_plan(plan, *shorthand, ranks=count))
+    _check_module(script) if module else _check_script(script)
+    directory = _directory(run_dir, place)
+    job = Job(
+        ranks=count,
+        run_directory=directory,
+        environment=os.environ,
+        script=script,
+        arguments=tuple(arguments or ()),
+        module=module,
+        plan=canonical,
+        seed=_seed(seed, place),
+        native=native,
+        devices=devices,
+        threads=threads,
+    )
+    if place is None or place.rank == 0:
+        say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
+    if place is not None:
+        become_rank(job, place)
+    raise typer.Exit(launch(job).exit_code)
+
+
+def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
+    """How many ranks the run has; under torchrun that has been decided already."""
+    if ranks != "auto" and (not ranks.isdecimal() or int(ranks) < 1):
+        raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2")
+    if place is not None:
+        if ranks not in ("auto", str(place.world_size)):
+            raise UsageError(
+                f"--ranks {ranks} contradicts torchrun, which has started {place.world_size}; leave it out"
+            )
+        return place.world_size
+    return (len(devices) or 1) if ranks == "auto" else int(ranks)
+
+
+def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
+    if place is None:
+        return RunDirectory.create(path, os.environ)
+    return RunDirectory.join(path, shared_run_id(place, os.getppid()), os.environ)
+
+
+def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
+    if seed is not None:
+        return seed
+    return secrets.randbelow(2**31) if place is None else shared_seed(place)
+
+
+def _start_line(job: Job, *, asked: str, seed_given: bool, place: ClusterEnvironment | None) -> str:
+    """What was decided, in one line: enough to repeat the run."""
+    cores = available_cores()
+    many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"
+    threads = threads_per_rank(job.environment, asked=job.threads, cores=cores, ranks=job.ranks)
+    if place is not None:
+        many += ", started by torchrun"
+    elif threads is not None:
+        many += f", {threads} thread{'s' if threads > 1 else ''} each"
+    elif asked == "auto" and not job.devices:
+        many += f" (one process already uses all {cores} cores; --ranks N for more)"
+    origin = "" if seed_given or place is None else " (from torchrun's run id)"
+    return f"seed {job.seed}{origin}, {many}, plan {job.plan}, run directory {job.run_directory.path}"
+
+
+def _check_script(script: str) -> None:
+    """Refuse what python could not run before any rank is started.
+
+    An error of syntax is printed as python prints it, and ends the command with python's exit code.
+    """
+    if script == "-":
+        raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
+    path = Path(script)
+    if not path.exists():
+        raise UsageError(
+            f"there is no script {script!r} in {Path.cwd()}; ronde's own options go before it"
+        )
+    if path.is_dir() or path.suffix not in ("", ".py"):
+        return  # a directory or an archive with a __main__: python finds out
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the script {script!r}: {error.strerror}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the rank will give them
+            compile(source, script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        traceback.print_exception(type(error), error, None)
+        raise typer.Exit(1) from None
+    except ValueError:
+        return  # null bytes: an archive without a suffix, or nonsense of which python will speak
+
+
+def _check_module(name: str) -> None:
+    top = name.partition(".")[0]
+    sys.path.insert(0, os.getcwd())  # as python -m has it
+    try:
+        found = bool(top) and importlib.util.find_spec(top) is not None
+    except ValueError:  # a module without a specification, such as __main__
+        found = False
+    finally:
+        sys.path.pop(0)
+    if not found:
+        raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH")

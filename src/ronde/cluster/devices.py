@@ -1,0 +1,48 @@
+"""Which CUDA devices this host offers, found without importing torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["cuda_devices", "torch_has_cuda"]
+
+
+def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """The devices that may be used, each as `CUDA_VISIBLE_DEVICES` would name it; empty on a CPU host.
+
+    As CUDA does it, a list in `CUDA_VISIBLE_DEVICES` ends at its first negative entry. Without the
+    variable the driver's device files are counted: a container has only those lent to it, and
+    unlike `nvidia-smi` that takes no time.
+    """
+    present = sorted(
+        int(match[1])
+        for path in root.glob("dev/nvidia*")
+        if (match := re.fullmatch(r"nvidia(\d+)", path.name))
+    )
+    if not present:
+        return ()
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(str(index) for index in range(len(present)))
+    chosen: list[str] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        if not name or name.startswith("-"):
+            break
+        chosen.append(name)
+    return tuple(chosen)
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch was built with CUDA, read from its version file."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None

@@ -1,0 +1,101 @@
+"""What `torchrun` tells a process about its place, and which of it a script must not see."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from ronde.errors import UsageError
+
+__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script"]
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+OTHERS = (
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterEnvironment:
+    """One rank's place in a job that `torchrun` has started."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+    run_id: str
+    restart_count: int
+    agent_store: bool
+
+    @classmethod
+    def detect(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
+        """The place of this process, or None when `torchrun` has not started it.
+
+        Raises UsageError for ranks that somebody else has numbered: to ignore them would start
+        as many separate runs as there are ranks.
+        """
+        if "TORCHELASTIC_RUN_ID" not in environment:
+            if environment.get("WORLD_SIZE", "1") not in ("", "1"):
+                raise UsageError(
+                    f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun: ronde cannot tell "
+                    "who starts the ranks; start them with `torchrun ... -m ronde run SCRIPT`, or unset "
+                    "WORLD_SIZE and RANK"
+                )
+            return None
+        missing = [name for name in NEEDED if name not in environment]
+        if missing:
+            raise UsageError(
+                f"the torchrun environment is incomplete: {', '.join(missing)} missing; "
+                "unset TORCHELASTIC_RUN_ID to start ranks on this host"
+            )
+        numbers = {name: _number(environment, name) for name in NEEDED if name != "MASTER_ADDR"}
+        return cls(
+            rank=numbers["RANK"],
+            world_size=numbers["WORLD_SIZE"],
+            local_rank=numbers["LOCAL_RANK"],
+            local_world_size=numbers["LOCAL_WORLD_SIZE"],
+            master_address=environment["MASTER_ADDR"],
+            master_port=numbers["MASTER_PORT"],
+            run_id=environment["TORCHELASTIC_RUN_ID"],
+            restart_count=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+def hidden_from_script(names: Mapping[str, str]) -> frozenset[str]:
+    """The names among `names` by which libraries would take the script for a distributed one."""
+    return frozenset(
+        name for name in names if name in NEEDED or name in OTHERS or name.startswith("TORCHELASTIC_")
+    )
+
+
+def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
+    """Whether torchrun, not the user, has set OMP_NUM_THREADS=1.
+
+    It does so unless the variable is set; `/proc/AGENT/environ` still shows the environment with
+    which the agent was started.
+    """
+    if environment.get("OMP_NUM_THREADS") != "1":
+        return False
+    try:
+        original = Path(f"/proc/{agent}/environ").read_bytes()
+    except OSError:
+        return False
+    return not any(entry.startswith(b"OMP_NUM_THREADS=") for entry in original.split(b"\0"))
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise UsageError(
+            f"{name}={environment[name]!r} is not a number; unset it, or start with torchrun"
+        ) from None

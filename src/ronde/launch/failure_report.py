@@ -1,0 +1,164 @@
+"""Which rank failed first, why, and what to tell the user about it: pure functions of the evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["ErrorFile", "RankDeath", "RankFailure", "first_failure", "read_error", "report", "shell_code"]
+
+Kind = Literal["script", "ronde", "peer", "exit", "signal"]
+LOG_TAIL_LINES = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorFile:
+    """What a rank wrote about its own failure (`rank-N.error.json`)."""
+
+    rank: int
+    time: float
+    kind: Literal["script", "ronde", "peer"]
+    type: str
+    message: str
+    traceback: str
+
+    def tells_the_same(self, other: ErrorFile) -> bool:
+        """Both are the same error of the script, met by two ranks."""
+        return (self.kind, self.type, self.message) == (other.kind, other.type, other.message)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankDeath:
+    """The end of a rank process that was not ended by the launcher.
+
+    `code` is as `subprocess` has it: an exit code, or minus the number of the signal.
+    """
+
+    rank: int
+    time: float
+    code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankFailure:
+    """One rank's failure: its error file, where there is one, or the way its process ended."""
+
+    rank: int
+    time: float
+    kind: Kind
+    exit_code: int
+    error: ErrorFile | None = None
+
+    @property
+    def summary(self) -> str:
+        """One sentence without a full stop: who, and what."""
+        if self.error is not None:
+            what = f"{self.error.type}: {self.error.message}".splitlines()[0].rstrip(": ")
+            if self.kind == "peer":
+                return f"rank {self.rank} lost its peers ({what})"
+            return f"rank {self.rank} failed: {what}"
+        if self.kind == "signal":
+            return f"rank {self.rank} was killed by {signal_name(self.exit_code - 128)}"
+        return f"rank {self.rank} exited with code {self.exit_code}"
+
+
+def shell_code(code: int) -> int:
+    """An exit code as a shell shows it: 128 + n for a process that signal n ended."""
+    return 128 - code if code < 0 else code
+
+
+def signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"{name} (out of memory?)" if number == signal.SIGKILL else name
+
+
+def read_error(path: Path) -> ErrorFile | None:
+    """The error file at `path`, or None when there is none or it is not complete."""
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return ErrorFile(**{field.name: fields[field.name] for field in dataclasses.fields(ErrorFile)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) -> RankFailure | None:
+    """The failure that came first and explains the others, or None when no rank failed.
+
+    A rank that says of itself that it only lost a peer explains nothing. Of the others the
+    earliest counts: the time in an error file, otherwise the time at which the process was gone.
+    """
+    codes = {death.rank: death.code for death in deaths}
+    failures = [
+        RankFailure(
+            rank=error.rank,
+            time=error.time,
+            kind=error.kind,
+            exit_code=shell_code(codes.get(error.rank, 0)) or 1,
+            error=error,
+        )
+        for error in errors.values()
+    ]
+    for death in deaths:
+        if death.code != 0 and death.rank not in errors:
+            kind: Kind = "signal" if death.code < 0 else "exit"
+            failures.append(
+                RankFailure(rank=death.rank, time=death.time, kind=kind, exit_code=shell_code(death.code))
+            )
+    return min(failures, key=lambda failure: (failure.kind == "peer", failure.time), default=None)
+
+
+def report(
+    first: RankFailure,
+    deaths: Sequence[RankDeath],
+    errors: Mapping[int, ErrorFile],
+    directory: RunDirectory,
+    world_size: int,
+    *,
+    main_shown: bool,
+) -> str:
+    """What the user has not seen yet about the first failure; "" when the script has said it all.
+
+    When the main rank is shown, its stderr is the user's: an error that it met too is there already.
+    """
+    shown = errors.get(0) if main_shown else None
+    told = first.error is not None and shown is not None and shown.tells_the_same(first.error)
+    same_exit = main_shown and first.kind == "exit" and _code(deaths, 0) == first.exit_code
+    if (told and world_size == 1) or same_exit:
+        return ""
+    where = f"logs of all ranks: {directory.path}"
+    if told:
+        others = sum(
+            1 for rank, error in errors.items() if rank != 0 and shown and shown.tells_the_same(error)
+        )
+        alike = f" (so did {others} more)" if others else ""
+        return f"rank 0 failed{alike}, its traceback is above; {where}"
+    lines = [f"{first.summary}; {where}" if world_size > 1 else f"{first.summary}; log: {directory.log(0)}"]
+    if first.error is not None:
+        lines += first.error.traceback.splitlines()
+    elif first.rank != 0 or not main_shown:
+        tail = _tail(directory.log(first.rank))
+        lines += [f"the last lines of {directory.log(first.rank).name}:", *tail] if tail else []
+    return "\n".join(lines)
+
+
+def _code(deaths: Sequence[RankDeath], rank: int) -> int | None:
+    return next((death.code for death in deaths if death.rank == rank), None)
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - 8192))
+            return stream.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError:
+        return []

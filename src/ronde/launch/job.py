@@ -1,0 +1,60 @@
+"""What is to be launched, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+
+from ronde.launch.failure_report import RankFailure
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["WORKER", "Job", "Outcome"]
+
+WORKER = (sys.executable, "-m", "ronde.runtime.worker")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Ranks to be started on this host.
+
+    Attributes:
+        ranks: how many.
+        run_directory: where their logs and reports go and where they meet.
+        environment: what a rank's environment is made from; the launcher's own, as a rule.
+        script, arguments, module, plan, seed, native, extensions: as in `RankConfig`.
+        devices: one CUDA device per rank as `CUDA_VISIBLE_DEVICES` names it; empty: ranks on the CPU.
+        threads: per rank; None: the cores shared out, unless the environment says otherwise.
+        shown: the main rank's output is passed on to this process's; otherwise it is logged only.
+        worker: the command of a rank process.
+    """
+
+    ranks: int
+    run_directory: RunDirectory
+    environment: Mapping[str, str]
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    plan: str = "ddp"
+    seed: int = 0
+    native: bool = False
+    extensions: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    threads: int | None = None
+    shown: bool = True
+    worker: tuple[str, ...] = WORKER
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        exit_code: the script's own, or that of the rank that failed first; 128 + n after signal n.
+        failure: the first failure, None when there was none or the user ended the run.
+        report: what there is to tell the user about it, "" when the script has said it all.
+    """
+
+    exit_code: int
+    failure: RankFailure | None = None
+    report: str = ""

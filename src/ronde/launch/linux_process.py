@@ -1,0 +1,40 @@
+"""The few calls to the Linux kernel by which no rank outlives its launcher.
+
+A child that asks for it is killed when its parent dies. A process that is a "subreaper" inherits the
+orphans among its descendants: loader workers of a rank that was killed become its own children,
+so that it can end them and nothing is lost sight of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+__all__ = ["become_subreaper", "bind_to_parent", "is_subreaper", "load_prctl"]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
+
+
+def load_prctl() -> ctypes.CDLL:
+    """The C library; loaded before a fork, because a child between fork and exec must do little."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def bind_to_parent(library: ctypes.CDLL, parent: int) -> None:
+    """In a child: die when `parent` dies. A parent that is gone already sends no signal any more."""
+    library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def is_subreaper(library: ctypes.CDLL) -> bool:
+    value = ctypes.c_int(0)
+    library.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
+
+
+def become_subreaper(library: ctypes.CDLL, wanted: bool) -> None:
+    library.prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)

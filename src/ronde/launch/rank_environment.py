@@ -1,0 +1,55 @@
+"""The environment variables of a rank process, made from the launcher's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ronde.cluster.environment import hidden_from_script
+from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
+
+__all__ = ["RUN_ID_KEY", "rank_environment", "threads_per_rank"]
+
+RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it: by it a run's processes are found
+
+THREADS = "OMP_NUM_THREADS"  # torch, MKL and OpenBLAS all go by it unless their own variable is set
+HASH_SEED = "PYTHONHASHSEED"
+
+
+def threads_per_rank(
+    environment: Mapping[str, str], *, asked: int | None, cores: int, ranks: int
+) -> int | None:
+    """Threads that a rank is to use; None leaves the choice to the libraries or to the user's variable.
+
+    One rank alone is left as plain python would be.
+    """
+    if asked is not None:
+        return asked
+    if environment.get(THREADS) or ranks == 1:
+        return None
+    return max(1, cores // ranks)
+
+
+def rank_environment(
+    environment: Mapping[str, str],
+    config: RankConfig,
+    *,
+    run_id: str,
+    threads: int | None,
+    device: str | None,
+) -> dict[str, str]:
+    """The rank's variables: its configuration in, what marks a distributed job out.
+
+    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. The order
+    of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
+    """
+    hidden = hidden_from_script(environment)
+    result = {name: value for name, value in environment.items() if name not in hidden}
+    if threads is not None:
+        result[THREADS] = str(threads)
+    if result.get(HASH_SEED, "random") in ("", "random"):
+        result[HASH_SEED] = "0"
+    if device is not None:
+        result["CUDA_VISIBLE_DEVICES"] = device
+    result[RUN_ID_KEY] = run_id
+    result[ENVIRONMENT_KEY] = config.to_json()
+    return result

@@ -1,0 +1,92 @@
+"""One rank's process: how it is started and how signals reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ronde.errors import LaunchError
+from ronde.launch.linux_process import bind_to_parent
+
+__all__ = ["RankProcess"]
+
+
+class RankProcess:
+    """A rank on this host, in a process group of its own unless it shares the launcher's.
+
+    Only the main rank of a launcher in the foreground of a terminal shares its group: it must be
+    able to read from the terminal, and the terminal's keys then reach it without our help.
+    """
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], *, own_group: bool) -> None:
+        self.rank = rank
+        self.own_group = own_group
+        self._process = process
+
+    @classmethod
+    def start(
+        cls,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int | None,
+        stdout: int,
+        stderr: int,
+        own_group: bool,
+        mask: set[signal.Signals],
+        library: ctypes.CDLL,
+    ) -> RankProcess:
+        """Start it. `mask` is the signal mask that it gets; it dies when this thread's process dies."""
+        launcher = os.getpid()
+
+        def prepare() -> None:
+            bind_to_parent(library, launcher)
+            if own_group:
+                os.setpgid(0, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                preexec_fn=prepare,  # noqa: PLW1509 - ranks are started before any thread
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LaunchError(
+                f"rank {rank} could not be started ({error}); see `ulimit -u` and this host's free memory"
+            ) from None
+        return cls(rank, process, own_group=own_group)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, minus the signal's number for a killed process, None while it runs."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process alone; one that is gone is no matter."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def send_to_group(self, number: int) -> None:
+        """Send a signal as a terminal's key would: to the rank and to what it has started."""
+        if not self.own_group:
+            self.send(number)
+        elif self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)

@@ -1,0 +1,55 @@
+"""Signals as messages: blocked and fetched one by one, with their sender."""
+
+from __future__ import annotations
+
+import signal
+from types import TracebackType
+
+__all__ = ["SignalInbox"]
+
+SI_KERNEL = 0x80  # si_code of what a terminal's key sends; `kill` sends SI_USER
+
+WATCHED = (
+    signal.SIGCHLD,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGTSTP,
+)
+
+
+class SignalInbox:
+    """While open, the signals of a launcher's interest wait here instead of interrupting it.
+
+    What was ignored at the start (`nohup`, a background job of a shell script) stays ignored. A
+    launcher in a thread of its own gets no signals; it then learns of ended ranks by asking.
+    """
+
+    def __init__(self) -> None:
+        self._watched = {number for number in WATCHED if signal.getsignal(number) != signal.SIG_IGN}
+        self.previous_mask: set[signal.Signals] = set()
+
+    def __enter__(self) -> SignalInbox:
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, self._watched)
+        self.previous_mask = {signal.Signals(number) for number in previous}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self.wait(0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.previous_mask)
+
+    def wait(self, timeout: float) -> signal.struct_siginfo | None:
+        """The next signal, or None after `timeout` seconds."""
+        return signal.sigtimedwait(self._watched, timeout)
+
+    @staticmethod
+    def from_terminal(message: signal.struct_siginfo) -> bool:
+        """Whether a key pressed at the terminal sent it, to the whole foreground group at that."""
+        return message.si_code == SI_KERNEL

@@ -1,0 +1,102 @@
+"""Join the ranks that `torchrun ... -m ronde run SCRIPT` has started: this process becomes one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from ronde.cluster.cores import available_cores
+from ronde.cluster.environment import ClusterEnvironment, forced_threads
+from ronde.errors import LaunchError
+from ronde.launch.job import Job
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import rank_environment, threads_per_rank
+
+__all__ = ["become_rank", "shared_run_id", "shared_seed"]
+
+
+def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
+    """Replace this process by the worker of its rank; the ranks meet at the agent's own store.
+
+    The main rank's output stays torchrun's business; any other's goes to its log.
+    """
+    if not place.agent_store:
+        raise LaunchError(
+            "this torchrun does not share its store with the ranks; unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+        )
+    if job.devices and place.local_world_size > len(job.devices):
+        raise LaunchError(
+            f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
+            f"{len(job.devices)} CUDA devices; use --nproc-per-node {len(job.devices)}"
+        )
+    given = dict(job.environment)
+    if forced_threads(given, os.getppid()):
+        del given["OMP_NUM_THREADS"]
+    threads = threads_per_rank(
+        given, asked=job.threads, cores=available_cores(), ranks=place.local_world_size
+    )
+    environment = rank_environment(
+        given,
+        _config(job, place),
+        run_id=job.run_directory.run_id,
+        threads=threads,
+        device=job.devices[place.local_rank] if job.devices else None,
+    )
+    if place.rank != 0:
+        _silence(job.run_directory.log(place.rank))
+    os.execve(job.worker[0], job.worker, environment)
+
+
+def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
+    """A run id that all ranks of one torchrun agent find by themselves, and no earlier run had.
+
+    The agent's start time tells runs apart that share torchrun's default id.
+    """
+    try:
+        started = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "0"
+    mark = (
+        f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count}"
+    )
+    return f"torchrun-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
+
+
+def shared_seed(place: ClusterEnvironment) -> int:
+    """A seed that all ranks of all hosts find by themselves: from torchrun's run id."""
+    mark = f"{place.run_id} {place.master_address} {place.master_port}"
+    return int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % 2**31
+
+
+def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
+    return RankConfig(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        run_dir=str(job.run_directory.path),
+        store=f"tcp://{place.master_address}:{place.master_port}",
+        script=job.script,
+        arguments=job.arguments,
+        module=job.module,
+        plan=job.plan,
+        seed=job.seed,
+        native=job.native,
+        master_address=place.master_address,
+        master_port=place.master_port,
+        device="cuda" if job.devices else "cpu",
+        extensions=job.extensions,
+    )
+
+
+def _silence(log: Path) -> None:
+    """Lead this process's output to its log, on the level of descriptors so that C code follows too."""
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(nothing)
+    os.close(target)

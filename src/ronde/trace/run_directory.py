@@ -1,0 +1,179 @@
+"""The directory of one run: its logs, error reports, summaries and the store where local ranks meet.
+
+    ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
+        rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
+        rank-1.error.json     why rank 1 failed
+        rank-0.summary.json   what the run did
+        store                 the file store of local ranks
+        lock                  held by whoever uses the directory
+
+Runs live in the user's state directory, so that the project of the user stays clean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ronde.errors import LaunchError
+
+__all__ = ["RunDirectory", "default_root", "new_run_id", "prune"]
+
+KEPT_RUNS = 20
+LEAST_FREE_BYTES = 4 * 1024 * 1024
+RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json)|store")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunDirectory:
+    """An existing directory of one run, locked as long as `lock` stays open (-1: it could not be locked)."""
+
+    path: Path
+    run_id: str
+    lock: int = -1
+
+    @classmethod
+    def create(cls, path: Path | None, environment: Mapping[str, str]) -> RunDirectory:
+        """Make the directory of a new run, here or under the state directory, and hold it alone.
+
+        A directory chosen by the user may hold the files of an earlier run: they are removed,
+        because ranks would meet in its old store; nothing else in it is touched.
+        """
+        run_id = new_run_id()
+        if path is not None:
+            directory = _make_writable(path.absolute())
+            lock = _lock(directory, fcntl.LOCK_EX)
+            _remove_own_files(directory)
+            return cls(path=directory, run_id=run_id, lock=lock)
+        root = _usable_root(environment)
+        directory = _make_writable(root / run_id)
+        lock = _lock(directory, fcntl.LOCK_EX)
+        prune(root, keep=KEPT_RUNS)
+        return cls(path=directory, run_id=run_id, lock=lock)
+
+    @classmethod
+    def join(cls, path: Path | None, run_id: str, environment: Mapping[str, str]) -> RunDirectory:
+        """The directory that several processes of this host share, made by whoever comes first.
+
+        The lock is shared and survives `exec`, so that the directory counts as used as long as
+        any of them lives.
+        """
+        directory = path.absolute() if path is not None else _usable_root(environment) / run_id
+        directory = _make_writable(directory)
+        lock = _lock(directory, fcntl.LOCK_SH)
+        if lock >= 0:
+            os.set_inheritable(lock, True)
+        return cls(path=directory, run_id=run_id, lock=lock)
+
+    @property
+    def store(self) -> str:
+        """Where local ranks meet, in the form that `RankConfig.store` takes."""
+        return f"file://{self.path / 'store'}"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def error(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.error.json"
+
+    def summary(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.summary.json"
+
+    def release(self) -> None:
+        """Let go of the lock: from now on the directory may be pruned or used again."""
+        if self.lock >= 0:
+            os.close(self.lock)
+
+
+def new_run_id() -> str:
+    """A name that sorts by time and that two runs started in the same second do not share."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def default_root(environment: Mapping[str, str]) -> Path:
+    """Where runs are kept: `$XDG_STATE_HOME/ronde/runs`, by default under `~/.local/state`."""
+    state = environment.get("XDG_STATE_HOME", "")
+    if os.path.isabs(state):  # the XDG rules say that a relative path is to be ignored
+        return Path(state) / "ronde" / "runs"
+    return Path(environment.get("HOME") or os.path.expanduser("~")) / ".local" / "state" / "ronde" / "runs"
+
+
+def prune(root: Path, *, keep: int) -> None:
+    """Remove all but the newest `keep` runs under `root`; runs that are still going on stay."""
+    runs = [entry for entry in os.scandir(root) if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
+    runs.sort(key=lambda entry: (entry.stat().st_mtime, entry.name))
+    for entry in runs[: max(0, len(runs) - keep)]:
+        try:
+            lock = _lock(Path(entry.path), fcntl.LOCK_EX)
+        except (LaunchError, OSError):  # in use, or removed by another run that starts now
+            continue
+        shutil.rmtree(entry.path, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _usable_root(environment: Mapping[str, str]) -> Path:
+    """The default root, or one among temporary files where the home directory cannot be written."""
+    root = default_root(environment)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if os.access(root, os.W_OK | os.X_OK):
+            return root
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise LaunchError(_no_space(root)) from None
+    return Path(tempfile.gettempdir()) / f"ronde-{os.getuid()}" / "runs"
+
+
+def _make_writable(directory: Path) -> Path:
+    """Create `directory`; refuse one that cannot be written or whose disk is full."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise LaunchError(_no_space(directory)) from None
+        raise LaunchError(
+            f"cannot write the run directory {directory}: {error.strerror}; choose another with --run-dir DIR"
+        ) from None
+    if free < LEAST_FREE_BYTES:
+        raise LaunchError(_no_space(directory))
+    return directory
+
+
+def _no_space(directory: Path) -> str:
+    return f"no space left for the run directory {directory}; free some, or take another disk by --run-dir DIR"
+
+
+def _lock(directory: Path, kind: int) -> int:
+    """Lock the directory and return the open file, or -1 on a file system that knows no locks."""
+    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno == errno.EWOULDBLOCK:
+            raise LaunchError(
+                f"the run directory {directory} is in use by another run; choose another with --run-dir DIR"
+            ) from None
+        return -1
+    return handle
+
+
+def _remove_own_files(directory: Path) -> None:
+    for entry in os.scandir(directory):
+        if OWN_FILE.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)

@@ -1,0 +1,29 @@
+"""What `ronde run` does, with the fake worker: DRIVER RUN_DIR RANKS SCRIPT ARGS..."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ronde.launch.job import Job
+from ronde.launch.local import launch
+from ronde.trace.run_directory import RunDirectory
+
+
+def main() -> None:
+    run_dir, ranks, script, *arguments = sys.argv[1:]
+    job = Job(
+        ranks=int(ranks),
+        run_directory=RunDirectory.create(Path(run_dir), os.environ),
+        environment=os.environ,
+        script=script,
+        arguments=tuple(arguments),
+        seed=7,
+        worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+    )
+    sys.exit(launch(job).exit_code)
+
+
+if __name__ == "__main__":
+    main()
