@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.null_file import Sink
-from ronde.boundary.files.private_copy import Mirrors
+from ronde.boundary.files.private_copy import Mirrors, discard
 
 __all__ = ["Saving"]
 
@@ -58,7 +58,7 @@ class Saving:
                 label,
                 located,
                 write=lambda: original(tensors, filename, *args, **kwargs),
-                rehearse=lambda: original(tensors, os.devnull, *args, **kwargs),
+                rehearse=lambda: discard(lambda path: original(tensors, path, *args, **kwargs)),
                 complain=lambda: original(empty, filename),
             )
 
@@ -72,7 +72,9 @@ class Saving:
             located = self._mediated_path(f)
             if located is None:
                 return original(m, f, *args, **kwargs)
-            return self._mediation.meet("torch.jit.save", located, lambda: original(m, f, *args, **kwargs)).value
+            return self._mediation.meet(
+                "torch.jit.save", located, lambda: original(m, f, *args, **kwargs)
+            ).value
 
         return save
 
@@ -82,8 +84,12 @@ class Saving:
         @functools.wraps(original)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
             is_uri = bool(kwargs.get("uri")) and str(database).startswith("file:")
-            path, _, query = str(database).removeprefix("file:").partition("?") if is_uri else (database, "", "")
-            if path in ("", ":memory:") or any(flag in query for flag in ("mode=ro", "mode=memory", "immutable=1")):
+            path, _, query = (
+                str(database).removeprefix("file:").partition("?") if is_uri else (database, "", "")
+            )
+            if path in ("", ":memory:") or any(
+                flag in query for flag in ("mode=ro", "mode=memory", "immutable=1")
+            ):
                 return original(database, *args, **kwargs)
             located = self._mediated_path(path)
             if located is None:
