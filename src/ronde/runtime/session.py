@@ -26,6 +26,7 @@ from ronde.comm.process_group import Comm, join
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
 
 __all__ = ["Session"]
@@ -42,6 +43,7 @@ class Session:
         reducer: averages gradients.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         steps: optimizer steps so far.
+        retired: the script distributes its work itself, and ronde keeps out.
     """
 
     def __init__(self, config: RankConfig, plan: Plan) -> None:
@@ -50,6 +52,7 @@ class Session:
         self.patches = Patches()
         self.steps = 0
         self.started = time.time()
+        self.retired = False
         host = "127.0.0.1" if config.store.startswith("file://") else None
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
         boundary_comm, reducer_comm = self._groups
@@ -157,6 +160,7 @@ class Session:
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
+        self.retired = True
         self.files.uninstall()
         self.patches.restore()
         for handle in self._handles:
@@ -188,19 +192,6 @@ class Session:
         self.files.uninstall()
         for group in self._groups:
             group.close()
-
-
-def torchrun_environment(config: RankConfig) -> dict[str, str]:
-    """What torchrun sets for a script that distributes its work itself."""
-    return {
-        "RANK": str(config.rank),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_RANK": str(config.local_rank),
-        "LOCAL_WORLD_SIZE": str(config.local_world_size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": config.master_address,
-        "MASTER_PORT": str(config.master_port),
-    }
 
 
 def _whole(value: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ronde.errors import PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
 from ronde.runtime.script import execute
+from ronde.runtime.torchrun import torchrun_environment
 
 if TYPE_CHECKING:
     from ronde.runtime.session import Session
@@ -52,13 +53,17 @@ def main() -> None:
     except BaseException as error:
         _report(config, "script", error, formatted(error))
         _show(error)
+        if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
+            print(
+                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. Run it with "
+                f"`ronde run --native`, or leave the ranks out of the script",
+                file=sys.stderr,
+            )
         sys.exit(1)
 
 
 def _run(config: RankConfig) -> None:
     if config.native:
-        from ronde.runtime.session import torchrun_environment
-
         os.environ.update(torchrun_environment(config))
         execute(config.script, config.arguments, module=config.module)
         return
@@ -96,6 +101,8 @@ def _session(config: RankConfig) -> Session:
 
 def _conclude(session: Session) -> None:
     """Write down what the run was, and say what the user should know about it, once."""
+    if session.retired:
+        return
     session.write_summary()
     if session.config.rank == 0:
         for note in session.summary()["notes"]:
