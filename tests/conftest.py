@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,19 @@ def nothing_left_behind() -> Iterator[None]:
         del os.environ[name]
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[..., list[Any]]]:
+    """`ranks(world_size, fn, *args)`: `fn(rank, *args)` on 2 or 3 ranks, in processes that outlive the test."""
+    from ronde.testing.run_ranks import RankPool
+
+    pools = {world_size: RankPool(world_size) for world_size in (2, 3)}
+    for pool in pools.values():
+        pool.start()
+    yield lambda world_size, fn, *args: pools[world_size].run(fn, *args)
+    for pool in pools.values():
+        pool.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from ronde.testing.run_ranks import RankPool
+from ronde.testing.run_ranks import Rank
 
 
-def test_functions_run_on_ranks_that_stay() -> None:
-    with RankPool(2) as pool:
-        assert pool.run(operator_sum, 3.0) == [7.0, 7.0]
-        first = pool.run(process_id)
-        with pytest.raises(AssertionError, match=r"rank 1: Traceback[\s\S]*ValueError: on rank 1"):
-            pool.run(fail_on, 1)
-        assert pool.run(process_id) == first
-        assert len(set(first)) == 2
+def test_functions_run_on_ranks_that_stay(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, total, 3.0) == [7.0, 7.0]
+    assert ranks(2, process_id) == ranks(2, process_id)
+    assert len(set(ranks(2, process_id))) == 2
 
 
-def operator_sum(comm: Any, value: float) -> float:
-    return float(comm.all_reduce(torch.tensor([value + comm.rank])))
+def test_the_failure_of_one_rank_is_told_with_its_traceback(ranks: Callable[..., list[Any]]) -> None:
+    with pytest.raises(AssertionError, match=r"ValueError: on rank 1"):
+        ranks(2, fail_on, 1)
+    assert ranks(2, total, 0.0) == [1.0, 1.0]
 
 
-def process_id(comm: Any) -> int:
+def total(rank: Rank, value: float) -> float:
+    return float(rank.groups["boundary"].all_reduce(torch.tensor([value + rank.rank])))
+
+
+def process_id(rank: Rank) -> int:
     return os.getpid()
 
 
-def fail_on(comm: Any, rank: int) -> None:
-    if comm.rank == rank:
-        raise ValueError(f"on rank {rank}")
+def fail_on(rank: Rank, which: int) -> None:
+    if rank.rank == which:
+        raise ValueError(f"on rank {which}")

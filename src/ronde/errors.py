@@ -4,12 +4,13 @@ RondeError            what a user of ronde may catch
   UsageError          a mistake on the command line or in a call (exit code 2)
     PlanError         an unknown, contradictory or not yet built plan value
   LaunchError         ranks could not be started
+  BenchError          a measured run failed, or did not measure what it should
 PeerLost              a peer rank died or diverged (a BaseException, see there)
 """
 
 from __future__ import annotations
 
-__all__ = ["LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
+__all__ = ["BenchError", "LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
 
 
 class RondeError(Exception):
@@ -30,6 +31,10 @@ class PlanError(UsageError):
 
 class LaunchError(RondeError):
     """Ranks could not be started on this host."""
+
+
+class BenchError(RondeError):
+    """A measured run failed, or did not measure what it should."""
 
 
 class PeerLost(BaseException):

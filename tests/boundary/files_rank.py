@@ -5,68 +5,29 @@
 The ranks share `FOLDER/work/SCENARIO` as working directory; rank r's answers go to `FOLDER/rank-r.json`.
 """
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import faulthandler
 import json
 import os
-import pickle
 import sys
 import time
 import traceback
 from datetime import timedelta
-from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo
 
 from boundary.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.boundary.files import FileMediator, StoreMeeting
-from ronde.errors import PeerLost
+from ronde.comm.process_group import Comm, join
 
 TIMEOUT = 20
-
-
-class GlooComm:
-    """The least communicator that mediation needs, over a private process group."""
-
-    def __init__(self, rank: int, world_size: int, path: str) -> None:
-        self.rank = rank
-        self.store = torch.distributed.FileStore(path, world_size)
-        options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=TIMEOUT)
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        self.group = ProcessGroupGloo(self.store, rank, world_size, options)
-
-    def barrier(self) -> None:
-        try:
-            self.group.barrier().wait()
-        except RuntimeError as failure:
-            raise PeerLost(str(failure)) from failure
-
-    def broadcast_object(self, obj: Any, source: int = 0) -> Any:
-        try:
-            return self._broadcast_object(obj, source)
-        except RuntimeError as failure:
-            raise PeerLost(str(failure)) from failure
-
-    def _broadcast_object(self, obj: Any, source: int) -> Any:
-        data = pickle.dumps(obj) if self.rank == source else b""
-        length = torch.tensor([len(data)])
-        self.group.broadcast(length, source).wait()
-        buffer = torch.zeros(int(length), dtype=torch.uint8)
-        if self.rank == source:
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self.group.broadcast(buffer, source).wait()
-        return pickle.loads(buffer.numpy().tobytes())
 
 
 class RealRanks(Ranks):
     """What a scenario can ask about, and do to, the ranks it runs on."""
 
-    def __init__(self, comm: GlooComm, mediator: FileMediator, world_size: int) -> None:
+    def __init__(self, comm: Comm, mediator: FileMediator, world_size: int) -> None:
         self.rank = comm.rank
         self.world_size = world_size
         self._comm = comm
@@ -81,13 +42,19 @@ class RealRanks(Ranks):
         time.sleep(0.1)
 
     def total(self, number: int) -> int:
-        tensor = torch.tensor([number])
-        self._comm.group.allreduce([tensor]).wait()
-        return int(tensor)
+        return int(self._comm.all_reduce(torch.tensor([number])))
 
 
 def main(rank: int, world_size: int, folder: str) -> None:
-    comm = GlooComm(rank, world_size, os.path.join(folder, "store"))
+    comm = join(
+        f"file://{folder}/store",
+        name="files",
+        rank=rank,
+        world_size=world_size,
+        device="cpu",
+        timeout=timedelta(seconds=TIMEOUT),
+        host="127.0.0.1",
+    )
     mediator = FileMediator(meeting=StoreMeeting(comm, timeout=20.0), rank=rank, exempt=[])
     ranks = RealRanks(comm, mediator, world_size)
     answers = {}

@@ -5,7 +5,7 @@ the files in the working directory.
 """
 
 # Files are opened and left to be closed as scripts do it.
-# ruff: noqa: SIM115, PLW1501
+# ruff: noqa: PLW1501
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import tarfile
@@ -174,8 +175,13 @@ def scripted_module_is_saved(ranks: Ranks) -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.save(torch.jit.script(torch.nn.ReLU()), "scripted.pt")
         loaded = torch.jit.load("scripted.pt")
-    found = os.listdir(".")
+    with torch.autograd.profiler.profile() as profile:
+        loaded(torch.zeros(2))
+    assert profile is not None
+    profile.export_chrome_trace("trace.json")
+    found = sorted(os.listdir("."))
     os.remove("scripted.pt")  # its records carry names that differ from run to run
+    os.remove("trace.json")
     return [loaded(torch.tensor([-1.0, 1.0])).tolist(), found]
 
 
@@ -488,7 +494,8 @@ def safetensors_files(ranks: Ranks) -> Any:
     missing = failure_of(lambda: save_file({"a": torch.arange(3.0)}, "missing/model.safetensors")).split(":")[
         0
     ]
-    return [load_file("model.safetensors")["a"].tolist(), missing]
+    # A rehearsal once was written to the null device, and renamed over it.
+    return [load_file("model.safetensors")["a"].tolist(), missing, stat.S_ISCHR(os.stat(os.devnull).st_mode)]
 
 
 @scenario
@@ -578,8 +585,9 @@ def locks(ranks: Ranks) -> Any:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     Path("guarded").write_text("once")
     fcntl.flock(descriptor, fcntl.LOCK_UN)
+    links = os.fstat(descriptor).st_nlink
     os.close(descriptor)
-    return Path("guarded").read_text()
+    return [Path("guarded").read_text(), links]
 
 
 @scenario

@@ -14,16 +14,18 @@ from ronde.boundary.files.announcing import assemble
 from ronde.boundary.files.null_file import NullFile, Sink
 
 
-def pair(folder: Path, mode: str, buffering: int = -1, **text: Any) -> tuple[Any, Any, list[bool]]:
+def pair(
+    folder: Path, mode: str, buffering: int = -1, text: dict[str, Any] | None = None
+) -> tuple[Any, Any, list[bool]]:
     """A real file from `open`, a null file of the same kind, and what the null file announced."""
     path = folder / "file"
     if "a" in mode:
         path.write_bytes(b"12345")
     announced: list[bool] = []
     raw = NullFile(str(path), mode, size=5 if "a" in mode else 0)
-    options = {"encoding": None, "errors": None, "newline": None, **text}
+    options = {"encoding": None, "errors": None, "newline": None, **(text or {})}
     null = assemble(raw, mode=mode, buffering=buffering, announce=announced.append, **options)
-    return open(path, mode, buffering, **text), null, announced
+    return open(path, mode, buffering, **(text or {})), null, announced
 
 
 def alike(real: Any, null: Any, call: Callable[[Any], Any]) -> None:
@@ -76,8 +78,8 @@ TEXT_CALLS: list[Callable[[Any], Any]] = [
         {"encoding": "ascii"},
     ],
 )
-def test_text(tmp_path: Path, mode: str, text: dict[str, str]) -> None:
-    real, null, _ = pair(tmp_path, mode, **text)
+def test_text(tmp_path: Path, mode: str, text: dict[str, Any]) -> None:
+    real, null, _ = pair(tmp_path, mode, text=text)
     for call in TEXT_CALLS:
         alike(real, null, call)
 
@@ -139,7 +141,7 @@ def test_unbuffered(tmp_path: Path) -> None:
 
 
 def test_announces_flush_and_close_once(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", encoding="utf-8")
+    real, null, announced = pair(tmp_path, "w", text={"encoding": "utf-8"})
     real.close()
     null.write("text")
     assert announced == []
@@ -152,7 +154,7 @@ def test_announces_flush_and_close_once(tmp_path: Path) -> None:
 
 
 def test_line_buffering_announces_lines(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", buffering=1, encoding="utf-8")
+    real, null, announced = pair(tmp_path, "w", buffering=1, text={"encoding": "utf-8"})
     real.close()
     null.write("no end of line")
     assert announced == []
@@ -162,7 +164,7 @@ def test_line_buffering_announces_lines(tmp_path: Path) -> None:
 
 
 def test_closed_by_its_last_reference(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", encoding="utf-8")
+    real, null, announced = pair(tmp_path, "w", text={"encoding": "utf-8"})
     real.close()
     null.write("text")
     del null

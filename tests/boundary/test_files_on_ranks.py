@@ -53,6 +53,8 @@ def on_ranks(
     return start_ranks(request.param, folder), folder / "work"
 
 
+# Scripts leave files to be closed by their last reference.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_rank_lives_in_the_plain_world(

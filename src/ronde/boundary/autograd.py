@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
+from ronde.boundary.context import Context, Region
 from ronde.boundary.edges import Leave
 from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.patches import Patches
@@ -17,7 +17,7 @@ __all__ = ["install"]
 
 def install(patches: Patches, context: Context) -> None:
     _install_grad(patches, context)
-    _install_function(patches)
+    _install_function(patches, context)
     _install_parameter(patches)
 
 
@@ -58,14 +58,17 @@ def _whole(value: Any) -> Any:
     return materialize(value)
 
 
-def _install_function(patches: Patches) -> None:
+def _install_function(patches: Patches, context: Context) -> None:
     plain: Any = torch.autograd.Function.__dict__["apply"].__func__
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """A user's own function sees whole values: it may do anything with its data."""
+        """A user's own function sees whole values, and makes such: it may do anything with its data."""
         if any(isinstance(value, GlobalTensor) for value in args):
             args = tuple(materialize(value) for value in args)
-        return plain(cls, *args, **kwargs)
+        if context.region is not Region.SCRIPT or cls.__module__.startswith("ronde."):
+            return plain(cls, *args, **kwargs)
+        with context.enter(Region.REPLICATED, None):
+            return plain(cls, *args, **kwargs)
 
     patches.set(torch.autograd.Function, "apply", classmethod(apply))
 

@@ -8,11 +8,13 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.edges import Gather, Slice, gather_data
@@ -29,10 +31,24 @@ class GlobalTensor(torch.Tensor):
     _context: Context
     _layout: Layout
     _rules: dict[Any, Rule]
-    # This rank's rows, part of the graph; None once the whole value has been changed in place.
-    _local: torch.Tensor | None
-    # The whole value, part of the graph, when it has been asked for.
+    # This rank's rows, part of the graph; see `_local`.
+    _rows: torch.Tensor | None
+    # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
+    _full_version: int
+    # The global tensor that this one may be a view of, and how to make the same view of its whole value.
+    _origin: tuple[weakref.ref[GlobalTensor], Callable[[torch.Tensor], torch.Tensor]] | None
+    _views: list[weakref.ref[GlobalTensor]]
+
+    @property
+    def _local(self) -> torch.Tensor | None:
+        """This rank's rows, part of the graph; None once the whole value is what the tensor is."""
+        if self._rows is not None and self._full is not None and _version(self._full) != self._full_version:
+            # The script changed it, by a view of it or by a function that works in place.
+            if self._origin is None:
+                _hold_whole(self)
+            self._rows = None
+        return self._rows
 
     @classmethod
     def __torch_function__(
@@ -47,12 +63,14 @@ class GlobalTensor(torch.Tensor):
         if func in _METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.region is Region.SCRIPT:
+        if context.region is Region.SCRIPT and torch._C._functorch.peek_interpreter_stack() is None:
             rule = first._rules.get(func)
             if rule is not None:
+                if not args and "input" in kwargs:
+                    args, kwargs = (kwargs["input"],), {key: kwargs[key] for key in kwargs if key != "input"}
                 result = rule(context, func, args, kwargs)
                 if result is not NotImplemented:
-                    return result
+                    return _remember_view(func, args, kwargs, result)
         return _on_whole_values(func, args, kwargs)
 
     @classmethod
@@ -121,13 +139,20 @@ def materialize(value: Any) -> Any:
     if not isinstance(value, GlobalTensor):
         return value
     if value._full is None:
-        assert value._local is not None
-        if value._local.requires_grad:
-            with torch.enable_grad():
-                value._full = Gather.apply(value._local, value._context, value._layout)
-        else:
-            value._full = gather_data(value._context, value._local, value._layout)
+        # Inside torch.func's transforms too, this is a value from outside of them.
+        with temporarily_clear_interpreter_stack():
+            value._full = _gathered(value)
+        value._full_version = _version(value._full)
     return value._full
+
+
+def _gathered(value: GlobalTensor) -> torch.Tensor:
+    local = value._local
+    assert local is not None
+    if local.requires_grad:
+        with torch.enable_grad():
+            return Gather.apply(local, value._context, value._layout)
+    return gather_data(value._context, local, value._layout)
 
 
 def localize(value: Any) -> Any:
@@ -148,16 +173,62 @@ def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
     return layout.take(full, context.rank)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _hold_whole(value: GlobalTensor) -> torch.Tensor:
-    """From now on the whole value is what the tensor is: it is about to change or to be watched."""
-    full = materialize(value)
-    value._local = None
-    return full
+    """From now on the whole value is what the tensor is, and what it shares memory with: it is about to change."""
+    root = _root(value)
+    full = materialize(root)
+    root._rows = None
+    for reference in root._views:
+        view = reference()
+        if view is not None and view._rows is not None and view._origin is not None:
+            view._full, view._rows = view._origin[1](full), None
+    assert value._full is not None
+    return value._full
+
+
+def _root(value: GlobalTensor) -> GlobalTensor:
+    root = None if value._origin is None else value._origin[0]()
+    return value if root is None else root
+
+
+def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """Where a rule's result shares memory with its argument, a change of one must become a change of both.
+
+    Whether it does share is known when the same function is applied to the whole value: by the shard's strides
+    ranks could come to different answers.
+    """
+    if getattr(func, "__name__", "") not in _VIEWS:
+        return result
+    base = args[0]
+    if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
+        return result
+    others, graph = args[1:], torch.is_grad_enabled()
+    root = _root(base)
+    before = base._origin[1] if base._origin is not None and root is not base else None
+
+    def same_view(full: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(graph):
+            whole = full if before is None else before(full)
+            return func(whole, *_map(materialize, others), **_map(materialize, kwargs))
+
+    result._origin = (weakref.ref(root), same_view)
+    root._views = [reference for reference in root._views if reference() is not None]
+    root._views.append(weakref.ref(result))
+    return result
+
+
+def _watches(func: Any) -> bool:
+    """Whether a function's effect is bound to this very tensor of the graph."""
+    return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
 
 
 def _changes_first(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    if name in ("__setitem__", "__set__", "requires_grad_", "retain_grad", "register_hook"):
+    if name == "__setitem__":
         return True
     if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
         return True
@@ -168,8 +239,12 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     out = kwargs.get("out")
     if isinstance(out, GlobalTensor):
         kwargs = {**kwargs, "out": _hold_whole(out)}
-    if args and isinstance(args[0], GlobalTensor) and _changes_first(func):
-        full = _hold_whole(args[0])
+    if args and isinstance(args[0], GlobalTensor) and (_watches(func) or _changes_first(func)):
+        if _watches(func):
+            full = materialize(args[0])
+            args[0]._rows = None
+        else:
+            full = _hold_whole(args[0])
         result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
         return args[0] if result is full else result
     return func(*_map(materialize, args), **_map(materialize, kwargs))
@@ -204,9 +279,18 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
         else _shell(local, layout)
     )
     shell._context, shell._layout, shell._rules = context, layout, rules
-    shell._local, shell._full = local, None
+    shell._rows, shell._full, shell._full_version = local, None, 0
+    shell._origin, shell._views = None, []
     return shell
 
+
+# Rules whose result is, or may be, a view of the first argument.
+_VIEWS = set(
+    """
+    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__ __get__ detach
+    contiguous to float double half bfloat16 int long short bool byte cpu cuda
+    """.split()
+)
 
 _METADATA = {
     torch.Tensor.size,

@@ -15,6 +15,7 @@ import multiprocessing
 import random
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy
@@ -58,13 +59,21 @@ class LoaderEdge:
     """Cuts the index batches of map-style loaders; one per session.
 
     Args:
+        unmediated: files that a dataset touches while it loads this rank's samples are this rank's own.
         loading: `auto`, `sliced` (trust the collate function and samples) or `full` (never slice).
     """
 
-    def __init__(self, context: Context, rules: dict[Any, Rule], loading: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        rules: dict[Any, Rule],
+        loading: str,
+        unmediated: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self._context = context
         self._rules = rules
         self._loading = loading
+        self._unmediated = unmediated
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -87,7 +96,9 @@ class LoaderEdge:
             return edge._cut(iterator, plain_index(iterator))
 
         def next_batch(iterator: Any) -> Any:
-            return edge._deliver(iterator, plain_next(iterator))
+            with edge._fetching(iterator):
+                data = plain_next(iterator)
+            return edge._deliver(iterator, data)
 
         def fetch(fetcher: Any, index: Any) -> Any:
             watched = fetcher.collate_fn
@@ -112,6 +123,11 @@ class LoaderEdge:
         iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
         if loading.sliceable:
             iterator._collate_fn = _Watched(iterator._collate_fn, loading.flag)
+
+    def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
+        """Ranks are out of step while each loads samples of its own in this very process."""
+        loading: _Loading = iterator._ronde_loading
+        return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
 
     def _judge(self, loader: Any) -> _Loading:
         map_style = loader._dataset_kind == _DatasetKind.Map and loader._auto_collation

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, wrap
+from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream, SlicedDraws
@@ -55,7 +57,7 @@ class ModelEdge:
         self._rules = rules
         self._stream = stream
         self._verdicts: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
-        self._watched_hooks = 0
+        self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
@@ -122,7 +124,7 @@ class ModelEdge:
 
     def _rehearsed(self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch) -> Verdict:
         if any(_has_user_hooks(part) for part in module.modules()):
-            return Verdict(False, "it has forward hooks, which are to see the whole batch")
+            return Verdict(False, "it has hooks, which are to see the whole batch")
         few = [_some_rows(value, axis) for value, axis in zip(values, batch.axes, strict=True)]
 
         def run(twin: torch.nn.Module, leaf_values: list[Any]) -> Any:
@@ -144,11 +146,34 @@ class ModelEdge:
         args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
         if torch.is_grad_enabled():
             self._adopt(module)
-        with context.enter(Region.SHARDED, batch.rows), self._drawing(verdict, batch.rows):
+        start = now()
+        with context.enter(Region.SHARDED, batch.rows), self._drawing(verdict, batch.rows), self._entered(module):
             output = plain(module, *args, **kwargs)
         context.sharded_calls += 1
+        if verdict not in self._adopted.setdefault(module, []):
+            # Once: leaves that are no parameters of the module, but its attributes or global variables.
+            self._adopted[module].append(verdict)
+            for leaf in leaves_behind(leaves(output), start):
+                context.adopt(leaf)
         outputs = iter(verdict.outputs)
         return map_leaves(lambda value: self._global(value, next(outputs), batch.rows), output)
+
+    @contextmanager
+    def _entered(self, module: torch.nn.Module) -> Iterator[None]:
+        """Inside, parameters that are values in the midst of a graph (`functional_call`) have passed the Enter edge."""
+        swapped: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        if torch.is_grad_enabled():
+            for part in module.modules():
+                for name, value in part._parameters.items():
+                    if value is not None and value.grad_fn is not None:
+                        swapped.append((part._parameters, name, value))
+        try:
+            for members, name, value in swapped:
+                members[name] = enter(self._context, value)  # pyright: ignore[reportArgumentType]
+            yield
+        finally:
+            for members, name, value in swapped:
+                members[name] = value  # pyright: ignore[reportArgumentType]
 
     def _drawing(self, verdict: Verdict, rows: int) -> Any:
         if not verdict.draws:
@@ -228,7 +253,8 @@ def _some_rows(value: Any, axis: int | None) -> Any:
 
 def _has_user_hooks(part: torch.nn.Module) -> bool:
     kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
+    on_gradients = any(parameter is not None and parameter._backward_hooks for parameter in part._parameters.values())
+    return on_gradients or any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
 
 
 def _is_torchs(hook: Any) -> bool:

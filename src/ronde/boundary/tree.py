@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import types
@@ -21,10 +22,15 @@ def _is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
+def _is_named_result(value: object) -> bool:
+    """What torch returns for two results, such as those of `max`."""
+    return isinstance(value, tuple) and hasattr(value, "n_sequence_fields")
+
+
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) pairs of a container, or None for a leaf."""
     kind = type(value)
-    if kind is tuple or kind is list or _is_namedtuple(value):
+    if kind is tuple or kind is list or _is_namedtuple(value) or _is_named_result(value):
         return list(enumerate(value))
     if kind is dict or isinstance(value, Mapping):
         return list(value.items())
@@ -43,6 +49,8 @@ def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
         return list(children.values())
     if _is_namedtuple(value):
         return kind(*children.values())
+    if _is_named_result(value):
+        return kind(list(children.values()))
     if kind is dict:
         return children
     new = copy.copy(value)
@@ -70,6 +78,24 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     return _rebuilt(value, mapped)
 
 
+# What may hold tensors without being a value made of them.
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.nn.Module)
+
+
+def _hides_tensors(value: Any, depth: int = 4) -> bool:
+    """Whether an object that cannot be taken apart leads to tensors."""
+    if isinstance(value, (torch.Tensor, types.GeneratorType)):
+        return True
+    if depth == 0 or isinstance(value, (str, bytes, int, float, *_CODE)):
+        return False
+    if isinstance(value, Mapping):
+        return any(_hides_tensors(child, depth - 1) for child in value.values())
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        return any(_hides_tensors(child, depth - 1) for child in value)
+    attributes = getattr(value, "__dict__", None)
+    return bool(attributes) and any(_hides_tensors(child, depth - 1) for child in attributes.values())
+
+
 def leaves(value: Any) -> Iterator[Any]:
     """Every leaf in order.
 
@@ -81,13 +107,7 @@ def leaves(value: Any) -> Iterator[Any]:
         return
     children = _children(value)
     if children is None:
-        attributes = getattr(value, "__dict__", None)
-        if (
-            attributes
-            and not isinstance(value, (type, types.ModuleType, torch.nn.Module))
-            and not callable(value)
-            and any(isinstance(child, torch.Tensor) for child in attributes.values())
-        ):
+        if _hides_tensors(value):
             raise Opaque(type(value).__name__)
         yield value
         return

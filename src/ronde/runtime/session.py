@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ronde.boundary import autograd, batch_norm, rules
+from ronde.boundary import autograd, batch_norm, recompute, rules
 from ronde.boundary.context import Context
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
@@ -26,6 +26,7 @@ from ronde.comm.process_group import Comm, join
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
 
 __all__ = ["Session"]
@@ -42,6 +43,7 @@ class Session:
         reducer: averages gradients.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         steps: optimizer steps so far.
+        retired: the script distributes its work itself, and ronde keeps out.
     """
 
     def __init__(self, config: RankConfig, plan: Plan) -> None:
@@ -50,6 +52,7 @@ class Session:
         self.patches = Patches()
         self.steps = 0
         self.started = time.time()
+        self.retired = False
         host = "127.0.0.1" if config.store.startswith("file://") else None
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
         boundary_comm, reducer_comm = self._groups
@@ -67,15 +70,20 @@ class Session:
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
+        self.install_boundary()
+        self.files.install()
+
+    def install_boundary(self) -> None:
+        """All of it but the mediation of files."""
         table = rules.table()
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
-        LoaderEdge(self.context, table, self.plan.data.loading).install(self.patches)
+        recompute.install(self.patches, self.context)
+        LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
         self._install_take_over()
-        self.files.install()
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
@@ -153,6 +161,7 @@ class Session:
 
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
+        self.retired = True
         self.files.uninstall()
         self.patches.restore()
         for handle in self._handles:
@@ -161,7 +170,7 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """What the launcher reports when the script has ended."""
-        notes = list(self.context.notes)
+        notes = [*self.context.notes, *self.files.notes]
         if not self.context.sharded_calls:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls of a "
@@ -181,21 +190,9 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
+        self.files.uninstall()
         for group in self._groups:
             group.close()
-
-
-def torchrun_environment(config: RankConfig) -> dict[str, str]:
-    """What torchrun sets for a script that distributes its work itself."""
-    return {
-        "RANK": str(config.rank),
-        "WORLD_SIZE": str(config.world_size),
-        "LOCAL_RANK": str(config.local_rank),
-        "LOCAL_WORLD_SIZE": str(config.local_world_size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": config.master_address,
-        "MASTER_PORT": str(config.master_port),
-    }
 
 
 def _whole(value: Any) -> Any:

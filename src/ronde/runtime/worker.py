@@ -13,11 +13,15 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ronde.errors import PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
 from ronde.runtime.script import execute
+from ronde.runtime.torchrun import torchrun_environment
+
+if TYPE_CHECKING:
+    from ronde.runtime.session import Session
 
 __all__ = ["main"]
 
@@ -49,13 +53,17 @@ def main() -> None:
     except BaseException as error:
         _report(config, "script", error, formatted(error))
         _show(error)
+        if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
+            print(
+                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. Run it with "
+                f"`ronde run --native`, or leave the ranks out of the script",
+                file=sys.stderr,
+            )
         sys.exit(1)
 
 
 def _run(config: RankConfig) -> None:
     if config.native:
-        from ronde.runtime.session import torchrun_environment
-
         os.environ.update(torchrun_environment(config))
         execute(config.script, config.arguments, module=config.module)
         return
@@ -68,14 +76,17 @@ def _run(config: RankConfig) -> None:
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
-    execute(config.script, config.arguments, module=config.module)
+    try:
+        execute(config.script, config.arguments, module=config.module)
+    except SystemExit as end:
+        if session is not None and end.code in (None, 0):
+            _conclude(session)
+        raise
     if session is not None:
-        session.write_summary()
-        if config.rank == 0:
-            _say(session.summary()["notes"])
+        _conclude(session)
 
 
-def _session(config: RankConfig) -> Any:
+def _session(config: RankConfig) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
@@ -88,10 +99,14 @@ def _session(config: RankConfig) -> Any:
     return session
 
 
-def _say(notes: list[str]) -> None:
-    """What the user should know about this run, once."""
-    for note in notes:
-        print(f"ronde: {note}", file=sys.stderr)
+def _conclude(session: Session) -> None:
+    """Write down what the run was, and say what the user should know about it, once."""
+    if session.retired:
+        return
+    session.write_summary()
+    if session.config.rank == 0:
+        for note in session.summary()["notes"]:
+            print(f"ronde: {note}", file=sys.stderr)
 
 
 def formatted(error: BaseException) -> str:

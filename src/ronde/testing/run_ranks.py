@@ -1,126 +1,247 @@
-"""Runs a function on N ranks that share a process group, in processes that are kept from test to test."""
+"""Rank processes that stay alive between tests, and run functions of a test module together.
+
+One server process imports torch once and forks the ranks; a rank then keeps its process groups, so that a
+call costs milliseconds.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import faulthandler
 import multiprocessing
+import os
+import pickle
+import signal
+import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from ronde.comm.process_group import Comm, join
+__all__ = ["Rank", "RankError", "RankPool", "run_ranks"]
 
-__all__ = ["RankPool", "run_ranks"]
+# How long the others may go on after one rank has failed: they mostly wait for it in a collective.
+_GRACE = 1.5
+_GROUPS = ("boundary", "reducer")
+_COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+
+
+class RankError(AssertionError):
+    """A function failed on some rank; the message holds the rank's traceback."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """What a function run by a pool is given: its place among the ranks, and their groups.
+
+    Attributes:
+        rank, world_size: position and number of the ranks.
+        groups: a `Comm` for "boundary" and one for "reducer".
+        directory: a folder of the pool's own, the same on every rank.
+    """
+
+    rank: int
+    world_size: int
+    groups: dict[str, Any]
+    directory: str
+
+    @contextmanager
+    def session(self, plan: str = "ddp", seed: int = 0) -> Iterator[Any]:
+        """The boundary around the code inside, as around a script; files are not mediated.
+
+        Yields:
+            the `Session`: its `context`, `reducer`, `patches`.
+        """
+        from ronde.boundary.lockstep import seed_all
+        from ronde.launch.rank_config import RankConfig
+        from ronde.plan import Plan
+
+        config = RankConfig(
+            rank=self.rank, world_size=self.world_size, local_rank=self.rank, local_world_size=self.world_size,
+            run_dir=self.directory, store="file://" + os.path.join(self.directory, "store"), script="", plan=plan,
+            seed=seed,
+        )  # fmt: skip
+        seed_all(seed)
+        session = _pooled_session()(config, Plan.parse(plan), self.groups)
+        try:
+            session.install_boundary()
+            yield session
+        finally:
+            session.patches.restore()
+            session.forget_optimizers()
+
+
+def _pooled_session() -> Any:
+    from ronde.runtime.session import Session
+
+    class PooledSession(Session):
+        """A session on groups that exist already."""
+
+        def __init__(self, config: Any, plan: Any, groups: dict[str, Any]) -> None:
+            self._pooled = groups
+            super().__init__(config, plan)
+
+        def _join(self, name: str, host: str | None) -> Any:
+            return self._pooled[name]
+
+        def forget_optimizers(self) -> None:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+
+    return PooledSession
 
 
 class RankPool:
-    """Rank processes of one world size that stay; use as a context manager.
+    """Rank processes that run one function after another.
 
     Args:
-        ranks: how many.
-        timeout: seconds that a rank waits for its peers in a collective, and the caller for a result.
+        world_size: how many.
+        timeout: seconds that one call may take; then the processes are ended, and started anew by the next call.
     """
 
-    def __init__(self, ranks: int, *, timeout: float = 60) -> None:
-        # Spawned, not forked: the parent may have run backward passes, after which a fork cannot.
-        context = multiprocessing.get_context("spawn")
-        self._timeout = timeout
-        self._place = tempfile.TemporaryDirectory(prefix="ronde-ranks-")
-        self._pipes: list[Connection] = []
+    def __init__(self, world_size: int, *, timeout: float = 60.0) -> None:
+        self.world_size = world_size
+        self.timeout = timeout
         self._processes: list[Any] = []
-        for rank in range(ranks):
-            mine, its = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(its, self._place.name, rank, ranks, timeout), daemon=True
-            )
-            process.start()
-            its.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+        self._connections: list[Connection] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call `function(comm, *arguments)` on every rank; its results in rank order.
+    def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `fn(rank, *args)` on every rank; the results in rank order.
 
         Args:
-            function: one that a new process can import by name, with a `Comm` as its first parameter.
+            fn: a function of an importable module; `rank` is this process's `Rank`.
 
         Raises:
-            AssertionError: when a rank raised (with its traceback) or died.
+            RankError: with the traceback, when it raised on some rank.
+            TimeoutError: with every rank's stack, when it did not come back.
         """
-        for pipe in self._pipes:
-            pipe.send((function, arguments))
-        results: list[Any] = []
-        failures: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                answered = pipe.poll(self._timeout)
-                failed, value = pipe.recv() if answered else (True, f"no result within {self._timeout} s\n")
-            except EOFError:
-                failed, value = True, "the process died\n"
-            if failed:
-                failures.append(f"rank {rank}: {value}")
-            results.append(value)
+        self.start()
+        task = (list(sys.path), pickle.dumps((fn, args)))
+        for connection in self._connections:
+            connection.send(task)
+        return self._collect(getattr(fn, "__name__", str(fn)))
+
+    def start(self) -> None:
+        """Start the processes where they do not run; `run` does so too."""
+        if self._processes:
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ronde.testing.preload"])
+        self._directory = tempfile.TemporaryDirectory(prefix="ronde-pool-")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            place = (rank, self.world_size, self._directory.name)
+            process = context.Process(target=_serve, args=(theirs, *place), daemon=False)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def _collect(self, name: str) -> list[Any]:
+        deadline = time.monotonic() + self.timeout
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        waiting = dict(enumerate(self._connections))
+        while waiting:
+            ready = wait(list(waiting.values()), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, connection in waiting.items() if connection in ready]:
+                try:
+                    succeeded, value = waiting.pop(rank).recv()
+                except EOFError:
+                    succeeded, value = False, "the process died"
+                (results if succeeded else failures)[rank] = value
+                if not succeeded:
+                    deadline = min(deadline, time.monotonic() + _GRACE)
+        stacks = self._stacks(waiting) if waiting else ""
+        if failures or waiting:
+            self.close()
         if failures:
-            raise AssertionError("\n".join(failures))
-        return results
+            told = "\n".join(f"rank {rank} of {self.world_size}:\n{text}" for rank, text in sorted(failures.items()))
+            raise RankError(f"{name} failed\n{told}{stacks}")
+        if waiting:
+            raise TimeoutError(f"{name}: ranks {sorted(waiting)} did not come back in {self.timeout} s{stacks}")
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _stacks(self, waiting: dict[int, Any]) -> str:
+        """Where the ranks that did not answer are."""
+        for rank in waiting:
+            if self._processes[rank].is_alive():
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(0.3)
+        assert self._directory is not None
+        told = [(rank, Path(self._directory.name, f"stack-{rank}")) for rank in waiting]
+        return "".join(f"\nrank {rank} was at:\n{path.read_text()}" for rank, path in told if path.exists())
 
     def close(self) -> None:
-        """End the ranks."""
-        for pipe in self._pipes:
-            pipe.close()
+        """End the processes."""
+        for connection in self._connections:
+            connection.close()
         for process in self._processes:
-            process.join(10)
+            process.join(1.0)
             if process.is_alive():
                 process.kill()
                 process.join()
-            process.close()
-        self._place.cleanup()
-
-    def __enter__(self) -> RankPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._processes, self._connections = [], []
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
 
 
-def run_ranks(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
-    """Call `function(comm, *arguments)` once on `ranks` new ranks; see `RankPool.run`."""
-    with RankPool(ranks) as pool:
-        return pool.run(function, *arguments)
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+    """Run `fn(rank, *args)` once on `world_size` fresh ranks; see `RankPool.run`."""
+    pool = RankPool(world_size, timeout=timeout)
+    try:
+        return pool.run(fn, *args)
+    finally:
+        pool.close()
 
 
-def _serve(pipe: Connection, place: str, rank: int, ranks: int, timeout: float) -> None:
+def _serve(connection: Connection, rank: int, world_size: int, directory: str) -> None:
+    """A rank's life: functions come by the pipe until it is closed."""
     import torch
 
+    from ronde.comm.process_group import join
+
     torch.set_num_threads(1)
-    comm = join(
-        f"file://{Path(place) / 'store'}",
-        name="testing",
-        rank=rank,
-        world_size=ranks,
-        device="cpu",
-        timeout=timedelta(seconds=timeout),
-        host="127.0.0.1",
-    )
-    try:
-        while True:
-            try:
-                function, arguments = pipe.recv()
-            except EOFError:
-                return
-            pipe.send(_answer(function, comm, arguments))
-    finally:
-        comm.close()
+    stacks = open(os.path.join(directory, f"stack-{rank}"), "w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    groups = {
+        name: join(
+            "file://" + os.path.join(directory, "store"), name=name, rank=rank, world_size=world_size, device="cpu",
+            timeout=_COLLECTIVE_TIMEOUT, host="127.0.0.1",
+        )
+        for name in _GROUPS
+    }  # fmt: skip
+    place = Rank(rank=rank, world_size=world_size, groups=groups, directory=directory)
+    while True:
+        try:
+            path, task = connection.recv()
+        except EOFError:
+            break
+        sys.path[:] = path
+        answer = _answer(place, task)
+        try:
+            connection.send(answer)
+        except BrokenPipeError:
+            break
+    for group in groups.values():
+        group.close()
 
 
-def _answer(function: Callable[..., Any], comm: Comm, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _answer(place: Rank, task: bytes) -> tuple[bool, Any]:
     try:
-        return False, function(comm, *arguments)
+        fn, args = pickle.loads(task)
+        result = fn(place, *args)
+        pickle.dumps(result)
     except BaseException:
-        return True, traceback.format_exc()
+        return False, traceback.format_exc()
+    return True, result

@@ -22,9 +22,10 @@ import torch
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.null_file import NullRecords
 from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
-from ronde.boundary.files.paths import Paths, interpreter_folders
+from ronde.boundary.files.paths import Paths, caches, interpreter_folders
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
@@ -48,13 +49,13 @@ class FileMediator:
     Args:
         meeting: the other ranks.
         rank: this one; 0 writes.
-        exempt: folders in which every rank works by itself: caches (`caches`), the run's directory.
+        exempt: folders in which every rank works by itself, as the run's directory, besides those of the
+            system, the interpreter and libraries' caches.
     """
 
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
-        self._mediation = Mediation(
-            meeting=meeting, rank=rank, paths=Paths((*interpreter_folders(), *exempt))
-        )
+        paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
+        self._mediation = Mediation(meeting=meeting, rank=rank, paths=paths)
         self._mirrors = Mirrors()
         self._patches = Patches()
         self._late: LatePatches | None = None
@@ -93,7 +94,6 @@ class FileMediator:
             self._replace(owner, name, child)
         saving = Saving(self._mediation, self._mirrors)
         self._replace(torch, "save", saving.torch_save)
-        self._replace(torch.jit, "save", saving.module_save)
         self._patch_pathlib()
         self._patch_capabilities()
         self._patch_borrowed_names()
@@ -132,6 +132,7 @@ class FileMediator:
     def _patch_opening(self) -> None:
         opening = Opening(
             self._mediation,
+            self._mirrors,
             original_open=builtins.open,
             original_os_open=os.open,
             original_os_close=os.close,
@@ -203,9 +204,30 @@ class FileMediator:
             file = vars(module)["File"]
             self._patches.set(file, "__init__", saving.hdf5(file.__init__))
 
+        def tensorboard(module: ModuleType) -> None:
+            if not self._mediation.is_main:
+                # Its thread opens the file again and again, when it pleases: no place for meetings.
+                self._patches.set(module, "RecordWriter", NullRecords)
+
+        def by_main_alone(name: str, position: int, argument: str) -> Callable[[ModuleType], None]:
+            def patch(module: ModuleType) -> None:
+                *path, last = name.split(".")
+                owner = functools.reduce(getattr, path, module)
+                label = f"{module.__name__}.{name}"
+                replacement = saving.by_main_alone(label, position, argument, getattr(owner, last))
+                self._patches.set(owner, last, replacement)
+
+            return patch
+
         return {
             "safetensors.torch": safetensors,
             "safetensors.numpy": safetensors,
             "sqlite3": sqlite,
             "h5py": hdf5,
+            "tensorboard.summary.writer.event_file_writer": tensorboard,
+            "torch.jit": by_main_alone("save", 1, "f"),
+            "torch.export": by_main_alone("save", 1, "f"),
+            "torch.autograd.profiler": by_main_alone("profile.export_chrome_trace", 1, "path"),
+            "cv2": by_main_alone("imwrite", 0, "filename"),
+            "pyarrow.parquet": by_main_alone("write_table", 1, "where"),
         }

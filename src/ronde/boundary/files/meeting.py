@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ronde.errors import PeerLost
 
-__all__ = ["Communicator", "Meeting", "Store", "StoreMeeting"]
+__all__ = ["Communicator", "Meeting", "StoreMeeting"]
 
 
 class Meeting(Protocol):
@@ -32,21 +32,16 @@ class Meeting(Protocol):
         ...
 
 
-class Store(Protocol):
-    """The part of `torch.distributed.Store` that is used here."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-
-
 class Communicator(Protocol):
     """The part of a communicator that is used here."""
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> Any:
+        """A `torch.distributed.Store`, of which `set`, `get` and `check` are used."""
+        ...
+
     def barrier(self) -> None: ...
-    def broadcast_object(self, obj: Any, source: int = 0) -> Any: ...
+    def broadcast_object(self, value: Any, /, source: int = 0) -> Any: ...
 
 
 class StoreMeeting:

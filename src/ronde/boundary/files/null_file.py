@@ -6,7 +6,7 @@ import io
 import os
 from typing import Any
 
-__all__ = ["NullFile", "Sink"]
+__all__ = ["NullFile", "NullRecords", "Sink"]
 
 
 class Sink(io.RawIOBase):
@@ -17,6 +17,24 @@ class Sink(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         return memoryview(data).nbytes
+
+
+class NullRecords:
+    """In the place of tensorboard's `RecordWriter`: takes event records and forgets them."""
+
+    def __init__(self, writer: object) -> None:
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if self.closed:
+            raise OSError("Writer is closed")
+
+    def flush(self) -> None:
+        if self.closed:
+            raise OSError("Writer is closed")
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class NullFile(io.RawIOBase):

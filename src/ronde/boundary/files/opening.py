@@ -10,7 +10,7 @@ from typing import Any
 from ronde.boundary.files.announcing import assemble
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.null_file import NullFile
-from ronde.boundary.files.private_copy import open_copy
+from ronde.boundary.files.private_copy import Mirrors, open_copy
 
 __all__ = ["Opening"]
 
@@ -28,12 +28,14 @@ class Opening:
     def __init__(
         self,
         mediation: Mediation,
+        mirrors: Mirrors,
         *,
         original_open: Callable[..., Any],
         original_os_open: Callable[..., int],
         original_os_close: Callable[[int], None],
     ) -> None:
         self._mediation = mediation
+        self._mirrors = mirrors
         self._open = original_open
         self._os_open = original_os_open
         self._os_close = original_os_close
@@ -160,18 +162,12 @@ class Opening:
         key, size = outcome.value
         if opened:
             return opened[0], key
-        descriptor = os.memfd_create("ronde-null-file")
-        if copies:
-            os.write(descriptor, copies[0])
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        else:
-            os.ftruncate(descriptor, size)
-        if flags & os.O_APPEND:
-            # Appending is a property of the description: get one that has it.
-            appending = self._os_open(f"/proc/self/fd/{descriptor}", (flags & os.O_ACCMODE) | os.O_APPEND)
-            self._os_close(descriptor)
-            descriptor = appending
-        return descriptor, key
+        with self._mediation.unmediated():
+            # A file with a name, because file locks take one without for a lock that was removed.
+            place = self._mirrors.place("descriptor")
+            with open(place, "wb") as file:
+                file.write(copies[0]) if copies else file.truncate(size)
+            return self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND)), key
 
     def os_close(self, fd: int) -> None:
         """Stands in for `os.close`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 import site
 import sysconfig
 import tempfile
@@ -25,9 +27,16 @@ def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Folders that libraries fill for themselves, each process ready to find others at work there."""
     folders = [os.path.expanduser(folder) for folder in _CACHE_FOLDERS]
     folders += [environment[name] for name in _CACHE_VARIABLES if environment.get(name)]
-    user = environment.get("USER") or environment.get("LOGNAME") or "root"
-    folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
+    folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{_user()}"))
     return tuple(folders)
+
+
+def _user() -> str:
+    """The user's name as torch's compiler writes it in the name of its folder."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a user id without a name
+        return str(os.getuid())
 
 
 def interpreter_folders() -> tuple[str, ...]:

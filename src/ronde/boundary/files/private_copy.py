@@ -55,6 +55,7 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._folder: str | None = None
+        self._count = 0
         self._mirrors: dict[str, str] = {}
 
     def find(self, located: str) -> str | None:
@@ -67,16 +68,19 @@ class Mirrors:
             companions: suffixes of files beside it that belong to it.
         """
         if located not in self._mirrors:
-            if self._folder is None:
-                self._folder = tempfile.mkdtemp(prefix="ronde-")
-            mirror = os.path.join(
-                self._folder, f"{len(os.listdir(self._folder))}-{os.path.basename(located)}"
-            )
+            mirror = self.place(os.path.basename(located))
             for suffix in ("", *companions):
                 if os.path.isfile(located + suffix):
                     shutil.copyfile(located + suffix, mirror + suffix)
             self._mirrors[located] = mirror
         return self._mirrors[located]
+
+    def place(self, name: str) -> str:
+        """A path for a new file of this rank, ending in `name`."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="ronde-")
+        self._count += 1
+        return os.path.join(self._folder, f"{self._count}-{name}")
 
     def forget(self, located: str) -> None:
         """`located` was mutated as a whole: the next use starts from the file itself."""

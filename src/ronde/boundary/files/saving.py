@@ -64,19 +64,23 @@ class Saving:
 
         return save
 
-    def module_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `torch.jit.save(m, f, ...)`, whose tensors are plain ones: the main rank alone does it."""
+    def by_main_alone(
+        self, label: str, position: int, name: str, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """For a writer that runs no collectives (no global tensor reaches it) and returns a plain value.
+
+        Args:
+            position, name: of the argument that is the path.
+        """
 
         @functools.wraps(original)
-        def save(m: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            located = self._mediated_path(f)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            located = self._mediated_path(args[position] if position < len(args) else kwargs.get(name))
             if located is None:
-                return original(m, f, *args, **kwargs)
-            return self._mediation.meet(
-                "torch.jit.save", located, lambda: original(m, f, *args, **kwargs)
-            ).value
+                return original(*args, **kwargs)
+            return self._mediation.meet(label, located, lambda: original(*args, **kwargs)).value
 
-        return save
+        return write
 
     def connect(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `sqlite3.connect(database, ...)`: other ranks work on a mirror of the database."""

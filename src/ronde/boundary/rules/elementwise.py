@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import GlobalTensor, Rule
-from ronde.boundary.rules.common import functions, local_operand, rewrap, same_layout
+from ronde.boundary.global_tensor import GlobalTensor, Rule, localize
+from ronde.boundary.rules.common import functions, is_sharded, local_operand, rewrap, same_layout
 
 __all__ = ["rules"]
 
@@ -24,7 +24,7 @@ eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor copysign heaviside
 relu relu6 elu selu celu gelu silu mish leaky_relu softplus softsign hardtanh hardswish hardsigmoid hardshrink
 softshrink tanhshrink logsigmoid threshold
-to float double half bfloat16 int long short bool byte cpu cuda type_as clone detach contiguous
+float double half bfloat16 int long short bool byte cpu cuda clone detach contiguous
 zeros_like ones_like full_like empty_like
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
 __mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
@@ -33,12 +33,28 @@ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 
 
 def rules() -> dict[Any, Rule]:
-    return {function: apply for function in functions(_NAMES)}
+    table: dict[Any, Rule] = dict.fromkeys(functions(_NAMES), apply)
+    table.update(dict.fromkeys(functions(["to", "type_as"]), convert))
+    table[torch.Tensor.data.__get__] = detach  # pyright: ignore[reportAttributeAccessIssue]
+    return table
+
+
+def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`tensor.data`."""
+    if not is_sharded(args[0]):
+        return NotImplemented
+    return rewrap(args[0], args[0]._local.detach(), args[0]._layout)
+
+
+def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`to` and `type_as`: of another tensor only its type and device matter."""
+    result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
+    return rewrap(args[0], result, args[0]._layout) if is_sharded(args[0]) else result
 
 
 def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if kwargs.get("out") is not None or kwargs.get("inplace"):
-        return NotImplemented
+    if kwargs.get("out") is not None or kwargs.get("inplace") or kwargs.get("requires_grad"):
+        return NotImplemented  # changed in place, or a new leaf whose gradient will be read
     if func is torch.where and len(args) + len(kwargs) == 1:
         return NotImplemented  # the indices of the true entries
     values = [*args, *kwargs.values()]

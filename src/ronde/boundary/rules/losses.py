@@ -110,6 +110,8 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     sharded = [value for value in tensors.values() if is_sharded(value)]
     if not sharded or len(shapes) != 1:
         return NotImplemented
+    if "var" in tensors and tensors["var"].dim() != tensors["input"].dim():
+        return NotImplemented  # one variance for each row: found out by comparing whole shapes
     layout = sharded[0]._layout.at(sharded[0]._layout.dim - sharded[0].dim())
     for value in tensors.values():
         if isinstance(value, GlobalTensor):
@@ -123,6 +125,8 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         return rewrap(sharded[0], func(**local), layout)
     summed = SumRanks.apply(func(**{**local, "reduction": "sum"}), context)
     (shape,) = shapes
+    if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
+        return summed / SumRanks.apply(local["weight"].sum(), context)
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
     if divisor is None:
         return NotImplemented

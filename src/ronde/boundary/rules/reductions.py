@@ -71,8 +71,12 @@ def average(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
         return finish(context, value, value._local.mean(dim=dims, keepdim=keepdim, **rest), dims, keepdim)
     if not (value.is_floating_point() or value.is_complex() or "dtype" in rest):
         return NotImplemented  # torch's own error
-    total = value._local.sum(dim=dims, keepdim=keepdim, **rest)
-    return finish(context, value, total, dims, keepdim) / math.prod(value.shape[d] for d in dims)
+    narrow = rest.get("dtype", value.dtype) in (torch.float16, torch.bfloat16)
+    kept = rest.pop("dtype", value.dtype)
+    # The sum of a mean that fits a narrow type may not fit it.
+    total = value._local.sum(dim=dims, keepdim=keepdim, dtype=torch.float32 if narrow else kept)
+    mean = finish(context, value, total, dims, keepdim) / math.prod(value.shape[d] for d in dims)
+    return mean.to(kept)
 
 
 def finish(context: Context, value: GlobalTensor, local: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:

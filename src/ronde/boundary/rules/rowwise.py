@@ -17,9 +17,9 @@ __all__ = ["rules"]
 # The dimension is kept.
 _ALONG = "softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
 # The dimension vanishes unless keepdim.
-_REDUCING = "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero".split()
+_REDUCING = "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero kthvalue".split()
 # Two results, the dimension kept.
-_RANKING = "topk sort argsort kthvalue".split()
+_RANKING = "topk sort argsort".split()
 _DIM_AT = {"topk": 2, "kthvalue": 2}
 _DEFAULT_DIM = {"topk": -1, "sort": -1, "argsort": -1, "normalize": 1, "kthvalue": -1, "median": None, "mode": -1}
 
@@ -70,13 +70,14 @@ def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
     value: GlobalTensor = args[0]
     if "axis" in kwargs:
         kwargs = {**{key: item for key, item in kwargs.items() if key != "axis"}, "dim": kwargs["axis"]}
-    dim = _named(args, kwargs, "dim", 1, _DEFAULT_DIM.get(func.__name__))
+    place = _DIM_AT.get(func.__name__, 1)
+    dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(func.__name__))
     if dim is None or isinstance(dim, (bool, torch.dtype)):
         return NotImplemented
     dims = dimensions(value, dim)
     if value._layout.dim in dims:
         return NotImplemented
-    keepdim = bool(_named(args, kwargs, "keepdim", 2, False))
+    keepdim = bool(_named(args, kwargs, "keepdim", place + 1, False))
     result = func(value._local, *args[1:], **kwargs)
     if isinstance(result, torch.Tensor):
         return finish(context, value, result, dims, keepdim)
@@ -102,9 +103,11 @@ def one_hot(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 
 def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = args[0] if args else ()
+    tensors = _named(args, kwargs, "tensors", 0, None)
     dim = _named(args, kwargs, "dim", 1, 0)
-    if not isinstance(tensors, (tuple, list)) or not all(is_sharded(value) for value in tensors):
+    if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int) or kwargs.get("out") is not None:
+        return NotImplemented
+    if not all(is_sharded(value) for value in tensors):
         return NotImplemented
     layout = tensors[0]._layout
     if any(value._layout != layout for value in tensors) or layout.dim in dimensions(tensors[0], dim):

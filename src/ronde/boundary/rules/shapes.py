@@ -122,7 +122,7 @@ def squeeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
         return NotImplemented
     value: GlobalTensor = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    asked = range(value.dim()) if dim is None else [d % value.dim() for d in (dim if isinstance(dim, tuple) else (dim,))]
+    asked = range(value.dim()) if dim is None else [d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
     gone = tuple(d for d in asked if value.shape[d] == 1)
     if value._layout.dim in gone:
         return NotImplemented

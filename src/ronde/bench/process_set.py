@@ -1,0 +1,100 @@
+"""A set of processes that make one measured run: started together, ended together, never left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ronde.errors import BenchError
+
+__all__ = ["Process", "run_together"]
+
+_LOOK_EVERY = 0.02  # seconds; start-up is measured to a few hundredths
+_GRACE = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A command line and its whole environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, float]:
+    """Run all to their end.
+
+    Returns:
+        What the first one printed on stdout, and the seconds from first start to last end.
+
+    Raises:
+        BenchError: when one fails (with the end of its stderr) or time is up; the others are ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="ronde-bench-") as name:
+        folder = Path(name)
+        begun = time.perf_counter()
+        running = [_start(process, folder, place) for place, process in enumerate(processes)]
+        try:
+            _wait(running, processes, folder, begun + timeout)
+            wall = time.perf_counter() - begun
+        finally:
+            _end(running)
+        return (folder / "0.out").read_text(), wall
+
+
+def _start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:
+    with open(folder / f"{place}.out", "wb") as out, open(folder / f"{place}.err", "wb") as err:
+        # A session of its own, so that ending it ends what it has started.
+        return subprocess.Popen(
+            process.command,
+            env=dict(process.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+
+
+def _wait(
+    running: Sequence[subprocess.Popen[bytes]], processes: Sequence[Process], folder: Path, deadline: float
+) -> None:
+    while True:
+        codes = [child.poll() for child in running]
+        for place, code in enumerate(codes):
+            if code:
+                raise BenchError(
+                    f"`{' '.join(processes[place].command)}` ended with exit code {code}: "
+                    f"{_tail(folder / f'{place}.err')}"
+                )
+        if all(code == 0 for code in codes):
+            return
+        if time.perf_counter() > deadline:
+            raise BenchError(
+                f"`{' '.join(processes[0].command)}` did not end in time; use fewer --steps: "
+                f"{_tail(folder / '0.err')}"
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(errors="replace").strip()[-2000:] or "it printed nothing on stderr"
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End what still runs: politely (a launcher then ends its ranks), then not."""
+    for child in running:
+        if child.poll() is None:
+            child.terminate()
+    deadline = time.perf_counter() + _GRACE
+    for child in running:
+        try:
+            child.wait(max(0.0, deadline - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()

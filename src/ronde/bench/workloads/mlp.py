@@ -1,0 +1,37 @@
+"""A perceptron 784-2048-2048-10 with batch 64: more communication than computation."""
+
+import torch
+import torch.nn.functional as F
+from models import mlp
+from stopwatch import Stopwatch, arguments
+from torch.utils.data import DataLoader, TensorDataset
+
+BATCH, CLASSES = 64, 10
+
+
+def main():
+    args = arguments(steps=160, warm_up=10)
+    torch.manual_seed(0)
+    images, labels = torch.randn(2048, 1, 28, 28), torch.randint(CLASSES, (2048,))
+    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    stopwatch = Stopwatch(args.warm_up)
+    step, total = 0, args.warm_up + args.steps
+    while step < total:
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 0:
+                print(f"step {step} loss {loss.item():.4f}")
+            stopwatch.step()
+            step += 1
+            if step == total:
+                break
+    stopwatch.report("mlp", BATCH, loss.item())
+
+
+if __name__ == "__main__":
+    main()
