@@ -40,7 +40,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[..., list[Any]]]:
-    """`ranks(world_size, fn, *args)`: `fn(rank, *args)` on 2 or 3 ranks, in processes that outlive the test."""
+    """`ranks(world_size, fn, *args)`: `fn(rank, *args)` on 2 or 3 ranks, whose processes outlive the test."""
     from ronde.testing.run_ranks import RankPool
 
     pools = {world_size: RankPool(world_size) for world_size in (2, 3)}

@@ -20,7 +20,12 @@ from ronde.errors import LaunchError, PeerLost
 __all__ = ["Comm", "Pending", "connect_store", "join"]
 
 # Gloo reduces these natively; the others travel in a wider type.
-_WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_WIDER = {
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
 
 
 def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
@@ -173,9 +178,15 @@ def join(
     """
     store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
     try:
-        group = _nccl(store, rank, world_size, timeout) if device == "cuda" else _gloo(store, rank, world_size, timeout, host)
+        group = (
+            _nccl(store, rank, world_size, timeout)
+            if device == "cuda"
+            else _gloo(store, rank, world_size, timeout, host)
+        )
     except RuntimeError as error:
-        raise LaunchError(f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}") from error
+        raise LaunchError(
+            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
+        ) from error
     return Comm(group, rank=rank, world_size=world_size, store=store)
 
 
@@ -185,7 +196,9 @@ def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, hos
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._timeout = timeout
     options._threads = 2
-    device = ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
+    device = (
+        ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
+    )
     options._devices = [device]
     return ProcessGroupGloo(store, rank, world_size, options)
 

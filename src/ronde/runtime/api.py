@@ -36,8 +36,8 @@ def activate(session: Session) -> None:
 def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     """Join the ranks of this run.
 
-    Under `ronde run` the ranks have joined already and this does nothing; under `torchrun` it joins torchrun's
-    ranks; in plain python the script is a run of one rank.
+    Under `ronde run` the ranks have joined already and this does nothing; under `torchrun` it joins
+    torchrun's ranks; in plain python the script is a run of one rank.
 
     Args:
         plan: the plan of a run that torchrun started; under `ronde run` the command line gives it.
@@ -51,7 +51,9 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     asked = None if plan is None else read_plan(str(plan))
     if session is not None:
         if asked is not None and asked != session.plan:
-            raise UsageError(f"this run has the plan {session.plan}; give `--plan {asked}` to ronde run instead")
+            raise UsageError(
+                f"this run has the plan {session.plan}; give `--plan {asked}` to ronde run instead"
+            )
         return
     place = ClusterEnvironment.detect(os.environ)
     if place is None or place.world_size == 1:

@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ronde.boundary import autograd, batch_norm, recompute, rules
 from ronde.boundary.context import Context
@@ -58,7 +62,9 @@ class Session:
         boundary_comm, reducer_comm = self._groups
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
         self.context = Context(comm=boundary_comm, batch_dim=plan.data.batch_dim, adopt=self.reducer.adopt)
-        self.files = FileMediator(meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir])
+        self.files = FileMediator(
+            meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir]
+        )
         self._handles: list[Any] = []
 
     def _join(self, name: str, host: str | None) -> Comm:
@@ -173,8 +179,8 @@ class Session:
         notes = [*self.context.notes, *self.files.notes]
         if not self.context.sharded_calls:
             notes.append(
-                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls of a "
-                "torch.nn.Module on a batch with at least as many rows as ranks, and this script made none"
+                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
+                "of a torch.nn.Module on a batch with at least as many rows as ranks, and this script made none"
             )
         return {
             "steps": self.steps,

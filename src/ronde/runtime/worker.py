@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ronde.errors import PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
@@ -55,8 +55,8 @@ def main() -> None:
         _show(error)
         if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
             print(
-                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. Run it with "
-                f"`ronde run --native`, or leave the ranks out of the script",
+                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. "
+                f"Run it with `ronde run --native`, or leave the ranks out of the script",
                 file=sys.stderr,
             )
         sys.exit(1)

@@ -58,8 +58,8 @@ class Bucket:
         """
         if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise RondeError(
-                f"a parameter of shape {list(parameter.shape)} has a sparse gradient, which is not available in this "
-                f"version; use sparse=False"
+                f"a parameter of shape {list(parameter.shape)} has a sparse gradient, which is not available "
+                f"in this version; use sparse=False"
             )
         if self._pending is not None:
             # Again, after the bucket left: a checkpointed segment shares this parameter.

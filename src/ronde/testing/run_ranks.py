@@ -165,10 +165,14 @@ class RankPool:
         if failures or waiting:
             self.close()
         if failures:
-            told = "\n".join(f"rank {rank} of {self.world_size}:\n{text}" for rank, text in sorted(failures.items()))
+            told = "\n".join(
+                f"rank {rank} of {self.world_size}:\n{text}" for rank, text in sorted(failures.items())
+            )
             raise RankError(f"{name} failed\n{told}{stacks}")
         if waiting:
-            raise TimeoutError(f"{name}: ranks {sorted(waiting)} did not come back in {self.timeout} s{stacks}")
+            raise TimeoutError(
+                f"{name}: ranks {sorted(waiting)} did not come back in {self.timeout} s{stacks}"
+            )
         return [results[rank] for rank in range(self.world_size)]
 
     def _stacks(self, waiting: dict[int, Any]) -> str:
