@@ -16,9 +16,7 @@ from ronde.errors import UsageError
 
 __all__ = ["bench"]
 
-bench = typer.Typer(
-    help="Measure against hand-written PyTorch.", no_args_is_help=True, rich_markup_mode=None
-)
+bench = typer.Typer(help="Measure against hand-written PyTorch.", no_args_is_help=True, rich_markup_mode=None)
 
 _Pairs = Annotated[int, typer.Option(min=1, help="Alternating pairs of runs for each workload.")]
 _Steps = Annotated[
@@ -87,9 +85,8 @@ def _say(name: str, number: int, pairs: int, pair: Pair) -> None:
     if name == "start-up":
         figures = f"{ours.wall_seconds:.2f} s against {peer.wall_seconds:.2f} s"
     else:
-        figures = (
-            f"{ours.samples_per_second:.1f} against {peer.samples_per_second:.1f} samples/s, ratio {pair.ratio:.3f}"
-        )
+        speeds = f"{ours.samples_per_second:.1f} against {peer.samples_per_second:.1f} samples/s"
+        figures = f"{speeds}, ratio {pair.ratio:.3f}"
     print(f"ronde: {name}, pair {number} of {pairs}: {figures}", file=sys.stderr, flush=True)
 
 
@@ -100,7 +97,9 @@ def _check_writable(path: Path | None) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UsageError(f"cannot write --json {path}: {error.strerror}; give a file in an existing folder") from None
+        raise UsageError(
+            f"cannot write --json {path}: {error.strerror}; give a file in an existing folder"
+        ) from None
 
 
 def _write(path: Path | None, report: Report) -> None:
