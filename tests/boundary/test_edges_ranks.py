@@ -368,6 +368,15 @@ def hooks(w: World) -> Any:
     return w.gradients(*seen)
 
 
+def clamping_hooks(w: World) -> Any:
+    for p in w.model.parameters():
+        p.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    scale = nn.Parameter(torch.ones(3, dtype=_D))
+    scale.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+    F.cross_entropy(w.model(w.x) * scale, w.y).backward()
+    return w.gradients(scale.grad)
+
+
 def lbfgs(w: World) -> Any:
     optimizer = torch.optim.LBFGS(w.model.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
 
@@ -398,7 +407,7 @@ SCRIPTS: dict[str, Callable[[World], Gradients]] = {
         cross_entropy, whole_input, token_weighted, contrastive, clipped, regularised, gradient_penalty, penalty_by_sum, fgsm,
         pgd, maml, hypernetwork, generated_weights, prompt, hessian_vector, third_order, two_losses, twice, chosen_inputs,
         grad_of_outputs, grad_of_rows, backward_of_rows, frozen, accumulated, unused_parameter, shared_by_script, past_forward,
-        no_grad_then_grad, detached, reinforced, variational, scaled_by_host, distilled, mixup, hard_examples, hooks, lbfgs,
+        no_grad_then_grad, detached, reinforced, variational, scaled_by_host, distilled, mixup, hard_examples, hooks, clamping_hooks, lbfgs,
         checkpointed,
     )
 }  # fmt: skip

@@ -124,7 +124,7 @@ class ModelEdge:
 
     def _rehearsed(self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch) -> Verdict:
         if any(_has_user_hooks(part) for part in module.modules()):
-            return Verdict(False, "it has forward hooks, which are to see the whole batch")
+            return Verdict(False, "it has hooks, which are to see the whole batch")
         few = [_some_rows(value, axis) for value, axis in zip(values, batch.axes, strict=True)]
 
         def run(twin: torch.nn.Module, leaf_values: list[Any]) -> Any:
@@ -253,7 +253,8 @@ def _some_rows(value: Any, axis: int | None) -> Any:
 
 def _has_user_hooks(part: torch.nn.Module) -> bool:
     kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
+    on_gradients = any(parameter is not None and parameter._backward_hooks for parameter in part._parameters.values())
+    return on_gradients or any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
 
 
 def _is_torchs(hook: Any) -> bool:

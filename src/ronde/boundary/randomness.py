@@ -8,6 +8,7 @@ stay in step. `rng=per-rank`: a stream of its own for each rank (`RankStream`), 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,6 +90,18 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
     return dim
 
 
+def _checks_arguments() -> bool:
+    """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == "torch.distributions.distribution":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class RecordedDraws(TorchDispatchMode):
     """Notes every random operation, and whether the model reads a tensor on the host."""
 
@@ -106,7 +119,7 @@ class RecordedDraws(TorchDispatchMode):
             if (kwargs or {}).get("generator") is not None:
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
-        elif func is aten._local_scalar_dense.default:
+        elif func is aten._local_scalar_dense.default and not _checks_arguments():
             self.host_reads += 1
         return result
 
@@ -132,6 +145,17 @@ class SlicedDraws(TorchDispatchMode):
         if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
+
+    def resuming(self) -> Callable[[], SlicedDraws]:
+        """Makes modes that go on from the draw where this one is now."""
+        place = self._next
+
+        def resumed() -> SlicedDraws:
+            mode = SlicedDraws(self._draws, self._rows, self._rank)
+            mode._next = place
+            return mode
+
+        return resumed
 
     def _layout(self, name: str, shape: Sequence[int]) -> Layout | None:
         """How a draw of this local shape is cut; None when it is the same on every rank."""

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ronde.boundary import autograd, batch_norm, rules
+from ronde.boundary import autograd, batch_norm, recompute, rules
 from ronde.boundary.context import Context
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
@@ -78,6 +78,7 @@ class Session:
         table = rules.table()
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
+        recompute.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()

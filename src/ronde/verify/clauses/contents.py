@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -35,7 +35,9 @@ def differing_contents(
         value = _load(mine, unreadable)
         if value is unreadable:
             return "cannot be loaded, in plain python it can"
-        return _differing_value(value, other, tolerance, "")
+        # As the parameters: in double precision each tensor by itself, else against all that the file holds.
+        scale = 0.0 if tolerance.per_tensor else max((_scale(each) for each in _arrays(other)), default=0.0)
+        return _differing_value(value, other, tolerance, "", scale)
     try:
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
@@ -89,7 +91,28 @@ def _pickle_module() -> Any:
     return module
 
 
-def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str) -> str | None:
+def _arrays(value: Any) -> Iterator[numpy.ndarray]:
+    if isinstance(value, torch.Tensor):
+        yield _array(value)
+    elif isinstance(value, numpy.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _arrays(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _arrays(each)
+
+
+def _scale(array: numpy.ndarray) -> float:
+    """The largest finite entry."""
+    if array.dtype.kind not in "fc":
+        return 0.0
+    return float(numpy.abs(array[numpy.isfinite(array)]).max(initial=0.0))
+
+
+def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str, scale: float) -> str | None:
+    """`scale`: the least magnitude to which differences of entries are relative."""
     where = place or "contents"
     if type(mine).__name__ != type(reference).__name__:
         return f"{where}: a {type(mine).__name__}, in plain python a {type(reference).__name__}"
@@ -101,18 +124,18 @@ def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str
             )
         if mine.requires_grad != reference.requires_grad:
             return f"{where}: requires_grad {mine.requires_grad}, in plain python {reference.requires_grad}"
-        return _differing_array(_array(mine), _array(reference), tolerance, where)
+        return _differing_array(_array(mine), _array(reference), tolerance, where, scale)
     if isinstance(reference, numpy.ndarray):
         if mine.shape != reference.shape or mine.dtype != reference.dtype:
             return f"{where}: {mine.dtype} {mine.shape}, in plain python {reference.dtype} {reference.shape}"
-        return _differing_array(mine, reference, tolerance, where)
+        return _differing_array(mine, reference, tolerance, where, scale)
     if isinstance(reference, Mapping):
-        return _differing_mapping(mine, reference, tolerance, place)
+        return _differing_mapping(mine, reference, tolerance, place, scale)
     if isinstance(reference, (list, tuple)):
         if len(mine) != len(reference):
             return f"{where}: {len(mine)} items, in plain python {len(reference)}"
         for index, (one, other) in enumerate(zip(mine, reference, strict=True)):
-            wrong = _differing_value(one, other, tolerance, f"{place}[{index}]")
+            wrong = _differing_value(one, other, tolerance, f"{place}[{index}]", scale)
             if wrong:
                 return wrong
         return None
@@ -122,19 +145,19 @@ def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str
     if isinstance(reference, (type(None), bool, int, complex, str, bytes)):
         return None if mine == reference else f"{where}: {mine!r}, in plain python {reference!r}"
     if hasattr(reference, "__dict__"):
-        return _differing_mapping(vars(mine), vars(reference), tolerance, place)
+        return _differing_mapping(vars(mine), vars(reference), tolerance, place, scale)
     return None if repr(mine) == repr(reference) else f"{where}: {mine!r}, in plain python {reference!r}"
 
 
 def _differing_mapping(
-    mine: Mapping[Any, Any], reference: Mapping[Any, Any], tolerance: Tolerance, place: str
+    mine: Mapping[Any, Any], reference: Mapping[Any, Any], tolerance: Tolerance, place: str, scale: float
 ) -> str | None:
     if list(mine) != list(reference):
         odd = [key for key in [*mine, *reference] if (key in mine) != (key in reference)]
         what = f"key {odd[0]!r} is in one only" if odd else "the order of keys"
         return f"{place or 'contents'}: {what} (ranks, plain python)"
     for key, value in reference.items():
-        wrong = _differing_value(mine[key], value, tolerance, f"{place}.{key}" if place else str(key))
+        wrong = _differing_value(mine[key], value, tolerance, f"{place}.{key}" if place else str(key), scale)
         if wrong:
             return wrong
     return None
@@ -147,13 +170,12 @@ def _array(tensor: torch.Tensor) -> numpy.ndarray:
 
 
 def _differing_array(
-    mine: numpy.ndarray, reference: numpy.ndarray, tolerance: Tolerance, where: str
+    mine: numpy.ndarray, reference: numpy.ndarray, tolerance: Tolerance, where: str, scale: float
 ) -> str | None:
     if reference.dtype.kind not in "fc":
         wrong = mine != reference
     else:
-        finite = numpy.abs(reference[numpy.isfinite(reference)])
-        scale = float(finite.max(initial=0.0))
+        scale = max(scale, _scale(reference))
         same = (mine == reference) | ((mine != mine) & (reference != reference))
         with numpy.errstate(invalid="ignore"):
             wrong = ~same & ~(numpy.abs(mine - reference) <= tolerance.values * scale)

@@ -1,0 +1,45 @@
+"""What a checkpoint computes again in backward runs where it ran in forward: on this rank's rows, with its draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch.utils.checkpoint
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ronde.boundary.context import Context, Region
+from ronde.boundary.patches import Patches
+from ronde.boundary.randomness import SlicedDraws
+
+__all__ = ["install"]
+
+
+def install(patches: Patches, context: Context) -> None:
+    plain: Any = torch.utils.checkpoint.checkpoint
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if context.region in (Region.SHARDED, Region.REPLICATED):
+            function = _resuming(context, function)
+        return plain(function, *args, **kwargs)
+
+    patches.set(torch.utils.checkpoint, "checkpoint", checkpoint)
+
+
+def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which from its second call on runs where execution stands now."""
+    region, rows = context.region, context.rows
+    active = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
+    again = active[-1].resuming() if active else nullcontext
+    first = True
+
+    def resumed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first:
+            first = False
+            return function(*args, **kwargs)
+        with context.enter(region, rows), again():
+            return function(*args, **kwargs)
+
+    return resumed

@@ -1,0 +1,122 @@
+"""`ronde run` with real ranks, from the outside: what a user sees on stdout, stderr and in the exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import atexit, sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    loss = model(torch.randn(6, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(f"{loss.item():.6f}")
+"""
+
+DISTRIBUTED = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print(dist.get_world_size(), os.environ["LOCAL_RANK"], x.item())
+dist.destroy_process_group()
+"""
+
+EXPLICIT = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+import ronde
+ronde.init()
+model, optimizer = ronde.prepare(model, optimizer)
+loss = model(torch.ones(4, 4)).sum()
+loss.backward()
+print(ronde.rank(), ronde.world_size(), ronde.is_main(), model.weight.grad.tolist())
+"""
+
+
+def ronde(place: Path, source: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    script = place / "train.py"
+    script.write_text(source)
+    command = [sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--seed", "3"]
+    command += ["--run-dir", str(place / "run"), *options, str(script)]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=90, check=False)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    script = tmp_path_factory.mktemp("plain") / "train.py"
+    script.write_text(TRAIN)
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90, check=True).stdout
+
+
+def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> None:
+    run = ronde(tmp_path, TRAIN)
+    assert (run.returncode, run.stdout) == (0, plain)
+    assert all(line.startswith("ronde: ") for line in run.stderr.splitlines())
+    assert (tmp_path / "run" / "rank-1.log").read_text() == plain
+
+
+def test_a_script_that_ends_by_itself_keeps_its_exit_code(tmp_path: Path) -> None:
+    run = ronde(tmp_path, TRAIN + "\natexit.register(lambda: print('bye'))\nsys.exit(7)")
+    assert run.returncode == 7
+    assert run.stdout.endswith("bye\n")
+
+
+def test_an_error_of_the_script_shows_its_own_frames_once(tmp_path: Path) -> None:
+    run = ronde(tmp_path, TRAIN + "\nmodel(torch.randn(6, 3))")
+    assert run.returncode == 1
+    assert run.stderr.count("Traceback (most recent call last)") == 1
+    assert "train.py" in run.stderr and "mat1 and mat2" in run.stderr
+    assert "ronde/boundary" not in run.stderr and "ronde/runtime" not in run.stderr
+
+
+def test_a_script_that_initializes_its_own_group_is_left_alone(tmp_path: Path) -> None:
+    run = ronde(tmp_path, DISTRIBUTED)
+    assert (run.returncode, run.stdout) == (0, "2 0 3.0\n")
+    assert run.stderr.count("init_process_group") == 1
+    assert (tmp_path / "run" / "rank-1.log").read_text() == "2 1 3.0\n"
+
+
+def test_native_scripts_have_the_environment_from_the_start(tmp_path: Path) -> None:
+    run = ronde(tmp_path, "import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])", "--native")
+    assert (run.returncode, run.stdout) == (0, "0 2\n")
+
+
+def test_a_script_that_reads_the_rank_is_told_of_native(tmp_path: Path) -> None:
+    run = ronde(tmp_path, "import os\nprint(os.environ['RANK'])")
+    assert run.returncode == 1
+    assert "the script reads RANK itself" in run.stderr and "--native" in run.stderr
+
+
+def test_a_script_without_modules_is_told_that_nothing_is_cut(tmp_path: Path) -> None:
+    run = ronde(tmp_path, "import torch\nprint(torch.ones(3).sum().item())")
+    assert (run.returncode, run.stdout) == (0, "3.0\n")
+    assert "nothing was cut" in run.stderr
+
+
+def test_the_explicit_form_adopts_what_was_made_before(tmp_path: Path) -> None:
+    run = ronde(tmp_path, EXPLICIT)
+    assert (run.returncode, run.stdout) == (0, "0 2 True [[4.0, 4.0, 4.0, 4.0]]\n")
+
+
+def test_the_explicit_form_in_plain_python_is_one_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXPLICIT)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90, check=True)
+    assert run.stdout == "0 1 True [[4.0, 4.0, 4.0, 4.0]]\n"
+
+
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXPLICIT.replace("ronde.init()", "ronde.init('rng=global', seed=1)"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=True)
+    assert "0 2 True [[4.0, 4.0, 4.0, 4.0]]" in run.stdout
+    assert "1 2 False [[4.0, 4.0, 4.0, 4.0]]" in run.stdout
