@@ -39,9 +39,7 @@ def under_ronde(
 
 def plain(workload: str, arguments: list[str], *, environment: Mapping[str, str]) -> Sample:
     """The script by itself, as `python SCRIPT`."""
-    return _sample(
-        Process(command=(sys.executable, _script(workload), *arguments), environment=environment)
-    )
+    return _sample(Process(command=(sys.executable, _script(workload), *arguments), environment=environment))
 
 
 def twin(
@@ -55,7 +53,9 @@ def twin(
     port = _free_port()
     return _sample(
         *(
-            Process(command=command, environment={**environment, **_rank_variables(rank, ranks, port, threads)})
+            Process(
+                command=command, environment={**environment, **_rank_variables(rank, ranks, port, threads)}
+            )
             for rank in range(ranks)
         )
     )

@@ -25,7 +25,7 @@ def compare(
     environment: Mapping[str, str],
     progress: Callable[[str, int, Pair], None],
 ) -> Report:
-    """Measure each workload in alternating pairs; cores are shared equally among the ranks of both contenders.
+    """Measure each workload in alternating pairs; both contenders' ranks share the cores equally.
 
     Args:
         steps: timed steps of every run; None for each workload's own number.

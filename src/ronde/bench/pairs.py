@@ -115,6 +115,6 @@ def check_same_training(pair: Pair) -> None:
             )
     if not abs(ours.loss - peer.loss) <= _LOSS_TOLERANCE * max(abs(ours.loss), abs(peer.loss), 0.1):
         raise BenchError(
-            f"{ours.workload} did not train alike: the last loss is {ours.loss:.6g} under ronde and {peer.loss:.6g} "
-            f"in its twin; run `ronde verify` on the script before measuring it"
+            f"{ours.workload} did not train alike: the last loss is {ours.loss:.6g} under ronde and "
+            f"{peer.loss:.6g} in its twin; run `ronde verify` on the script before measuring it"
         )

@@ -60,8 +60,9 @@ def _heading(report: Report) -> str:
     machine, threads = report.machine, report.threads
     each = "" if threads is None else f" of {threads} thread{'s' if threads > 1 else ''}"
     return (
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''}{each} on {machine.cpu}, {machine.cores} cores, "
-        f"load {machine.load:.1f} before; torch {machine.torch}, python {machine.python}"
+        f"{report.ranks} rank{'s' if report.ranks > 1 else ''}{each} on {machine.cpu}, "
+        f"{machine.cores} cores, load {machine.load:.1f} before; "
+        f"torch {machine.torch}, python {machine.python}"
     )
 
 
@@ -80,7 +81,8 @@ def data_parallel_table(report: Report) -> str:
                 str(len(result.pairs)),
             )
         )
-    return f"{_heading(report)}\n\n{_columns(rows)}\n\nratio: ronde over hand-written DDP, median of the pairs' ratios"
+    legend = "ratio: ronde over hand-written DDP, median of the pairs' ratios"
+    return "\n\n".join([_heading(report), _columns(rows), legend])
 
 
 def overhead_table(report: Report) -> str:
@@ -91,7 +93,8 @@ def overhead_table(report: Report) -> str:
         if result.workload == "start-up":
             added = result.added_wall_seconds
             start.append(
-                f"start-up: {added.median:+.3f} s over plain python (quartiles {_range(added, 3)} s, whole process)"
+                f"start-up: {added.median:+.3f} s over plain python "
+                f"(quartiles {_range(added, 3)} s, whole process)"
             )
             continue
         plain = Spread.of(pair.peer.step_microseconds for pair in result.pairs)

@@ -56,7 +56,9 @@ def parse(output: str, *, wall_seconds: float) -> Sample:
     try:
         sample = Sample(**json.loads(lines[0].removeprefix(MARK)), wall_seconds=wall_seconds)
     except (ValueError, TypeError) as error:
-        raise BenchError(f"cannot read {lines[0]!r} ({error}); print it with workloads/stopwatch.py") from error
+        raise BenchError(
+            f"cannot read {lines[0]!r} ({error}); print it with workloads/stopwatch.py"
+        ) from error
     if not (sample.steps > 0 and sample.seconds > 0 and math.isfinite(sample.samples_per_second)):
         raise BenchError(f"a workload timed nothing: {lines[0]!r}; give it at least one step")
     return sample

@@ -73,7 +73,9 @@ def _global_batch_norm(
             unbiased = variance * (count / (count - 1))
             running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
             running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
-    normalized = _Normalize.apply(input, mean, torch.rsqrt(variance + eps), count, eps, context)
+    work = torch.promote_types(input.dtype, torch.float32)
+    invstd = torch.rsqrt(variance + eps)
+    normalized = _Normalize.apply(input, mean.to(work), invstd.to(work), count.to(work), eps, context)
     return _affine(normalized, weight, bias).to(input.dtype)
 
 
@@ -85,6 +87,8 @@ def _combine(context: Context, input: torch.Tensor) -> tuple[torch.Tensor, torch
     dims = [0, *range(2, value.dim())]
     variance, mean = torch.var_mean(value, dims, correction=0)
     count = value.numel() // value.shape[1]
+    # In fp64, as torch's own kernel accumulates: the combination must not add to its rounding.
+    mean, variance = mean.double(), variance.double()
     packed = torch.cat([mean, variance * count, mean.new_tensor([count])])
     parts = context.comm.all_gather(packed)
     channels = value.shape[1]
@@ -115,8 +119,8 @@ class _Normalize(Function):
             mean, invstd = _statistics(ctx.context, input, count, ctx.eps)
         dims = [0, *range(2, input.dim())]
         centred = (input - _channels(mean, input)) * _channels(invstd, input)
-        sums = torch.stack([grad.sum(dims), (grad * centred).sum(dims)])
-        sums = SyncSum.apply(sums, ctx.context) / count
+        sums = torch.stack([part.sum(dims, dtype=torch.float64) for part in (grad, grad * centred)])
+        sums = (SyncSum.apply(sums, ctx.context) / count).to(grad.dtype)
         inner = grad - _channels(sums[0], input) - centred * _channels(sums[1], input)
         return (inner * _channels(invstd, input)).to(input.dtype), None, None, None, None, None
 

@@ -93,15 +93,12 @@ class Bucket:
             assert self._pending is not None
             self._pending.wait()
         computed = range(len(self.parameters)) if self.complete else self._computed_somewhere()
-        self._buffer.div_(self._comm.world_size)
-        targets: list[torch.Tensor] = []
+        # One pass over the memory: the quotient is written where it belongs.
         for place in computed:
             parameter = self.parameters[place]
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            targets.append(parameter.grad)
-        if targets:
-            torch._foreach_copy_(targets, [self._views[place] for place in computed])
+            torch.div(self._views[place], self._comm.world_size, out=parameter.grad)
         self.reset()
 
     def _computed_somewhere(self) -> list[int]:

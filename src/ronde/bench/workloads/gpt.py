@@ -21,7 +21,7 @@ def main():
     text = torch.randint(VOCABULARY, (100_000,))
     model = GPT(VOCABULARY, length=LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    stopwatch = Stopwatch(args.warm_up)
+    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
     for step in range(args.warm_up + args.steps):
         x, y = get_batch(text)
         logits = model(x)

@@ -16,7 +16,7 @@ def main():
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
     model = ResNet18(classes=CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    stopwatch = Stopwatch(args.warm_up)
+    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
     step, total = 0, args.warm_up + args.steps
     while step < total:
         for x, y in loader:

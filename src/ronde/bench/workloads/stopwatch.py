@@ -13,8 +13,7 @@ class Stopwatch:
     def __init__(self, warm_up):
         self.warm_up = warm_up
         self.steps = -warm_up
-        self.start = time.perf_counter() if not warm_up else None
-        self.stop = None
+        self.start = self.stop = time.perf_counter()
 
     def step(self):
         self.steps += 1

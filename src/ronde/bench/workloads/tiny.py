@@ -15,7 +15,7 @@ def main():
     layers = [nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    stopwatch = Stopwatch(args.warm_up)
+    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
     for _ in range(args.warm_up + args.steps):
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()

@@ -18,7 +18,7 @@ def main():
     loader = DataLoader(TensorDataset(tokens, labels), batch_size=BATCH, shuffle=True)
     model = Transformer(VOCABULARY, CLASSES, length=LENGTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    stopwatch = Stopwatch(args.warm_up)
+    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
     for step, (x, y) in enumerate(loader):
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
