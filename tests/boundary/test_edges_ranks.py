@@ -427,8 +427,3 @@ def _gradients(rank: Rank, name: str) -> list[str]:
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_gradients_are_those_of_one_device(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, _gradients, name) == [[]] * world_size
-
-
-def hunt():
-    for n in SCRIPTS:
-        yield _gradients, (n,)

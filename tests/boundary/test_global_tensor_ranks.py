@@ -303,9 +303,3 @@ def _one(rank: Rank, group: str, names: list[str]) -> list[str]:
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in _GROUPS for name in _GROUPS[group]])
 def test_it_is_the_tensor_that_it_stands_for(ranks: Any, group: str, name: str, world_size: int) -> None:
     assert ranks(world_size, _one, group, [name]) == [[]] * world_size
-
-
-def hunt():
-    for g in _GROUPS:
-        for n in _GROUPS[g]:
-            yield _one,(g,[n])

@@ -200,9 +200,3 @@ def _count_gathers(rank: Rank) -> int:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_logits_are_not_gathered(ranks: Any, world_size: int) -> None:
     assert ranks(world_size, _count_gathers) == [0] * world_size
-
-
-def hunt():
-    for g in _CASES:
-        for n in _CASES[g]:
-            yield _losses, (g, n)

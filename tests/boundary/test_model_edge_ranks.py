@@ -338,11 +338,3 @@ def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, wor
 @pytest.mark.parametrize("name", ["mlp", "lstm", "flattened output"])
 def test_a_whole_batch_is_cut_too(ranks: Any, name: str) -> None:
     assert ranks(2, _model, "row by row", name, False) == [[]] * 2
-
-
-def hunt():
-    for g in CASES:
-        for n in CASES[g]:
-            yield _model, (g, n, True)
-    for n in ROWWISE:
-        yield _model, ("row by row", n, False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -123,7 +124,8 @@ class RankPool:
             TimeoutError: with every rank's stack, when it did not come back.
         """
         self.start()
-        task = (list(sys.path), pickle.dumps((fn, args)))
+        source = getattr(sys.modules.get(fn.__module__), "__file__", None)
+        task = (list(sys.path), (fn.__module__, source), pickle.dumps((fn, args)))
         for connection in self._connections:
             connection.send(task)
         return self._collect(getattr(fn, "__name__", str(fn)))
@@ -216,6 +218,8 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     from ronde.comm.process_group import join
 
     torch.set_num_threads(1)
+    # What a loader's workers are started by; a process of a fork server would ask for one of its own.
+    multiprocessing.set_start_method("fork", force=True)
     stacks = open(os.path.join(directory, f"stack-{rank}"), "w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     groups = {
@@ -228,11 +232,11 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     place = Rank(rank=rank, world_size=world_size, groups=groups, directory=directory)
     while True:
         try:
-            path, task = connection.recv()
+            path, source, task = connection.recv()
         except EOFError:
             break
         sys.path[:] = path
-        answer = _answer(place, task)
+        answer = _answer(place, source, task)
         try:
             connection.send(answer)
         except BrokenPipeError:
@@ -241,8 +245,24 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
         group.close()
 
 
-def _answer(place: Rank, task: bytes) -> tuple[bool, Any]:
+def _provide(name: str, path: str | None) -> None:
+    """Make a test module importable by the name that pytest has given it."""
+    if path is None or name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _answer(place: Rank, source: tuple[str, str | None], task: bytes) -> tuple[bool, Any]:
+    try:
+        _provide(*source)
         fn, args = pickle.loads(task)
         result = fn(place, *args)
         pickle.dumps(result)

@@ -1,0 +1,236 @@
+"""Batches, their order and the random state are those of one device; each rank loads only its rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from both_ways import differences, flat, sharded
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from ronde.boundary.global_tensor import materialize
+from ronde.testing.run_ranks import Rank
+
+
+class Items(Dataset[Any]):
+    """Twenty-three samples; counts how many were read in this process."""
+
+    def __init__(self, form: str = "tuple", length: int = 23) -> None:
+        self.form, self.length, self.reads = form, length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        x = torch.arange(3.0) + index
+        return {
+            "tuple": (x, index),
+            "dict": {"x": x, "more": {"index": index, "y": [x * 2]}},
+            "text": {"x": x, "name": f"sample {index}"},
+            "list": [x, x + 1],
+            "number": index,
+            "numpy": np.full(2, index),
+            "nothing of its own": (x, torch.zeros(0)),
+            "same shape": x[:1],
+        }[self.form]
+
+
+class Augmented(Items):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + torch.rand(3) + random.random() + np.random.rand(), index
+
+
+class SometimesAugmented(Items):
+    """The first samples draw nothing."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, _ = super().__getitem__(index)
+        return x + (torch.rand(3) if index % 5 == 0 else 0), index
+
+
+class OwnGenerator(Items):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(3)
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + self.generator.random(), index
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(11.0))
+
+
+class Batches:
+    """Index batches of the user's own making."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, 20, 6):
+            order = torch.randperm(6).tolist()
+            yield [start + place for place in order if start + place < 20]
+
+    def __len__(self) -> int:
+        return 4
+
+
+def _padded(samples: list[Any]) -> Any:
+    longest = max(index % 4 + 1 for _, index in samples)
+    return torch.stack([torch.cat([x, torch.zeros(longest)]) for x, _ in samples]), torch.tensor([i for _, i in samples])
+
+
+def _epochs(loader: Any, count: int = 2) -> Iterator[Any]:
+    yield len(loader) if hasattr(loader, "__len__") and not isinstance(getattr(loader, "dataset", None), IterableDataset) else None
+    for _ in range(count):
+        for batch in loader:
+            yield batch
+            yield torch.rand(1)  # the script draws between batches
+    yield torch.get_rng_state()
+
+
+def _abandoned(loader: Any) -> Iterator[Any]:
+    for _ in range(3):
+        for place, batch in enumerate(loader):
+            yield batch
+            if place == 1:
+                break
+    yield from loader
+
+
+def _zipped(a: Any, b: Any) -> Iterator[Any]:
+    for pair in zip(a, b, strict=False):
+        yield pair
+    yield torch.get_rng_state()
+
+
+def _two_iterators(loader: Any) -> Iterator[Any]:
+    first, second = iter(loader), iter(loader)
+    for _ in range(2):
+        yield next(first)
+        yield next(second)
+        yield next(first)
+
+
+def _cycled(loader: Any) -> Iterator[Any]:
+    iterator = iter(loader)
+    for _ in range(12):
+        try:
+            yield next(iterator)
+        except StopIteration:
+            iterator = iter(loader)
+            yield next(iterator)
+
+
+def _split() -> Iterator[Any]:
+    train, held = random_split(Items(), [0.7, 0.3])
+    yield from _epochs(DataLoader(train, 5, shuffle=True))
+    yield from _epochs(DataLoader(Subset(held, [0, 2, 4, 5]), 3))
+
+
+def _resampled() -> Iterator[Any]:
+    generator = torch.Generator().manual_seed(9)
+    yield from _epochs(DataLoader(Items(), 6, shuffle=True, generator=generator))
+    yield generator.get_state()
+
+
+def _used() -> Iterator[Any]:
+    """What scripts do with batches."""
+    seen = 0
+    for x, index in DataLoader(Items(), 6, shuffle=True):
+        seen += len(x)
+        yield [x.shape, x.size(0), index.sum().item(), x.mean(0), x[0], (x + 1).sum(), index.tolist(), seen]
+
+
+LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
+    "in order": lambda: _epochs(DataLoader(Items(), 6)),
+    "shuffled": lambda: _epochs(DataLoader(Items(), 6, shuffle=True)),
+    "drop last": lambda: _epochs(DataLoader(Items(), 6, shuffle=True, drop_last=True)),
+    "last batch of one": lambda: _epochs(DataLoader(Items(length=13), 6, shuffle=True)),
+    "batches of two": lambda: _epochs(DataLoader(Items(length=5), 2)),
+    "one batch": lambda: _epochs(DataLoader(Items(), 23, shuffle=True)),
+    "tensors": lambda: _epochs(DataLoader(TensorDataset(torch.randn(23, 4), torch.arange(23)), 7, shuffle=True)),
+    "workers": lambda: _epochs(DataLoader(Items(), 5, shuffle=True, num_workers=2)),
+    "persistent workers": lambda: _abandoned(
+        DataLoader(Items(), 5, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3)
+    ),
+    "abandoned": lambda: _abandoned(DataLoader(Items(), 5, shuffle=True)),
+    "weighted": lambda: _epochs(DataLoader(Items(), 6, sampler=WeightedRandomSampler(torch.arange(1.0, 24), 20))),
+    "batch sampler": lambda: _epochs(DataLoader(Items(), batch_sampler=BatchSampler(RandomSampler(range(23)), 6, False))),
+    "own batches": lambda: _epochs(DataLoader(Items(), batch_sampler=Batches())),
+    "own sampler": lambda: _epochs(DataLoader(Items(), 6, sampler=[5, 3, 1, 0, 2, 4, 6, 9])),
+    "collate": lambda: _epochs(DataLoader(Items(), 6, shuffle=True, collate_fn=_padded)),
+    "no batches": lambda: _epochs(DataLoader(Items(), batch_size=None)),
+    "stream": lambda: _epochs(DataLoader(Stream(), 4)),
+    "stream with a worker": lambda: _epochs(DataLoader(Stream(), 4, num_workers=1)),
+    "own generator": lambda: _epochs(DataLoader(OwnGenerator(), 6, shuffle=True)),
+    "augmented": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True)),
+    "augmented by workers": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True, num_workers=2)),
+    "sometimes augmented": lambda: _epochs(DataLoader(SometimesAugmented(), 6, shuffle=True)),
+    "loader's generator": _resampled,
+    "zip": lambda: _zipped(DataLoader(Items(), 5, shuffle=True), DataLoader(Items("list"), 4, shuffle=True)),
+    "two iterators": lambda: _two_iterators(DataLoader(Items(), 5, shuffle=True)),
+    "cycle": lambda: _cycled(DataLoader(Items(), 5, shuffle=True)),
+    "split": _split,
+    "used": _used,
+    **{f"samples: {form}": lambda form=form: _epochs(DataLoader(Items(form), 6, shuffle=True)) for form in (
+        "dict", "text", "list", "number", "numpy", "nothing of its own", "same shape",
+    )},
+}  # fmt: skip
+
+
+def _run(make: Callable[[], Iterator[Any]]) -> list[Any]:
+    torch.manual_seed(4)
+    random.seed(4)
+    np.random.seed(4)
+    return [materialize(value) for part in make() for value in flat(part)]
+
+
+def _batches(rank: Rank, name: str) -> list[str]:
+    expected = _run(LOADERS[name])
+    with rank.session():
+        found = _run(LOADERS[name])
+    if len(expected) != len(found):
+        return [f"{len(found)} values instead of {len(expected)}"]
+    return [f"{i} {text}" for i, (a, b) in enumerate(zip(expected, found, strict=True)) for text in differences(a, b, 0.0)]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", list(LOADERS))
+def test_batches_are_those_of_one_device(ranks: Any, name: str, world_size: int) -> None:
+    assert ranks(world_size, _batches, name) == [[]] * world_size
+
+
+def _reads(rank: Rank, form: str, plan: str) -> tuple[int, int, int]:
+    data = Items(form, 60)
+    with rank.session(plan):
+        loader = DataLoader(data, 12, shuffle=True)
+        cut = sum(all(sharded(value) for value in flat(batch)) for batch in loader)
+        first, data.reads = data.reads, 0
+        cut += sum(all(sharded(value) for value in flat(batch)) for batch in loader)
+    return first, data.reads, cut
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "list", "number"])
+def test_a_rank_reads_its_rows_only(ranks: Any, form: str) -> None:
+    # The first batch is read whole, to see whether reading moves the random state.
+    assert ranks(3, _reads, form, "ddp") == [(12 + 4 * 4, 5 * 4, 9)] * 3
+
+
+def test_loading_may_be_chosen(ranks: Any) -> None:
+    assert ranks(2, _reads, "tuple", "loading=full") == [(60, 60, 0)] * 2
+    assert ranks(2, _reads, "tuple", "loading=sliced") == [(30, 30, 10)] * 2

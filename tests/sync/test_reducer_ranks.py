@@ -1,0 +1,296 @@
+"""The reducer leaves every gradient as the mean over ranks, however backward is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ronde.boundary.context import Region
+from ronde.testing.run_ranks import Rank
+
+_D = torch.float64
+
+
+@contextmanager
+def _inside_a_model(rank: Rank, plan: str = "ddp") -> Iterator[Any]:
+    """Where modules run on whatever rows this rank has."""
+    with rank.session(plan) as session, session.context.enter(Region.SHARDED, 2):
+        yield session
+
+
+def _rows(rank: Rank) -> torch.Tensor:
+    """Other numbers on every rank."""
+    return torch.arange(8, dtype=_D).view(2, 4) / 7 + rank.rank
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def _mean(rank: Rank, value: torch.Tensor) -> torch.Tensor:
+    return rank.groups["boundary"].all_reduce(value.clone()) / rank.world_size
+
+
+def _check(rank: Rank, expected: list[torch.Tensor | None], parameters: Any) -> list[str]:
+    """Compare with gradients that were computed locally and averaged here."""
+    problems: list[str] = []
+    for place, (local, parameter) in enumerate(zip(expected, parameters, strict=True)):
+        if local is None or parameter.grad is None:
+            if local is not parameter.grad:
+                problems.append(f"gradient {place}: {parameter.grad} instead of {local}")
+        elif not torch.allclose(_mean(rank, local.double()), parameter.grad.double(), rtol=1e-12, atol=1e-12):
+            problems.append(f"gradient {place} is not the mean")
+    return problems
+
+
+def _locally(backward: Callable[[nn.Module], None], net: nn.Module) -> list[torch.Tensor | None]:
+    backward(net)
+    return [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def _either(rank: Rank, backward: Callable[[nn.Module], None], bucket_mb: str = "25") -> list[str]:
+    """A backward without and with the reducer."""
+    expected = _locally(backward, _net())
+    with _inside_a_model(rank, f"bucket-mb={bucket_mb}") as session:
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        problems: list[str] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(net)
+            problems += _check(rank, expected, net.parameters())
+        assert len(session.reducer.adopted) == len(list(net.parameters()))
+    return problems
+
+
+def plain(rank: Rank) -> list[str]:
+    return _either(rank, lambda net: net(_rows(rank)).sum().backward())
+
+
+def many_buckets(rank: Rank) -> list[str]:
+    return _either(rank, lambda net: net(_rows(rank)).square().sum().backward(), "0.0001")
+
+
+def accumulated(rank: Rank) -> list[str]:
+    def backward(net: nn.Module) -> None:
+        for part in _rows(rank):
+            net(part).square().sum().backward()
+
+    return _either(rank, backward)
+
+
+def two_forwards_two_backwards(rank: Rank) -> list[str]:
+    def backward(net: nn.Module) -> None:
+        first, second = (net(part).square().sum() for part in _rows(rank))
+        first.backward()
+        second.backward()
+
+    return _either(rank, backward)
+
+
+def one_forward_two_backwards(rank: Rank) -> list[str]:
+    def backward(net: nn.Module) -> None:
+        out = net(_rows(rank))
+        out.sum().backward(retain_graph=True)
+        out.square().sum().backward()
+
+    return _either(rank, backward)
+
+
+def chosen_inputs(rank: Rank) -> list[str]:
+    def backward(net: Any) -> None:
+        net(_rows(rank)).square().sum().backward(inputs=[net[0].weight, net[2].bias])
+
+    return _either(rank, backward)
+
+
+def not_contiguous(rank: Rank) -> list[str]:
+    def backward(net: Any) -> None:
+        net[0].weight.grad = torch.zeros(4, 5, dtype=_D).t()
+        net(_rows(rank)).square().sum().backward()
+
+    return _either(rank, backward)
+
+
+def checkpointed(rank: Rank) -> list[str]:
+    def backward(net: Any) -> None:
+        checkpoint(net, _rows(rank).requires_grad_(), use_reentrant=False).square().sum().backward()
+
+    def reentrant(net: Any) -> None:
+        checkpoint(net[2], net[1](net[0](_rows(rank))), use_reentrant=True).square().sum().backward()
+
+    def twice(net: Any) -> None:
+        """A parameter that is used by two segments is ready twice."""
+        shared = checkpoint(net[0], _rows(rank).requires_grad_(), use_reentrant=True)
+        again = checkpoint(net[0], shared[:, :4], use_reentrant=True)
+        net[2](again).square().sum().backward()
+
+    return _either(rank, backward) + _either(rank, reentrant) + _either(rank, twice) + _either(rank, twice, "0.0001")
+
+
+def used_on_one_rank_only(rank: Rank) -> list[str]:
+    """As when ranks' rows take different branches inside a model."""
+
+    def backward(net: Any) -> None:
+        (net[0](_rows(rank)).sum() if rank.rank == 0 else net[0](_rows(rank)).detach().sum() + net[2].bias.sum()).backward()
+
+    net = _net()
+    backward(net)
+    mine = {name: p.grad for name, p in net.named_parameters()}
+    zeros = [torch.zeros_like(p) if mine[name] is None else mine[name] for name, p in net.named_parameters()]
+    expected: list[Any] = [None if name == "2.weight" else zeros[place] for place, name in enumerate(mine)]
+    with _inside_a_model(rank):
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        problems: list[str] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            backward(net)
+            problems += _check(rank, expected, net.parameters())
+    return problems
+
+
+def two_optimizers(rank: Rank) -> list[str]:
+    """As in a GAN: each backward reaches one network, or both."""
+
+    def run(generator: Any, critic: Any) -> list[torch.Tensor | None]:
+        fake = generator(_rows(rank))
+        critic(fake.detach().repeat(1, 2)).mean().backward()
+        first = [p.grad for p in generator.parameters()]
+        kept = [p.grad.clone() for p in critic.parameters()]
+        critic.zero_grad()
+        critic(fake.repeat(1, 2)).square().mean().backward()
+        return [*first, *kept, *(p.grad.clone() for p in (*generator.parameters(), *critic.parameters()))]
+
+    expected = run(_net(), _net())
+    with _inside_a_model(rank):
+        generator, critic = _net(), _net()
+        optimizers = [torch.optim.Adam(net.parameters()) for net in (generator, critic)]
+        problems: list[str] = []
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            found = run(generator, critic)
+            for place, (a, b) in enumerate(zip(expected, found, strict=True)):
+                if (a is None) != (b is None) or (a is not None and b is not None and not torch.allclose(_mean(rank, a), b)):
+                    problems.append(f"gradient {place}")
+    return problems
+
+
+def unfrozen_late(rank: Rank) -> list[str]:
+    backward: Callable[[Any], None] = lambda net: net(_rows(rank)).square().sum().backward()  # noqa: E731
+    expected = _locally(backward, _net())
+    with _inside_a_model(rank):
+        net = _net()
+        net[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        backward(net)
+        optimizer.step()
+        net[0].requires_grad_(True)
+        optimizer.zero_grad()
+        optimizer.step()  # adopts what has come
+        backward(net)
+        return _check(rank, expected, net.parameters())
+
+
+def group_added(rank: Rank) -> list[str]:
+    backward: Callable[[Any], None] = lambda net: net(_rows(rank)).square().sum().backward()  # noqa: E731
+    expected = _locally(backward, _net())
+    with _inside_a_model(rank):
+        net = _net()
+        optimizer = torch.optim.SGD(net[2].parameters(), 0.0)
+        backward(net)
+        optimizer.add_param_group({"params": net[0].parameters()})
+        optimizer.zero_grad()
+        backward(net)
+        return _check(rank, expected, net.parameters())
+
+
+def mixed_types(rank: Rank) -> list[str]:
+    def make() -> list[nn.Parameter]:
+        types = (torch.float64, torch.float32, torch.float64, torch.bfloat16)
+        return [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in types]
+
+    def backward(parameters: list[nn.Parameter]) -> None:
+        sum((p.double() * (rank.rank + place)).sum() for place, p in enumerate(parameters)).backward()  # pyright: ignore
+
+    plainly = make()
+    backward(plainly)
+    with _inside_a_model(rank):
+        parameters = make()
+        torch.optim.SGD(parameters, 0.1)
+        backward(parameters)
+        narrow = max(abs(float(p.grad[0]) - place - (rank.world_size - 1) / 2) for place, p in enumerate(parameters))  # pyright: ignore
+        types = [p.grad.dtype for p in parameters] == [p.dtype for p in parameters]  # pyright: ignore
+    return [] if narrow < 0.02 and types else [f"off by {narrow}"]
+
+
+def after_an_exception(rank: Rank) -> list[str]:
+    """A backward that raised on all ranks leaves nothing behind."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise ArithmeticError("in backward")
+
+    backward: Callable[[Any], None] = lambda net: net(_rows(rank)).square().sum().backward()  # noqa: E731
+    expected = _locally(backward, _net())
+    with _inside_a_model(rank, "bucket-mb=0.0001"):
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        backward(net)
+        problems: list[str] = []
+        try:
+            net[2](net[1](Failing.apply(net[0](_rows(rank))))).sum().backward()
+            problems.append("did not raise")
+        except ArithmeticError:
+            optimizer.zero_grad()
+        backward(net)
+        return problems + _check(rank, expected, net.parameters())
+
+
+def nested(rank: Rank) -> list[str]:
+    """A backward inside of a backward."""
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, net: Any) -> torch.Tensor:
+            ctx.net = net
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            with torch.enable_grad():
+                ctx.net(_rows(rank)).sum().backward()
+            return grads[0], None
+
+    def backward(net: Any) -> None:
+        net[2](Inner.apply(net[1](net[0](_rows(rank))), net)).square().sum().backward()
+
+    return _either(rank, backward)
+
+
+SITUATIONS = {
+    function.__name__: function
+    for function in (
+        plain, many_buckets, accumulated, two_forwards_two_backwards, one_forward_two_backwards, chosen_inputs, not_contiguous,
+        checkpointed, used_on_one_rank_only, two_optimizers, unfrozen_late, group_added, mixed_types, after_an_exception, nested,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", list(SITUATIONS))
+def test_gradients_are_the_mean_over_ranks(ranks: Any, name: str, world_size: int) -> None:
+    assert ranks(world_size, SITUATIONS[name]) == [[]] * world_size
