@@ -85,12 +85,8 @@ def _say(name: str, number: int, pairs: int, pair: Pair) -> None:
     if name == "start-up":
         figures = f"{ours.wall_seconds:.2f} s against {peer.wall_seconds:.2f} s"
     else:
-<<<<<<< HEAD
-        figures = f"{ours.samples_per_second:.1f} against {peer.samples_per_second:.1f} samples/s, ratio {pair.ratio:.3f}"
-=======
         speeds = f"{ours.samples_per_second:.1f} against {peer.samples_per_second:.1f} samples/s"
         figures = f"{speeds}, ratio {pair.ratio:.3f}"
->>>>>>> bench
     print(f"ronde: {name}, pair {number} of {pairs}: {figures}", file=sys.stderr, flush=True)
 
 
