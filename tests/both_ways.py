@@ -55,7 +55,9 @@ class Inputs:
         if self.session is None:
             return value.clone()
         layout = self._layout(value, dim, outer, inner)
-        return wrap(self.session.context, cut(self.session.context, value, layout).clone(), layout, rules.table())
+        return wrap(
+            self.session.context, cut(self.session.context, value, layout).clone(), layout, rules.table()
+        )
 
     def batch(
         self, *shape: int, dim: int = 0, outer: int = 1, inner: int = 1, grad: bool = True, **kinds: Any
@@ -171,7 +173,9 @@ def compare_all(
         ours = {label: _Trial(case, session) for label, case in cases.items()}
         _backward(ours.values())
         return [
-            f"{label}: {text}" for label in cases for text in _differing(plain[label], ours[label], tolerance, kept)
+            f"{label}: {text}"
+            for label in cases
+            for text in _differing(plain[label], ours[label], tolerance, kept)
         ]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from both_ways import ROWS, differences
 from torch import nn
 from torch.func import functional_call
 
+from both_ways import ROWS, differences
 from ronde.boundary import rules
-from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
+from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
 from ronde.testing.run_ranks import Rank
 
@@ -159,7 +159,10 @@ def hypernetwork(w: World) -> Any:
 
 def generated_weights(w: World) -> Any:
     code = nn.Parameter(torch.full((3,), 0.3, dtype=_D))
-    made = {"0.weight": torch.outer(w.other[0](code), torch.ones(3, dtype=_D)), "0.bias": torch.zeros(5, dtype=_D)}
+    made = {
+        "0.weight": torch.outer(w.other[0](code), torch.ones(3, dtype=_D)),
+        "0.bias": torch.zeros(5, dtype=_D),
+    }
     out = functional_call(w.other, made, (w.z,))
     loss = out.sigmoid().mean()
     loss.backward()
@@ -316,7 +319,10 @@ def reinforced(w: World) -> Any:
     policy = torch.distributions.Categorical(logits=w.model(w.x))
     action = w.y
     returns = w.z[:, 0]
-    loss = -(policy.log_prob(action) * (returns - returns.mean()) / (returns.std() + 1e-8)).mean() - policy.entropy().mean()
+    loss = (
+        -(policy.log_prob(action) * (returns - returns.mean()) / (returns.std() + 1e-8)).mean()
+        - policy.entropy().mean()
+    )
     loss.backward()
     return w.gradients(loss)
 
@@ -324,7 +330,9 @@ def reinforced(w: World) -> Any:
 def variational(w: World) -> Any:
     mean, spread = w.model(w.x), w.z * 0.1
     code = mean + torch.randn_like(mean) * spread.exp()
-    loss = F.mse_loss(w.other(code), w.x[:, :1], reduction="sum") - 0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+    loss = F.mse_loss(w.other(code), w.x[:, :1], reduction="sum") - 0.5 * torch.sum(
+        1 + spread - mean.pow(2) - spread.exp()
+    )
     loss.backward()
     return w.gradients(loss, code)
 
@@ -338,7 +346,11 @@ def scaled_by_host(w: World) -> Any:
 def distilled(w: World) -> Any:
     student, teacher = w.model(w.x), w.z
     loss = F.kl_div(F.log_softmax(student / 2, -1), F.softmax(teacher / 2, -1), reduction="batchmean") * 4
-    loss = loss + torch.cdist(student, student).mean() + student.t().matmul(student).sub(torch.eye(3)).pow(2).sum()
+    loss = (
+        loss
+        + torch.cdist(student, student).mean()
+        + student.t().matmul(student).sub(torch.eye(3)).pow(2).sum()
+    )
     loss.backward()
     return w.gradients(loss)
 
@@ -417,7 +429,9 @@ def _gradients(rank: Rank, name: str) -> list[str]:
     expected = SCRIPTS[name](World())
     with rank.session() as session:
         found = {key: materialize(value) for key, value in SCRIPTS[name](World(session)).items()}
-        problems = [f"{key} {text}" for key in expected for text in differences(expected[key], found.get(key), 1e-11)]
+        problems = [
+            f"{key} {text}" for key in expected for text in differences(expected[key], found.get(key), 1e-11)
+        ]
         if not session.context.sharded_calls:
             problems.append("no model ran on shards")
     return problems

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from both_ways import ROWS, Inputs, compare_all
 from torch import nn
 
+from both_ways import ROWS, Inputs, compare_all
 from ronde.testing.run_ranks import Rank
 
 
@@ -155,7 +155,7 @@ _CONVERSIONS: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "storage": lambda x, m: [x.data_ptr() != 0, x.storage_offset(), x.stride(), x.is_contiguous()],
     "new": lambda x, m: [x.new_zeros(2), x.new_tensor([1.0]), x.new_full((2,), 3.0), x.new_ones(x.shape)],
     "type": lambda x, m: [isinstance(x, torch.Tensor), torch.is_tensor(x), x.type(), x.dtype == torch.float64],
-    "format": lambda x, m: "{:.3f} {}".format(x.sum(), tuple(x.shape)),
+    "format": lambda x, m: f"{x.sum():.3f} {tuple(x.shape)}",
     "hash": lambda x, m: [x in {x: 1}, len({x, x})],
     "memory format": lambda x, m: x[None, None].contiguous(memory_format=torch.channels_last),
 }  # fmt: skip

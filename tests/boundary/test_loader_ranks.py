@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from both_ways import differences, flat, sharded
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,6 +21,7 @@ from torch.utils.data import (
     random_split,
 )
 
+from both_ways import differences, flat, sharded
 from ronde.boundary.global_tensor import materialize
 from ronde.testing.run_ranks import Rank
 
@@ -91,11 +91,17 @@ class Batches:
 
 def _padded(samples: list[Any]) -> Any:
     longest = max(index % 4 + 1 for _, index in samples)
-    return torch.stack([torch.cat([x, torch.zeros(longest)]) for x, _ in samples]), torch.tensor([i for _, i in samples])
+    return torch.stack([torch.cat([x, torch.zeros(longest)]) for x, _ in samples]), torch.tensor(
+        [i for _, i in samples]
+    )
 
 
 def _epochs(loader: Any, count: int = 2) -> Iterator[Any]:
-    yield len(loader) if hasattr(loader, "__len__") and not isinstance(getattr(loader, "dataset", None), IterableDataset) else None
+    yield (
+        len(loader)
+        if hasattr(loader, "__len__") and not isinstance(getattr(loader, "dataset", None), IterableDataset)
+        else None
+    )
     for _ in range(count):
         for batch in loader:
             yield batch
@@ -206,7 +212,11 @@ def _batches(rank: Rank, name: str) -> list[str]:
         found = _run(LOADERS[name])
     if len(expected) != len(found):
         return [f"{len(found)} values instead of {len(expected)}"]
-    return [f"{i} {text}" for i, (a, b) in enumerate(zip(expected, found, strict=True)) for text in differences(a, b, 0.0)]
+    return [
+        f"{i} {text}"
+        for i, (a, b) in enumerate(zip(expected, found, strict=True))
+        for text in differences(a, b, 0.0)
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

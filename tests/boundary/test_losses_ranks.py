@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from both_ways import ROWS, Inputs, compare_all
 from torch import nn
 
+from both_ways import ROWS, Inputs, compare_all
 from ronde.boundary.edges import Gather
 from ronde.testing.run_ranks import Rank
 
@@ -35,7 +35,13 @@ def _class_cases() -> Iterator[tuple[str, Case]]:
             for weighted in (False, True):
                 for whole in (False, True):
 
-                    def case(m: Inputs, options: Any = options, weighted: Any = weighted, whole: Any = whole, reduction: str = reduction) -> Any:
+                    def case(
+                        m: Inputs,
+                        options: Any = options,
+                        weighted: Any = weighted,
+                        whole: Any = whole,
+                        reduction: str = reduction,
+                    ) -> Any:
                         weight = m.values(4) if weighted else None
                         logits, target = m.batch(ROWS, 4), _classes(m, ROWS, whole=whole)
                         return F.cross_entropy(logits, target, weight, reduction=reduction, **options)
@@ -43,7 +49,9 @@ def _class_cases() -> Iterator[tuple[str, Case]]:
                     yield f"cross_entropy {name} weighted={weighted} whole={whole} {reduction}", case
 
         def pixels(m: Inputs, reduction: str = reduction) -> Any:
-            return F.cross_entropy(m.batch(ROWS, 4, 2, 3), _classes(m, ROWS, 2, 3), m.values(4), reduction=reduction)
+            return F.cross_entropy(
+                m.batch(ROWS, 4, 2, 3), _classes(m, ROWS, 2, 3), m.values(4), reduction=reduction
+            )
 
         def tokens(m: Inputs, reduction: str = reduction) -> Any:
             logits, target = m.batch(ROWS, 5, 4), _classes(m, ROWS, 5)
@@ -59,14 +67,20 @@ def _class_cases() -> Iterator[tuple[str, Case]]:
             return F.cross_entropy(kept.view(-1, 4), following.view(-1), reduction=reduction)
 
         def transposed(m: Inputs, reduction: str = reduction) -> Any:
-            return F.cross_entropy(m.batch(ROWS, 5, 4).transpose(1, 2), _classes(m, ROWS, 5), reduction=reduction)
+            return F.cross_entropy(
+                m.batch(ROWS, 5, 4).transpose(1, 2), _classes(m, ROWS, 5), reduction=reduction
+            )
 
         def probabilities(m: Inputs, reduction: str = reduction) -> Any:
             target = m.batch(ROWS, 4).softmax(1)
-            return F.cross_entropy(m.batch(ROWS, 4), target, m.values(4), reduction=reduction, label_smoothing=0.1)
+            return F.cross_entropy(
+                m.batch(ROWS, 4), target, m.values(4), reduction=reduction, label_smoothing=0.1
+            )
 
         def likelihood(m: Inputs, reduction: str = reduction) -> Any:
-            return F.nll_loss(m.batch(ROWS, 4).log_softmax(-1), _classes(m, ROWS), m.values(4), reduction=reduction)
+            return F.nll_loss(
+                m.batch(ROWS, 4).log_softmax(-1), _classes(m, ROWS), m.values(4), reduction=reduction
+            )
 
         def all_ignored(m: Inputs, reduction: str = reduction) -> Any:
             return F.cross_entropy(m.batch(ROWS, 4), _classes(m, ROWS) * 0 - 100, reduction=reduction)
@@ -81,7 +95,9 @@ def _class_cases() -> Iterator[tuple[str, Case]]:
             return F.cross_entropy(logits, logits.argmax(1), reduction=reduction)
 
         def narrow(m: Inputs, reduction: str = reduction) -> Any:
-            return F.cross_entropy(m.batch(ROWS, 4).detach().bfloat16() * 0, _classes(m, ROWS), reduction=reduction)
+            return F.cross_entropy(
+                m.batch(ROWS, 4).detach().bfloat16() * 0, _classes(m, ROWS), reduction=reduction
+            )
 
         def module(m: Inputs, reduction: str = reduction) -> Any:
             return nn.CrossEntropyLoss(reduction=reduction)(m.batch(ROWS, 4), _classes(m, ROWS))
@@ -111,10 +127,13 @@ def _pointwise_cases() -> Iterator[tuple[str, Case]]:
     yield "both with gradients", lambda m: F.mse_loss(m.batch(ROWS, 3), m.batch(ROWS, 3))
     yield "broadcast", lambda m: F.mse_loss(m.batch(ROWS, 3), m.leaf(3, grad=False))
     yield "column", lambda m: F.l1_loss(m.batch(ROWS, 1), m.batch(ROWS))
-    yield "batchmean", lambda m: [
-        F.kl_div(m.batch(ROWS, 3).log(), m.batch(ROWS, 3), reduction="batchmean"),
-        F.kl_div(m.batch(3, ROWS, dim=1).log(), m.batch(3, ROWS, dim=1), reduction="batchmean"),
-    ]
+    yield (
+        "batchmean",
+        lambda m: [
+            F.kl_div(m.batch(ROWS, 3).log(), m.batch(ROWS, 3), reduction="batchmean"),
+            F.kl_div(m.batch(3, ROWS, dim=1).log(), m.batch(3, ROWS, dim=1), reduction="batchmean"),
+        ],
+    )
     for reduction in _REDUCTIONS:
         yield f"weighted {reduction}", lambda m, reduction=reduction: [
             F.binary_cross_entropy(m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), m.batch(ROWS, 3).detach(), reduction=reduction),
@@ -136,26 +155,37 @@ def _pointwise_cases() -> Iterator[tuple[str, Case]]:
 
 
 def _gathering_cases() -> Iterator[tuple[str, Case]]:
-    yield "legacy arguments", lambda m: [
-        F.mse_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), size_average=False),
-        F.cross_entropy(m.batch(ROWS, 3), m.shard(m.values(ROWS, low=0, high=3, integer=True)), reduce=False),
-    ]
+    yield (
+        "legacy arguments",
+        lambda m: [
+            F.mse_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), size_average=False),
+            F.cross_entropy(
+                m.batch(ROWS, 3), m.shard(m.values(ROWS, low=0, high=3, integer=True)), reduce=False
+            ),
+        ],
+    )
     yield "unbatched", lambda m: F.cross_entropy(m.batch(ROWS), torch.tensor(2))
-    yield "triplets", lambda m: [
-        F.triplet_margin_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 3)),
-        F.cosine_embedding_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), torch.ones(ROWS)),
-        F.margin_ranking_loss(m.batch(ROWS), m.batch(ROWS), torch.ones(ROWS)),
-        F.multi_margin_loss(m.batch(ROWS, 3), m.shard(m.values(ROWS, low=0, high=3, integer=True))),
-        F.multilabel_soft_margin_loss(m.batch(ROWS, 3), m.batch(ROWS, 3).round().detach()),
-        F.hinge_embedding_loss(m.batch(ROWS, 3), torch.ones(ROWS, 3)),
-    ]
+    yield (
+        "triplets",
+        lambda m: [
+            F.triplet_margin_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 3)),
+            F.cosine_embedding_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), torch.ones(ROWS)),
+            F.margin_ranking_loss(m.batch(ROWS), m.batch(ROWS), torch.ones(ROWS)),
+            F.multi_margin_loss(m.batch(ROWS, 3), m.shard(m.values(ROWS, low=0, high=3, integer=True))),
+            F.multilabel_soft_margin_loss(m.batch(ROWS, 3), m.batch(ROWS, 3).round().detach()),
+            F.hinge_embedding_loss(m.batch(ROWS, 3), torch.ones(ROWS, 3)),
+        ],
+    )
     yield "ctc", lambda m: F.ctc_loss(
         m.batch(6, ROWS, 4, dim=1).log_softmax(-1), m.values(ROWS, 2, low=1, high=4, integer=True),
         torch.full((ROWS,), 6), torch.full((ROWS,), 2),
     )  # fmt: skip
     yield "contrastive", lambda m: _contrastive(m.batch(ROWS, 3), m.batch(ROWS, 3))
-    yield "target of another cut", lambda m: F.cross_entropy(
-        m.batch(ROWS, 4, 3), m.shard(m.values(3, ROWS, low=0, high=4, integer=True), 1).t()
+    yield (
+        "target of another cut",
+        lambda m: F.cross_entropy(
+            m.batch(ROWS, 4, 3), m.shard(m.values(3, ROWS, low=0, high=4, integer=True), 1).t()
+        ),
     )
 
 
@@ -187,7 +217,9 @@ def _count_gathers(rank: Rank) -> int:
     counted: list[int] = []
     with rank.session() as session:
         plain = Gather.forward
-        session.patches.set(Gather, "forward", staticmethod(lambda *args: (counted.append(1), plain(*args))[1]))
+        session.patches.set(
+            Gather, "forward", staticmethod(lambda *args: (counted.append(1), plain(*args))[1])
+        )
         m = Inputs(session)
         logits, target = m.batch(ROWS, 5, 4), m.shard(m.values(ROWS, 5, low=0, high=4, integer=True))
         loss = F.cross_entropy(logits.view(-1, 4), target.view(-1), ignore_index=0)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from both_ways import differences, flat
 from torch import nn
 
+from both_ways import differences, flat
 from ronde.boundary import rules
-from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
+from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
 from ronde.testing.run_ranks import Rank
 
@@ -68,7 +68,14 @@ def _mlp() -> nn.Module:
 
 
 def _conv() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(3, 2),
+    )
 
 
 class Recurrent(nn.Module):
@@ -272,7 +279,12 @@ class World:
         if isinstance(value, list):
             return [self.batch(item) for item in value]
         context = None if self.session is None else self.session.context
-        if context is None or not isinstance(value, torch.Tensor) or value.dim() < 1 or len(value) < context.world_size:
+        if (
+            context is None
+            or not isinstance(value, torch.Tensor)
+            or value.dim() < 1
+            or len(value) < context.world_size
+        ):
             return value
         if len(value) not in (3, 7) or value.shape == (3,):
             return value
@@ -319,7 +331,11 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
     expected, plain = _steps(model, None, from_loader)
     with rank.session() as session:
         found, last = _steps(model, session, from_loader)
-        problems = [f"{i} {text}" for i, (a, b) in enumerate(zip(expected, found, strict=True)) for text in differences(a, b, 1e-11)]
+        problems = [
+            f"{i} {text}"
+            for i, (a, b) in enumerate(zip(expected, found, strict=True))
+            for text in differences(a, b, 1e-11)
+        ]
         # Parts of a model that runs in parts are cut too; the note tells.
         in_one_piece = session.context.sharded_calls == 3 and not session.context.notes
         if in_one_piece != (model[2] and name not in _DRAWN_IN_PARTS):

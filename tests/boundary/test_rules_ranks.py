@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from both_ways import ROWS, Inputs, compare_all
 
+from both_ways import ROWS, Inputs, compare_all
 from ronde.boundary import rules
 from ronde.testing.run_ranks import Rank
 
@@ -117,7 +117,10 @@ for _name in ("argmax", "argmin", "amax", "amin", "max", "min", "logsumexp", "pr
         lambda f, x, m, form: f(x, dim=_other(form) - 2, keepdim=True),
     ]
 for _name in ("all", "any"):
-    _OWN[_name] = [lambda f, x, m, form: f(x > 0.4, _other(form)), lambda f, x, m, form: f(x > 0.4, dim=_other(form))]
+    _OWN[_name] = [
+        lambda f, x, m, form: f(x > 0.4, _other(form)),
+        lambda f, x, m, form: f(x > 0.4, dim=_other(form)),
+    ]
 for _name in ("nansum", "count_nonzero"):
     _OWN[_name] = [lambda f, x, m, form: f(x, _other(form)), lambda f, x, m, form: f(x, dim=[_other(form)])]
 
@@ -176,7 +179,10 @@ def _calls(name: str, function: Any) -> Iterator[tuple[str, Case]]:
         # Each kind of operand in one layout; which, differs from function to function.
         forms = [*_FORMS] * 5
         for place, (operands, make) in enumerate(_OPERANDS.items(), len(name) % 4):
-            yield f"{forms[place]}, {operands}", partial(_operated, function, make, forms[place], name in _BITWISE)
+            yield (
+                f"{forms[place]}, {operands}",
+                partial(_operated, function, make, forms[place], name in _BITWISE),
+            )
     else:
         raise LookupError(f"no call is written down for the rule {name!r}; add it to _OWN")
 
@@ -191,18 +197,27 @@ def _operated(function: Any, make: Any, form: str, bits: bool, m: Inputs) -> Any
     return function(*(value.detach() > 0.5 if bits else value for value in operands))
 
 
-def _every_spelling(rank: Rank, name: str) -> list[str]:
+def _every_spelling(rank: Rank, names: list[str]) -> list[str]:
     cases: dict[str, Case] = {}
-    for spelling, function in enumerate(_names()[name]):
-        calls = list(_calls(name, function))
-        for label, case in calls if spelling == 0 else calls[spelling % len(calls) :][:2]:
-            cases[f"{name} #{spelling}, {label}"] = case
+    for name in names:
+        for spelling, function in enumerate(_names()[name]):
+            calls = list(_calls(name, function))
+            for label, case in calls if spelling == 0 else calls[spelling % len(calls) :][:2]:
+                cases[f"{name} #{spelling}, {label}"] = case
     # Gradients pass through the narrow type, where the factor W between ranks rounds.
-    tolerance = 1e-2 if name in ("to", "float", "half", "bfloat16", "type_as", "sum") else 1e-12
-    return compare_all(rank, cases, kept=True, tolerance=tolerance)
+    return compare_all(rank, cases, kept=True, tolerance=1e-2 if names == _NARROWING else 1e-12)
+
+
+_NARROWING = ["to", "float", "half", "bfloat16", "type_as", "sum"]
+
+
+def _portions() -> list[list[str]]:
+    """Names of functions that are tried together: a call of the ranks takes longer than a case."""
+    names = [name for name in _names() if name not in (*_LOSSES, *_NARROWING, "cuda")]
+    return [_NARROWING, *(names[start : start + 10] for start in range(0, len(names), 10))]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("name", [name for name in _names() if name not in (*_LOSSES, "cuda")])
-def test_a_rule_gives_torchs_values_and_gradients(ranks: Any, name: str, world_size: int) -> None:
-    assert ranks(world_size, _every_spelling, name) == [[]] * world_size
+@pytest.mark.parametrize("names", _portions(), ids=lambda names: names[0])
+def test_rules_give_torchs_values_and_gradients(ranks: Any, names: list[str], world_size: int) -> None:
+    assert ranks(world_size, _every_spelling, names) == [[]] * world_size

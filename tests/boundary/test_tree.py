@@ -91,6 +91,8 @@ def test_tensors_where_they_cannot_be_replaced_are_refused(make: Any) -> None:
         list(leaves(make(torch.ones(1))))
 
 
-@pytest.mark.parametrize("value", [Holder(1), {1, 2}, "text", torch.nn.Linear(1, 1), len, Holder, None, Holder(Holder([1]))])
+@pytest.mark.parametrize(
+    "value", [Holder(1), {1, 2}, "text", torch.nn.Linear(1, 1), len, Holder, None, Holder(Holder([1]))]
+)
 def test_objects_without_tensors_are_leaves(value: Any) -> None:
     assert list(leaves((value,))) == [value]

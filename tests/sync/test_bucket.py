@@ -36,7 +36,11 @@ def test_types_are_not_mixed() -> None:
 def test_every_parameter_has_one_bucket() -> None:
     parameters = _parameters(*range(1, 50))
     for first, size in ((1, 1), (100, 300), (10**6, 10**6)):
-        places = [place for bucket in _places(parameters, assign_buckets(parameters, first, size)) for place in bucket]
+        places = [
+            place
+            for bucket in _places(parameters, assign_buckets(parameters, first, size))
+            for place in bucket
+        ]
         assert places == list(range(49))
 
 

@@ -132,14 +132,23 @@ def checkpointed(rank: Rank) -> list[str]:
         again = checkpoint(net[0], shared[:, :4], use_reentrant=True)
         net[2](again).square().sum().backward()
 
-    return _either(rank, backward) + _either(rank, reentrant) + _either(rank, twice) + _either(rank, twice, "0.0001")
+    return (
+        _either(rank, backward)
+        + _either(rank, reentrant)
+        + _either(rank, twice)
+        + _either(rank, twice, "0.0001")
+    )
 
 
 def used_on_one_rank_only(rank: Rank) -> list[str]:
     """As when ranks' rows take different branches inside a model."""
 
     def backward(net: Any) -> None:
-        (net[0](_rows(rank)).sum() if rank.rank == 0 else net[0](_rows(rank)).detach().sum() + net[2].bias.sum()).backward()
+        (
+            net[0](_rows(rank)).sum()
+            if rank.rank == 0
+            else net[0](_rows(rank)).detach().sum() + net[2].bias.sum()
+        ).backward()
 
     net = _net()
     backward(net)
@@ -179,7 +188,9 @@ def two_optimizers(rank: Rank) -> list[str]:
                 optimizer.zero_grad()
             found = run(generator, critic)
             for place, (a, b) in enumerate(zip(expected, found, strict=True)):
-                if (a is None) != (b is None) or (a is not None and b is not None and not torch.allclose(_mean(rank, a), b)):
+                if (a is None) != (b is None) or (
+                    a is not None and b is not None and not torch.allclose(_mean(rank, a), b)
+                ):
                     problems.append(f"gradient {place}")
     return problems
 
@@ -227,7 +238,9 @@ def mixed_types(rank: Rank) -> list[str]:
         parameters = make()
         torch.optim.SGD(parameters, 0.1)
         backward(parameters)
-        narrow = max(abs(float(p.grad[0]) - place - (rank.world_size - 1) / 2) for place, p in enumerate(parameters))  # pyright: ignore
+        narrow = max(
+            abs(float(p.grad[0]) - place - (rank.world_size - 1) / 2) for place, p in enumerate(parameters)
+        )  # pyright: ignore
         types = [p.grad.dtype for p in parameters] == [p.dtype for p in parameters]  # pyright: ignore
     return [] if narrow < 0.02 and types else [f"off by {narrow}"]
 
