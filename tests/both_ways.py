@@ -1,6 +1,6 @@
 """Runs pieces of script once in plain torch and once on ranks, and compares values and gradients.
 
-A sharded result is compared row by row on each rank, without a collective, so that many pieces take little time.
+A sharded result is compared row by row on each rank, without a collective: many pieces take little time.
 """
 
 from __future__ import annotations

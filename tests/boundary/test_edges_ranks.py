@@ -375,7 +375,7 @@ def hooks(w: World) -> Any:
     w.model[0].weight.register_hook(lambda grad: grad * 2)
     features = w.model(w.x)
     seen: list[torch.Tensor] = []
-    features.register_hook(lambda grad: seen.append(grad))
+    features.register_hook(seen.append)
     F.cross_entropy(features, w.y).backward()
     return w.gradients(*seen)
 
@@ -416,13 +416,47 @@ def checkpointed(w: World) -> Any:
 SCRIPTS: dict[str, Callable[[World], Gradients]] = {
     function.__name__: function
     for function in (
-        cross_entropy, whole_input, token_weighted, contrastive, clipped, regularised, gradient_penalty, penalty_by_sum, fgsm,
-        pgd, maml, hypernetwork, generated_weights, prompt, hessian_vector, third_order, two_losses, twice, chosen_inputs,
-        grad_of_outputs, grad_of_rows, backward_of_rows, frozen, accumulated, unused_parameter, shared_by_script, past_forward,
-        no_grad_then_grad, detached, reinforced, variational, scaled_by_host, distilled, mixup, hard_examples, hooks, clamping_hooks, lbfgs,
+        cross_entropy,
+        whole_input,
+        token_weighted,
+        contrastive,
+        clipped,
+        regularised,
+        gradient_penalty,
+        penalty_by_sum,
+        fgsm,
+        pgd,
+        maml,
+        hypernetwork,
+        generated_weights,
+        prompt,
+        hessian_vector,
+        third_order,
+        two_losses,
+        twice,
+        chosen_inputs,
+        grad_of_outputs,
+        grad_of_rows,
+        backward_of_rows,
+        frozen,
+        accumulated,
+        unused_parameter,
+        shared_by_script,
+        past_forward,
+        no_grad_then_grad,
+        detached,
+        reinforced,
+        variational,
+        scaled_by_host,
+        distilled,
+        mixup,
+        hard_examples,
+        hooks,
+        clamping_hooks,
+        lbfgs,
         checkpointed,
     )
-}  # fmt: skip
+}
 
 
 def _gradients(rank: Rank, name: str) -> list[str]:

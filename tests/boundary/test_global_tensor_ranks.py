@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,14 @@ class _Square(torch.autograd.Function):
         return grads[0] * x.sum(0) + (grads[0] * x).sum(0)
 
 
-@torch.jit.script
 def _scripted(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum(0) + 1
+
+
+def _compiled_by_jit(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # scripts use it still
+        return torch.jit.script(_scripted)(x)
 
 
 def _saved(value: Any) -> Any:
@@ -122,8 +128,8 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "into a plain one": lambda x: torch.zeros(ROWS, 3, dtype=x.dtype).copy_(x),
     "init": lambda x: nn.init.constant_(x, 2.0),
     "foreach": lambda x: torch._foreach_add_([x], 1.0),
-    "unbound": lambda x: [row.zero_() for row in x.unbind()][0],
-    "iterated": lambda x: [row.zero_() for row in x][0],
+    "unbound": lambda x: [row.zero_() for row in x.unbind()][-1],
+    "iterated": lambda x: [row.zero_() for row in x][-1],
     "chunks": lambda x: x.chunk(2)[1].zero_(),
     "transposed property": lambda x: x.T.mul_(2),
     "scatter_": lambda x: x.scatter_(1, torch.zeros(ROWS, 1, dtype=torch.long), 9.0),
@@ -154,11 +160,16 @@ _CONVERSIONS: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "buffer": lambda x, m: _buffer(x),
     "storage": lambda x, m: [x.data_ptr() != 0, x.storage_offset(), x.stride(), x.is_contiguous()],
     "new": lambda x, m: [x.new_zeros(2), x.new_tensor([1.0]), x.new_full((2,), 3.0), x.new_ones(x.shape)],
-    "type": lambda x, m: [isinstance(x, torch.Tensor), torch.is_tensor(x), x.type(), x.dtype == torch.float64],
+    "type": lambda x, m: [
+        isinstance(x, torch.Tensor),
+        torch.is_tensor(x),
+        x.type(),
+        x.dtype == torch.float64,
+    ],
     "format": lambda x, m: f"{x.sum():.3f} {tuple(x.shape)}",
     "hash": lambda x, m: [x in {x: 1}, len({x, x})],
     "memory format": lambda x, m: x[None, None].contiguous(memory_format=torch.channels_last),
-}  # fmt: skip
+}
 
 
 def _buffer(x: torch.Tensor) -> Any:
@@ -184,8 +195,13 @@ _SEQUENCES: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "cat by name": lambda x, m: [torch.cat(tensors=[x, x], dim=1), torch.cat([x, x], axis=1)],
     "cat of layouts": lambda x, m: torch.cat([x, m.batch(3, ROWS, dim=1).t(), m.inner(ROWS, 2)], -1),
     "stack of rows": lambda x, m: torch.stack([row.sum() for row in x]),
-    "block": lambda x, m: [torch.hstack([x, x]), torch.vstack([x, x]), torch.atleast_3d(x), torch.block_diag(x[:2], x[2:])],
-}  # fmt: skip
+    "block": lambda x, m: [
+        torch.hstack([x, x]),
+        torch.vstack([x, x]),
+        torch.atleast_3d(x),
+        torch.block_diag(x[:2], x[2:]),
+    ],
+}
 
 _INDEXING: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "row": lambda x, m: [x[0], x[-1], x[3], x[2, 1], x[6][2]],
@@ -193,78 +209,199 @@ _INDEXING: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "list": lambda x, m: [x[[0, 3]], x[[True, False] * 3 + [True]], x[[0, 1], [1, 2]]],
     "tensor": lambda x, m: [x[torch.tensor([5, 0])], x[torch.arange(ROWS), 1], x[:, torch.tensor([2, 0])]],
     "mask": lambda x, m: [x[x > 0.5], x[x[:, 0] > 0.5], x[m.values(ROWS) > 0.5], x[:, m.values(3) > 0.5]],
-    "global index": lambda x, m: [x[m.batch(ROWS, low=0, high=ROWS, integer=True)], x[torch.arange(ROWS), x.argmax(1)]],
+    "global index": lambda x, m: [
+        x[m.batch(ROWS, low=0, high=ROWS, integer=True)],
+        x[torch.arange(ROWS), x.argmax(1)],
+    ],
     "plain by global": lambda x, m: [m.leaf(3, 2)[x.argmax(1)], m.leaf(3)[x.argmax(1)]],
     "numpy": lambda x, m: [x[np.array([1, 2])], x[np.int64(3)], x[:, np.int64(1)]],
     "bool": lambda x, m: [x[True], x[None, ..., None]],
     "several": lambda x, m: [x[None, :, None, 1:], x[..., 0], x[:, -1], x[:], x[()], x[..., None, :]],
-    "select": lambda x, m: [x.select(0, 2), x.narrow(0, 1, 3), x.index_select(0, torch.tensor([1, 1])), x.take(x.long())],
-    "masked_select": lambda x, m: [x.masked_select(x > 0.4), torch.masked_select(x, x[:1] > 0.4), (x > 0.5).nonzero()],
-    "gather": lambda x, m: [x.gather(1, m.values(ROWS, 1, low=0, high=3, integer=True)), x.gather(dim=0, index=x.long())],
-    "where one": lambda x, m: [torch.where(x > 0.5), torch.argwhere(x > 0.5), torch.nonzero(x > 0.4, as_tuple=True)],
-}  # fmt: skip
+    "select": lambda x, m: [
+        x.select(0, 2),
+        x.narrow(0, 1, 3),
+        x.index_select(0, torch.tensor([1, 1])),
+        x.take(x.long()),
+    ],
+    "masked_select": lambda x, m: [
+        x.masked_select(x > 0.4),
+        torch.masked_select(x, x[:1] > 0.4),
+        (x > 0.5).nonzero(),
+    ],
+    "gather": lambda x, m: [
+        x.gather(1, m.values(ROWS, 1, low=0, high=3, integer=True)),
+        x.gather(dim=0, index=x.long()),
+    ],
+    "where one": lambda x, m: [
+        torch.where(x > 0.5),
+        torch.argwhere(x > 0.5),
+        torch.nonzero(x > 0.4, as_tuple=True),
+    ],
+}
 
 _OPERATIONS: dict[str, Callable[[torch.Tensor, Inputs], Any]] = {
     "named input": lambda x, m: [
-        torch.flatten(input=x, start_dim=0), torch.reshape(input=x, shape=(-1,)), torch.unsqueeze(input=x, dim=0),
-        torch.squeeze(input=x), torch.permute(input=x, dims=(1, 0)), torch.t(input=x), torch.sum(input=x, dim=1),
-        torch.softmax(input=x, dim=1), torch.max(input=x, dim=1)[0], torch.add(input=x, other=1),
-        torch.transpose(input=x, dim0=0, dim1=1), F.softmax(input=x, dim=-1), torch.clamp(input=x, min=0.4),
-        F.mse_loss(input=x, target=x * 2), F.relu(input=x),
+        torch.flatten(input=x, start_dim=0),
+        torch.reshape(input=x, shape=(-1,)),
+        torch.unsqueeze(input=x, dim=0),
+        torch.squeeze(input=x),
+        torch.permute(input=x, dims=(1, 0)),
+        torch.t(input=x),
+        torch.sum(input=x, dim=1),
+        torch.softmax(input=x, dim=1),
+        torch.max(input=x, dim=1)[0],
+        torch.add(input=x, other=1),
+        torch.transpose(input=x, dim0=0, dim1=1),
+        F.softmax(input=x, dim=-1),
+        torch.clamp(input=x, min=0.4),
+        F.mse_loss(input=x, target=x * 2),
+        F.relu(input=x),
     ],
     "type as": lambda x, m: [
-        torch.ones((), dtype=torch.int32).type_as(x), torch.ones(1, 3).type_as(x), torch.ones(2, 3).type_as(x),
-        torch.ones(3).to(x), torch.ones(ROWS, 3).to(x), x.to(torch.ones(5, dtype=torch.float64)),
+        torch.ones((), dtype=torch.int32).type_as(x),
+        torch.ones(1, 3).type_as(x),
+        torch.ones(2, 3).type_as(x),
+        torch.ones(3).to(x),
+        torch.ones(ROWS, 3).to(x),
+        x.to(torch.ones(5, dtype=torch.float64)),
     ],
     "whole sums": lambda x, m: [
-        x.sum(), x.sum(0), x.sum(0, True), x.sum((0, 1)), x.sum(dim=(0,), keepdim=True), x.sum(-2),
-        x.mean(), x.mean(0), x.mean((0, 1), keepdim=True), x.mean(dim=0, dtype=torch.float64), torch.mean(x, -2),
-        x.sum(axis=0), x.mean(axis=0, keepdims=True), (x > 0.5).sum(), (x > 0.5).sum(0), x.sum(dim=()), x.sum(dim=[]),
+        x.sum(),
+        x.sum(0),
+        x.sum(0, True),
+        x.sum((0, 1)),
+        x.sum(dim=(0,), keepdim=True),
+        x.sum(-2),
+        x.mean(),
+        x.mean(0),
+        x.mean((0, 1), keepdim=True),
+        x.mean(dim=0, dtype=torch.float64),
+        torch.mean(x, -2),
+        x.sum(axis=0),
+        x.mean(axis=0, keepdims=True),
+        (x > 0.5).sum(),
+        (x > 0.5).sum(0),
+        x.sum(dim=()),
+        x.sum(dim=[]),
         x.detach().long().sum(),
     ],
     "statistics": lambda x, m: [
-        x.std(), x.var(0), x.std(1), x.norm(), x.norm(dim=1), torch.linalg.norm(x), x.median(), x.max(), x.min(0),
-        x.argmax(), x.argmax(0), torch.topk(x, 2, 0), x.sort(0), x.cumsum(0), x.softmax(0), x.logsumexp(0), x.prod(),
-        torch.quantile(x, 0.5), x.max(x * 0.5), torch.max(x, x.flip(0)), x.all(), x.any(0), x.detach().unique(), x.detach().histc(4),
-        x.kthvalue(2, 0), x.flip(0), x.amax(), x.amin((0, 1)), torch.cdist(x, x), torch.corrcoef(x.detach()),
+        x.std(),
+        x.var(0),
+        x.std(1),
+        x.norm(),
+        x.norm(dim=1),
+        torch.linalg.norm(x),
+        x.median(),
+        x.max(),
+        x.min(0),
+        x.argmax(),
+        x.argmax(0),
+        torch.topk(x, 2, 0),
+        x.sort(0),
+        x.cumsum(0),
+        x.softmax(0),
+        x.logsumexp(0),
+        x.prod(),
+        torch.quantile(x, 0.5),
+        x.max(x * 0.5),
+        torch.max(x, x.flip(0)),
+        x.all(),
+        x.any(0),
+        x.detach().unique(),
+        x.detach().histc(4),
+        x.kthvalue(2, 0),
+        x.flip(0),
+        x.amax(),
+        x.amin((0, 1)),
+        torch.cdist(x, x),
+        torch.corrcoef(x.detach()),
     ],
     "products": lambda x, m: [
-        x @ x.t(), x.t() @ x, x @ m.leaf(3, 2), m.inner(2, ROWS) @ x, torch.einsum("bi,bj->bij", x, x), torch.mm(x, m.leaf(3, 2)),
-        F.linear(x, m.leaf(4, 3), m.leaf(4)), torch.outer(x[:, 0], x[:, 1]), F.cosine_similarity(x, x.flip(1)),
-        F.pairwise_distance(x, m.leaf(ROWS, 3)), torch.bmm(x[:, None], x[:, :, None]), x.matmul(x[0]),
+        x @ x.t(),
+        x.t() @ x,
+        x @ m.leaf(3, 2),
+        m.inner(2, ROWS) @ x,
+        torch.einsum("bi,bj->bij", x, x),
+        torch.mm(x, m.leaf(3, 2)),
+        F.linear(x, m.leaf(4, 3), m.leaf(4)),
+        torch.outer(x[:, 0], x[:, 1]),
+        F.cosine_similarity(x, x.flip(1)),
+        F.pairwise_distance(x, m.leaf(ROWS, 3)),
+        torch.bmm(x[:, None], x[:, :, None]),
+        x.matmul(x[0]),
     ],
     "other layouts": lambda x, m: [
-        x + m.batch(3, ROWS, dim=1).t(), x * m.batch(ROWS)[:, None], x[:, 0] + m.batch(ROWS), x.unsqueeze(1) - x.unsqueeze(0),
-        x[:, :1] + m.batch(ROWS), x + m.batch(2, ROWS, 3, dim=1), m.batch(ROWS, 3) / x.sum(), x - x.mean(0), x / x.norm(dim=1, keepdim=True),
-        torch.where(m.batch(ROWS, 1) > 0.5, x, m.inner(ROWS, 3)), torch.where(x > 0.5, m.leaf(3), m.inner(1)),
+        x + m.batch(3, ROWS, dim=1).t(),
+        x * m.batch(ROWS)[:, None],
+        x[:, 0] + m.batch(ROWS),
+        x.unsqueeze(1) - x.unsqueeze(0),
+        x[:, :1] + m.batch(ROWS),
+        x + m.batch(2, ROWS, 3, dim=1),
+        m.batch(ROWS, 3) / x.sum(),
+        x - x.mean(0),
+        x / x.norm(dim=1, keepdim=True),
+        torch.where(m.batch(ROWS, 1) > 0.5, x, m.inner(ROWS, 3)),
+        torch.where(x > 0.5, m.leaf(3), m.inner(1)),
     ],
     "half means": lambda x, m: [
-        (x.detach() * 0 + 60000).half().mean(), (x.detach() * 0 + 60000).half().mean(1), (x.detach() * 0 + 60000).half().mean(0),
+        (x.detach() * 0 + 60000).half().mean(),
+        (x.detach() * 0 + 60000).half().mean(1),
+        (x.detach() * 0 + 60000).half().mean(0),
         (x.detach() * 0 + 60000).half().mean(dtype=torch.float32),
     ],
     "expanding": lambda x, m: [
-        x.expand(2, ROWS, 3), x.repeat(2, 1), x.repeat_interleave(2, 0), x.roll(1, 0), x.expand_as(x), x.broadcast_to(2, ROWS, 3),
-        F.pad(x, (1, 1)), x.tile(2), x.diagonal(), x.tril(), torch.meshgrid(x[:, 0], x[0], indexing="ij"), x.T, x.mT, x.movedim(0, 1),
-        x.view(1, ROWS * 3), x.view(3, ROWS), x.reshape(ROWS * 3), x.squeeze([0]), x.unflatten(0, (1, ROWS)), x.view(torch.int64),
+        x.expand(2, ROWS, 3),
+        x.repeat(2, 1),
+        x.repeat_interleave(2, 0),
+        x.roll(1, 0),
+        x.expand_as(x),
+        x.broadcast_to(2, ROWS, 3),
+        F.pad(x, (1, 1)),
+        x.tile(2),
+        x.diagonal(),
+        x.tril(),
+        torch.meshgrid(x[:, 0], x[0], indexing="ij"),
+        x.T,
+        x.mT,
+        x.movedim(0, 1),
+        x.view(1, ROWS * 3),
+        x.view(3, ROWS),
+        x.reshape(ROWS * 3),
+        x.squeeze([0]),
+        x.unflatten(0, (1, ROWS)),
+        x.view(torch.int64),
     ],
     "function": lambda x, m: _Square.apply(x),
-    "scripted": lambda x, m: _scripted(x),
+    "scripted": lambda x, m: _compiled_by_jit(x),
     "vmap": lambda x, m: [torch.vmap(lambda row: row * row.sum())(x), torch.vmap(torch.sin)(x)],
-    "comparison": lambda x, m: [torch.equal(x, x * 1), torch.allclose(x, x + 1e-12), x.equal(x + 1), (x == x).all().item()],
+    "comparison": lambda x, m: [
+        torch.equal(x, x * 1),
+        torch.allclose(x, x + 1e-12),
+        x.equal(x + 1),
+        (x == x).all().item(),
+    ],
     "out argument": lambda x, m: [
         torch.add(x.detach(), 1, out=torch.empty(ROWS, 3, dtype=torch.float64)),
         torch.cat([x.detach(), x.detach()], 1, out=torch.empty(ROWS, 6, dtype=torch.float64)),
         torch.sum(x.detach(), 0, out=torch.empty(3, dtype=torch.float64)),
     ],
-    "interpolation": lambda x, m: [F.interpolate(x[None], scale_factor=2), F.one_hot(x.detach().long()), F.unfold(x[None, None], 2)],
+    "interpolation": lambda x, m: [
+        F.interpolate(x[None], scale_factor=2),
+        F.one_hot(x.detach().long()),
+        F.unfold(x[None, None], 2),
+    ],
     "bincount": lambda x, m: [torch.bincount((x.detach()[:, 0] * 5).long()), torch.stack([x, x]).sum(0)],
     "inplace on a plain one": lambda x, m: [
-        torch.zeros(ROWS, 3, dtype=x.dtype).add_(x.detach()), torch.zeros(2, dtype=x.dtype).index_add_(0, torch.arange(ROWS) % 2, x[:, 0]),
+        torch.zeros(ROWS, 3, dtype=x.dtype).add_(x.detach()),
+        torch.zeros(2, dtype=x.dtype).index_add_(0, torch.arange(ROWS) % 2, x[:, 0]),
         torch.zeros(3, 3, dtype=x.dtype).index_put_((x.argmax(1),), x, accumulate=True),
     ],
     "foreach": lambda x, m: torch._foreach_mul([x, x * 2], 3.0),
-    "checkpoint": lambda x, m: torch.utils.checkpoint.checkpoint(lambda y: (y * y.sum(0)).exp(), x, use_reentrant=False),
-}  # fmt: skip
+    "checkpoint": lambda x, m: torch.utils.checkpoint.checkpoint(
+        lambda y: (y * y.sum(0)).exp(), x, use_reentrant=False
+    ),
+}
 
 
 def _func_cases() -> dict[str, Callable[[Inputs], Any]]:
@@ -276,10 +413,13 @@ def _func_cases() -> dict[str, Callable[[Inputs], Any]]:
     def jacobian(m: Inputs) -> Any:
         x, w = m.batch(ROWS, 3, grad=False), m.values(3)
         return [
-            torch.func.jacrev(lambda w: x @ w)(w), torch.func.grad(lambda w: (x @ w).sum())(w),
-            torch.func.grad(lambda y: (y * y).sum())(x), torch.func.hessian(lambda w: (x * w).sum() ** 2)(w),
-            torch.autograd.functional.jacobian(lambda w: x @ w, w), torch.autograd.functional.hessian(lambda y: (y**3).sum(), x)[0],
-        ]  # fmt: skip
+            torch.func.jacrev(lambda w: x @ w)(w),
+            torch.func.grad(lambda w: (x @ w).sum())(w),
+            torch.func.grad(lambda y: (y * y).sum())(x),
+            torch.func.hessian(lambda w: (x * w).sum() ** 2)(w),
+            torch.autograd.functional.jacobian(lambda w: x @ w, w),
+            torch.autograd.functional.hessian(lambda y: (y**3).sum(), x)[0],
+        ]
 
     return {"per-sample gradients": per_sample, "jacobians": jacobian}
 

@@ -119,8 +119,7 @@ def _abandoned(loader: Any) -> Iterator[Any]:
 
 
 def _zipped(a: Any, b: Any) -> Iterator[Any]:
-    for pair in zip(a, b, strict=False):
-        yield pair
+    yield from zip(a, b, strict=False)
     yield torch.get_rng_state()
 
 
@@ -169,14 +168,20 @@ LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
     "last batch of one": lambda: _epochs(DataLoader(Items(length=13), 6, shuffle=True)),
     "batches of two": lambda: _epochs(DataLoader(Items(length=5), 2)),
     "one batch": lambda: _epochs(DataLoader(Items(), 23, shuffle=True)),
-    "tensors": lambda: _epochs(DataLoader(TensorDataset(torch.randn(23, 4), torch.arange(23)), 7, shuffle=True)),
+    "tensors": lambda: _epochs(
+        DataLoader(TensorDataset(torch.randn(23, 4), torch.arange(23)), 7, shuffle=True)
+    ),
     "workers": lambda: _epochs(DataLoader(Items(), 5, shuffle=True, num_workers=2)),
     "persistent workers": lambda: _abandoned(
         DataLoader(Items(), 5, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3)
     ),
     "abandoned": lambda: _abandoned(DataLoader(Items(), 5, shuffle=True)),
-    "weighted": lambda: _epochs(DataLoader(Items(), 6, sampler=WeightedRandomSampler(torch.arange(1.0, 24), 20))),
-    "batch sampler": lambda: _epochs(DataLoader(Items(), batch_sampler=BatchSampler(RandomSampler(range(23)), 6, False))),
+    "weighted": lambda: _epochs(
+        DataLoader(Items(), 6, sampler=WeightedRandomSampler(torch.arange(1.0, 24), 20))
+    ),
+    "batch sampler": lambda: _epochs(
+        DataLoader(Items(), batch_sampler=BatchSampler(RandomSampler(range(23)), 6, False))
+    ),
     "own batches": lambda: _epochs(DataLoader(Items(), batch_sampler=Batches())),
     "own sampler": lambda: _epochs(DataLoader(Items(), 6, sampler=[5, 3, 1, 0, 2, 4, 6, 9])),
     "collate": lambda: _epochs(DataLoader(Items(), 6, shuffle=True, collate_fn=_padded)),
@@ -193,10 +198,19 @@ LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
     "cycle": lambda: _cycled(DataLoader(Items(), 5, shuffle=True)),
     "split": _split,
     "used": _used,
-    **{f"samples: {form}": lambda form=form: _epochs(DataLoader(Items(form), 6, shuffle=True)) for form in (
-        "dict", "text", "list", "number", "numpy", "nothing of its own", "same shape",
-    )},
-}  # fmt: skip
+    **{
+        f"samples: {form}": lambda form=form: _epochs(DataLoader(Items(form), 6, shuffle=True))
+        for form in (
+            "dict",
+            "text",
+            "list",
+            "number",
+            "numpy",
+            "nothing of its own",
+            "same shape",
+        )
+    },
+}
 
 
 def _run(make: Callable[[], Iterator[Any]]) -> list[Any]:

@@ -102,28 +102,48 @@ def _class_cases() -> Iterator[tuple[str, Case]]:
         def module(m: Inputs, reduction: str = reduction) -> Any:
             return nn.CrossEntropyLoss(reduction=reduction)(m.batch(ROWS, 4), _classes(m, ROWS))
 
-        for case in (pixels, tokens, tokens_second, shifted, transposed, probabilities, likelihood, all_ignored,
-                     ignored_on_one_rank, own_target, narrow, module):  # fmt: skip
+        for case in (
+            pixels,
+            tokens,
+            tokens_second,
+            shifted,
+            transposed,
+            probabilities,
+            likelihood,
+            all_ignored,
+            ignored_on_one_rank,
+            own_target,
+            narrow,
+            module,
+        ):
             yield f"{case.__name__} {reduction}", case
 
 
 def _pointwise_cases() -> Iterator[tuple[str, Case]]:
     losses: dict[str, Callable[..., Any]] = {
-        "mse": F.mse_loss, "l1": F.l1_loss, "smooth_l1": functools.partial(F.smooth_l1_loss, beta=0.1),
-        "huber": functools.partial(F.huber_loss, delta=0.1), "bce": F.binary_cross_entropy,
-        "bce_with_logits": F.binary_cross_entropy_with_logits, "kl": functools.partial(F.kl_div, log_target=False),
-        "kl_log": functools.partial(F.kl_div, log_target=True), "soft_margin": F.soft_margin_loss,
+        "mse": F.mse_loss,
+        "l1": F.l1_loss,
+        "smooth_l1": functools.partial(F.smooth_l1_loss, beta=0.1),
+        "huber": functools.partial(F.huber_loss, delta=0.1),
+        "bce": F.binary_cross_entropy,
+        "bce_with_logits": F.binary_cross_entropy_with_logits,
+        "kl": functools.partial(F.kl_div, log_target=False),
+        "kl_log": functools.partial(F.kl_div, log_target=True),
+        "soft_margin": F.soft_margin_loss,
         "poisson": functools.partial(F.poisson_nll_loss, full=True),
-    }  # fmt: skip
+    }
     for name, loss in losses.items():
         for reduction in _REDUCTIONS:
-            yield f"{name} {reduction}", lambda m, loss=loss, reduction=reduction: [
-                loss(m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), reduction=reduction),
-                loss(m.batch(ROWS, 3), m.leaf(ROWS, 3, grad=False), reduction=reduction),
-                loss(m.inner(ROWS, 3), m.batch(ROWS, 3).detach(), reduction=reduction),
-                loss(m.batch(3, ROWS, dim=1), m.batch(3, ROWS, dim=1).detach(), reduction=reduction),
-                loss(m.batch(ROWS), m.batch(ROWS).detach(), reduction=reduction),
-            ]  # fmt: skip
+            yield (
+                f"{name} {reduction}",
+                lambda m, loss=loss, reduction=reduction: [
+                    loss(m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), reduction=reduction),
+                    loss(m.batch(ROWS, 3), m.leaf(ROWS, 3, grad=False), reduction=reduction),
+                    loss(m.inner(ROWS, 3), m.batch(ROWS, 3).detach(), reduction=reduction),
+                    loss(m.batch(3, ROWS, dim=1), m.batch(3, ROWS, dim=1).detach(), reduction=reduction),
+                    loss(m.batch(ROWS), m.batch(ROWS).detach(), reduction=reduction),
+                ],
+            )
     yield "both with gradients", lambda m: F.mse_loss(m.batch(ROWS, 3), m.batch(ROWS, 3))
     yield "broadcast", lambda m: F.mse_loss(m.batch(ROWS, 3), m.leaf(3, grad=False))
     yield "column", lambda m: F.l1_loss(m.batch(ROWS, 1), m.batch(ROWS))
@@ -135,23 +155,48 @@ def _pointwise_cases() -> Iterator[tuple[str, Case]]:
         ],
     )
     for reduction in _REDUCTIONS:
-        yield f"weighted {reduction}", lambda m, reduction=reduction: [
-            F.binary_cross_entropy(m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), m.batch(ROWS, 3).detach(), reduction=reduction),
-            F.binary_cross_entropy(m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), m.values(3), reduction=reduction),
-            F.binary_cross_entropy_with_logits(
-                m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), m.batch(ROWS, 1).detach(), pos_weight=m.values(3), reduction=reduction
-            ),
-            F.mse_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), weight=m.batch(ROWS, 3).detach(), reduction=reduction),
-            F.huber_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), weight=m.values(ROWS, 3), reduction=reduction),
-        ]  # fmt: skip
-        yield f"gaussian {reduction}", lambda m, reduction=reduction: [
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 3), full=True, reduction=reduction),
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 1), reduction=reduction),
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS), reduction=reduction),
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.leaf(ROWS), reduction=reduction),
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.leaf(ROWS, 1), reduction=reduction),
-            F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), 0.5, reduction=reduction),
-        ]  # fmt: skip
+        yield (
+            f"weighted {reduction}",
+            lambda m, reduction=reduction: [
+                F.binary_cross_entropy(
+                    m.batch(ROWS, 3),
+                    m.batch(ROWS, 3).detach(),
+                    m.batch(ROWS, 3).detach(),
+                    reduction=reduction,
+                ),
+                F.binary_cross_entropy(
+                    m.batch(ROWS, 3), m.batch(ROWS, 3).detach(), m.values(3), reduction=reduction
+                ),
+                F.binary_cross_entropy_with_logits(
+                    m.batch(ROWS, 3),
+                    m.batch(ROWS, 3).detach(),
+                    m.batch(ROWS, 1).detach(),
+                    pos_weight=m.values(3),
+                    reduction=reduction,
+                ),
+                F.mse_loss(
+                    m.batch(ROWS, 3), m.batch(ROWS, 3), weight=m.batch(ROWS, 3).detach(), reduction=reduction
+                ),
+                F.huber_loss(
+                    m.batch(ROWS, 3), m.batch(ROWS, 3), weight=m.values(ROWS, 3), reduction=reduction
+                ),
+            ],
+        )
+        yield (
+            f"gaussian {reduction}",
+            lambda m, reduction=reduction: [
+                F.gaussian_nll_loss(
+                    m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 3), full=True, reduction=reduction
+                ),
+                F.gaussian_nll_loss(
+                    m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS, 1), reduction=reduction
+                ),
+                F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.batch(ROWS), reduction=reduction),
+                F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.leaf(ROWS), reduction=reduction),
+                F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), m.leaf(ROWS, 1), reduction=reduction),
+                F.gaussian_nll_loss(m.batch(ROWS, 3), m.batch(ROWS, 3), 0.5, reduction=reduction),
+            ],
+        )
 
 
 def _gathering_cases() -> Iterator[tuple[str, Case]]:
@@ -176,10 +221,15 @@ def _gathering_cases() -> Iterator[tuple[str, Case]]:
             F.hinge_embedding_loss(m.batch(ROWS, 3), torch.ones(ROWS, 3)),
         ],
     )
-    yield "ctc", lambda m: F.ctc_loss(
-        m.batch(6, ROWS, 4, dim=1).log_softmax(-1), m.values(ROWS, 2, low=1, high=4, integer=True),
-        torch.full((ROWS,), 6), torch.full((ROWS,), 2),
-    )  # fmt: skip
+    yield (
+        "ctc",
+        lambda m: F.ctc_loss(
+            m.batch(6, ROWS, 4, dim=1).log_softmax(-1),
+            m.values(ROWS, 2, low=1, high=4, integer=True),
+            torch.full((ROWS,), 6),
+            torch.full((ROWS,), 2),
+        ),
+    )
     yield "contrastive", lambda m: _contrastive(m.batch(ROWS, 3), m.batch(ROWS, 3))
     yield (
         "target of another cut",

@@ -1,4 +1,4 @@
-"""Which models run on shards, which in parts, and that both give one device's outputs, draws and gradients."""
+"""Which models run on shards, which in parts; both give one device's outputs, draws and gradients."""
 
 from __future__ import annotations
 
@@ -106,7 +106,11 @@ ROWWISE: dict[str, Model] = {
     "lstm with state": (lambda: nn.LSTM(4, 5, batch_first=True), _sequence, True),
     "gru": (lambda: Recurrent(kind=nn.GRU), _sequence, True),
     "transformer": (lambda: _transformer(0.0), _text, True),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)), lambda: (torch.randint(0, 10, (7, 5)),), True),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)),
+        lambda: (torch.randint(0, 10, (7, 5)),),
+        True,
+    ),
     "tuple": (lambda: Lambda(lambda m, x: (m.a(x), x * 2, 5, "text", None), a=_linear()), _x, True),
     "list": (lambda: Lambda(lambda m, x: [m.a(x), [x, x.sum(1)]], a=_linear()), _x, True),
     "dict": (lambda: Lambda(lambda m, x: {"a": m.a(x), "b": {"c": x}}, a=_linear()), _x, True),
@@ -115,30 +119,58 @@ ROWWISE: dict[str, Model] = {
     "dataclass": (lambda: Lambda(lambda m, x: Output(m.a(x)), a=_linear()), _x, True),
     "mapping": (lambda: Lambda(lambda m, x: Mapping(a=m.a(x)), a=_linear()), _x, True),
     "max result": (lambda: Lambda(lambda m, x: (x, m.a(x).max(1)), a=_linear()), _x, True),
-    "parameter with the output": (lambda: Lambda(lambda m, x: (m.a(x), m.a.weight.square().sum()), a=_linear()), _x, True),
-    "keyword argument": (lambda: Lambda(lambda m, x, scale=1.0: m.a(x) * scale, a=_linear()), lambda: (*_x(), 3.0), True),
+    "parameter with the output": (
+        lambda: Lambda(lambda m, x: (m.a(x), m.a.weight.square().sum()), a=_linear()),
+        _x,
+        True,
+    ),
+    "keyword argument": (
+        lambda: Lambda(lambda m, x, scale=1.0: m.a(x) * scale, a=_linear()),
+        lambda: (*_x(), 3.0),
+        True,
+    ),
     "dict argument": (
         lambda: Lambda(lambda m, b: m.a(b["x"]) + b["y"][0], a=_linear()),
-        lambda: ({"x": torch.randn(7, 4, dtype=_D), "y": [torch.randn(7, 3, dtype=_D)]},), True,
+        lambda: ({"x": torch.randn(7, 4, dtype=_D), "y": [torch.randn(7, 3, dtype=_D)]},),
+        True,
     ),
     "two batches": (lambda: nn.Bilinear(4, 4, 3), lambda: (*_x(), *_x()), True),
-    "mask": (lambda: Lambda(lambda m, x, k: m.a(x) * k[:, None], a=_linear()), lambda: (*_x(), torch.arange(7.0)), True),
-    "whole argument": (lambda: Lambda(lambda m, x, w: m.a(x) * w, a=_linear()), lambda: (*_x(), torch.arange(3.0)), True),
+    "mask": (
+        lambda: Lambda(lambda m, x, k: m.a(x) * k[:, None], a=_linear()),
+        lambda: (*_x(), torch.arange(7.0)),
+        True,
+    ),
+    "whole argument": (
+        lambda: Lambda(lambda m, x, w: m.a(x) * w, a=_linear()),
+        lambda: (*_x(), torch.arange(3.0)),
+        True,
+    ),
     "flattened output": (lambda: Lambda(lambda m, x: m.a(x).view(-1, 3), a=_linear()), _sequence, True),
     "second axis output": (lambda: Lambda(lambda m, x: m.a(x).transpose(0, 1), a=_linear()), _sequence, True),
-    "outer flattened output": (lambda: Lambda(lambda m, x: m.a(x).transpose(0, 1).reshape(-1, 3), a=_linear()), _sequence, True),
+    "outer flattened output": (
+        lambda: Lambda(lambda m, x: m.a(x).transpose(0, 1).reshape(-1, 3), a=_linear()),
+        _sequence,
+        True,
+    ),
     "repeated rows": (lambda: Lambda(lambda m, x: m.a(x.repeat_interleave(2, 0)), a=_linear()), _x, True),
     "tiled rows": (lambda: Lambda(lambda m, x: m.a(x.repeat(2, 1)), a=_linear()), _x, True),
     "checkpointed": (
-        lambda: Lambda(lambda m, x: torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False), a=_mlp()), _x, True,
+        lambda: Lambda(lambda m, x: torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False), a=_mlp()),
+        _x,
+        True,
     ),
     "checkpointed reentrant": (
-        lambda: Lambda(lambda m, x: torch.utils.checkpoint.checkpoint(m.a, m.b(x), use_reentrant=True), a=_mlp(), b=nn.Linear(4, 4)),
-        _x, True,
+        lambda: Lambda(
+            lambda m, x: torch.utils.checkpoint.checkpoint(m.a, m.b(x), use_reentrant=True),
+            a=_mlp(),
+            b=nn.Linear(4, 4),
+        ),
+        _x,
+        True,
     ),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), _x, True),
     "batch of ranks": (_mlp, lambda: (torch.randn(3, 4, dtype=_D),), True),
-}  # fmt: skip
+}
 
 
 class Keeper(nn.Module):
@@ -167,24 +199,45 @@ class Codebook(nn.Module):
 
 
 IN_PARTS: dict[str, Model] = {
-    "attention over the batch": (lambda: Lambda(lambda m, x: (m.a(x) @ m.a(x).t()).softmax(-1) @ x, a=_linear()), _x, False),
+    "attention over the batch": (
+        lambda: Lambda(lambda m, x: (m.a(x) @ m.a(x).t()).softmax(-1) @ x, a=_linear()),
+        _x,
+        False,
+    ),
     "centred": (lambda: Lambda(lambda m, x: m.a(x - x.mean(0)), a=_linear()), _x, False),
     "divided by rows": (lambda: Lambda(lambda m, x: m.a(x) / len(x), a=_linear()), _x, False),
     "divided by shape": (lambda: Lambda(lambda m, x: m.a(x) / x.shape[0], a=_linear()), _x, False),
     "scalar": (lambda: Lambda(lambda m, x: m.a(x).mean(), a=_linear()), _x, False),
-    "scalar beside rows": (lambda: Lambda(lambda m, x: (m.a(x), m.a(x).square().mean()), a=_linear()), _x, False),
+    "scalar beside rows": (
+        lambda: Lambda(lambda m, x: (m.a(x), m.a(x).square().mean()), a=_linear()),
+        _x,
+        False,
+    ),
     "loss in a dataclass": (
         lambda: Lambda(lambda m, x, y: Output(m.a(x), F.cross_entropy(m.a(x), y)), a=_linear()),
-        lambda: (*_x(), torch.arange(7) % 3), False,
+        lambda: (*_x(), torch.arange(7) % 3),
+        False,
     ),
     "kept loss": (lambda: Keeper(lambda m, out: setattr(m, "kept", out.mean())), _x, False),
     "kept rows": (lambda: Keeper(lambda m, out: setattr(m, "kept", out.detach())), _x, False),
-    "kept in a list": (lambda: Keeper(lambda m, out: setattr(m, "kept", [{"a": out.detach().sum()}])), _x, False),
+    "kept in a list": (
+        lambda: Keeper(lambda m, out: setattr(m, "kept", [{"a": out.detach().sum()}])),
+        _x,
+        False,
+    ),
     "kept number": (lambda: Keeper(lambda m, out: setattr(m, "kept", len(out))), _x, False),
-    "moving average": (lambda: Keeper(lambda m, out: m.average.mul_(0.9).add_(out.detach().mean(0))), _x, False),
+    "moving average": (
+        lambda: Keeper(lambda m, out: m.average.mul_(0.9).add_(out.detach().mean(0))),
+        _x,
+        False,
+    ),
     "codebook": (Codebook, _x, False),
     "instance norm": (lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True), _images, False),
-    "host read": (lambda: Lambda(lambda m, x: m.a(x) * (2.0 if x.sum().item() > 0 else 1.0), a=_linear()), _x, False),
+    "host read": (
+        lambda: Lambda(lambda m, x: m.a(x) * (2.0 if x.sum().item() > 0 else 1.0), a=_linear()),
+        _x,
+        False,
+    ),
     "branch": (lambda: Lambda(lambda m, x: m.a(x) if x.mean() > 0 else m.a(-x), a=_linear()), _x, False),
     "sorted": (lambda: Lambda(lambda m, x: m.a(x).sort(0)[0], a=_linear()), _x, False),
     "reversed": (lambda: Lambda(lambda m, x: m.a(x).flip(0), a=_linear()), _x, False),
@@ -194,10 +247,14 @@ IN_PARTS: dict[str, Model] = {
     "maximum over the batch": (lambda: Lambda(lambda m, x: m.a(x) / x.abs().max(), a=_linear()), _x, False),
     "in a set": (lambda: Lambda(lambda m, x: Hidden(m.a(x)), a=_linear()), _x, False),
     "norm of the batch": (lambda: Lambda(lambda m, x: m.a(x) / x.norm(), a=_linear()), _x, False),
-    "enumerated rows": (lambda: Lambda(lambda m, x: m.a(x) + torch.arange(len(x))[:, None], a=_linear()), _x, False),
+    "enumerated rows": (
+        lambda: Lambda(lambda m, x: m.a(x) + torch.arange(len(x))[:, None], a=_linear()),
+        _x,
+        False,
+    ),
     "batch of one": (_mlp, lambda: (torch.randn(1, 4, dtype=_D),), False),
     "unbatched": (_linear, lambda: (torch.randn(4, dtype=_D),), False),
-}  # fmt: skip
+}
 
 
 def _noise(function: Callable[[torch.Tensor], torch.Tensor], forms: Any = _x) -> Model:
@@ -205,7 +262,11 @@ def _noise(function: Callable[[torch.Tensor], torch.Tensor], forms: Any = _x) ->
 
 
 DRAWS: dict[str, Model] = {
-    "dropout": (lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.4), nn.Linear(9, 3), nn.Dropout(0.2)), _x, True),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.4), nn.Linear(9, 3), nn.Dropout(0.2)),
+        _x,
+        True,
+    ),
     "dropout1d": (lambda: nn.Sequential(nn.Dropout1d(0.5)), _sequence, True),
     "dropout2d": (lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.Dropout2d(0.5)), _images, True),
     "dropout3d": (lambda: nn.Dropout3d(0.5), lambda: (torch.ones(7, 2, 2, 2, 2, dtype=_D),), True),
@@ -213,10 +274,13 @@ DRAWS: dict[str, Model] = {
     "feature alpha dropout": (lambda: nn.FeatureAlphaDropout(0.3), _sequence, True),
     "F.dropout": _noise(lambda x: F.dropout(x, 0.3, training=True)),
     "F.dropout inplace": _noise(lambda x: F.dropout(x * 1, 0.3, training=True, inplace=True)),
-    "transposed dropout": _noise(lambda x: F.dropout(x.transpose(0, 1), 0.3, True).transpose(0, 1), _sequence),
+    "transposed dropout": _noise(
+        lambda x: F.dropout(x.transpose(0, 1), 0.3, True).transpose(0, 1), _sequence
+    ),
     "channels last": (
         lambda: nn.Sequential(nn.Conv2d(2, 5, 3), nn.Dropout(0.5)).to(memory_format=torch.channels_last),
-        lambda: (torch.randn(7, 2, 6, 6, dtype=_D).to(memory_format=torch.channels_last),), True,
+        lambda: (torch.randn(7, 2, 6, 6, dtype=_D).to(memory_format=torch.channels_last),),
+        True,
     ),
     "rand_like": _noise(lambda x: x * torch.rand_like(x)),
     "randn_like": _noise(lambda x: x + torch.randn_like(x)),
@@ -235,21 +299,31 @@ DRAWS: dict[str, Model] = {
     "bernoulli_ of tensor": _noise(lambda x: x * torch.zeros_like(x).bernoulli_(x.detach().sigmoid())),
     "exponential": _noise(lambda x: x * torch.empty_like(x).exponential_()),
     "gumbel": _noise(lambda x: F.gumbel_softmax(x, hard=True)),
-    "multinomial": _noise(lambda x: x + torch.multinomial(x.detach().softmax(-1), 2, replacement=True).sum(1, True)),
+    "multinomial": _noise(
+        lambda x: x + torch.multinomial(x.detach().softmax(-1), 2, replacement=True).sum(1, True)
+    ),
     "multinomial one": _noise(lambda x: x + torch.multinomial(x.detach().softmax(-1), 1)),
     "without replacement": _noise(lambda x: x + torch.multinomial(x.detach().softmax(-1), 2).sum(1, True)),
     "poisson": _noise(lambda x: torch.poisson(x.abs() * 3)),
     "distribution": _noise(lambda x: torch.distributions.Normal(x, 1.0).rsample()),
     "categorical": _noise(lambda x: x + torch.distributions.Categorical(logits=x.detach()).sample()[:, None]),
-    "rrelu": (lambda: nn.RReLU(), _x, True),
-    "attention": _noise(lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], dropout_p=0.3), _text),
+    "rrelu": (nn.RReLU, _x, True),
+    "attention": _noise(
+        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], dropout_p=0.3), _text
+    ),
     "lstm": (lambda: Recurrent(dropout=0.4), _sequence, True),
     "multi-head": (
-        lambda: Lambda(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)), _text, True,
+        lambda: Lambda(
+            lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+        ),
+        _text,
+        True,
     ),
     "transformer": (lambda: _transformer(0.2), _text, True),
     "independent of the batch": _noise(lambda x: x + torch.randn(4, dtype=x.dtype)),
-    "both kinds": _noise(lambda x: F.dropout(x + torch.rand(1, dtype=x.dtype), 0.3) * torch.rand(len(x), 1, dtype=x.dtype)),
+    "both kinds": _noise(
+        lambda x: F.dropout(x + torch.rand(1, dtype=x.dtype), 0.3) * torch.rand(len(x), 1, dtype=x.dtype)
+    ),
     "flattened draw": _noise(lambda x: F.dropout(x.reshape(-1, 4), 0.5).view_as(x), _sequence),
     "outer flattened draw": _noise(
         lambda x: F.dropout(x.transpose(0, 1).reshape(-1, 4), 0.5).view(5, -1, 4).transpose(0, 1), _sequence
@@ -258,12 +332,14 @@ DRAWS: dict[str, Model] = {
         lambda: Lambda(
             lambda m, x: torch.utils.checkpoint.checkpoint(m.a, x, use_reentrant=False),
             a=nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.Dropout(0.1)),
-        ), _x, True,
+        ),
+        _x,
+        True,
     ),
     "permuted": _noise(lambda x: x[torch.randperm(len(x))]),
     "own generator": _noise(lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))),
     "dropped layer": _noise(lambda x: x * 2 if torch.rand(()) > 0.3 else x),
-}  # fmt: skip
+}
 _DRAWN_IN_PARTS = {"permuted", "own generator", "dropped layer", "poisson", "rrelu"}
 
 CASES = {"row by row": ROWWISE, "in parts": IN_PARTS, "draws": DRAWS}
@@ -293,7 +369,7 @@ class World:
 
 
 def _steps(model: Model, session: Any, from_loader: bool) -> tuple[list[Any], Any]:
-    """Two training steps and an evaluation: outputs, gradients, buffers, what is kept, and the random state."""
+    """Two training steps and an evaluation: outputs, gradients, buffers, what is kept, random states."""
     make, arguments, _ = model
     torch.manual_seed(11)
     module = make().double()

@@ -24,18 +24,19 @@ _FORMS: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 }
 
 _UNARY = """
-abs absolute acos asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac
-lgamma log log10 log1p log2 logit nan_to_num neg negative positive rad2deg reciprocal round rsqrt sigmoid sign sgn
-sin sinh sqrt square tan tanh trunc fix isnan isinf isfinite i0 sinc relu relu6 elu selu celu gelu silu mish
-leaky_relu softplus softsign hardtanh hardswish hardsigmoid hardshrink softshrink tanhshrink logsigmoid double half
-bfloat16 float int long short bool byte cpu clone detach contiguous zeros_like ones_like __neg__ __abs__ logical_not
+abs absolute acos asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1
+floor frac lgamma log log10 log1p log2 logit nan_to_num neg negative positive rad2deg reciprocal round
+rsqrt sigmoid sign sgn sin sinh sqrt square tan tanh trunc fix isnan isinf isfinite i0 sinc relu relu6
+elu selu celu gelu silu mish leaky_relu softplus softsign hardtanh hardswish hardsigmoid hardshrink
+softshrink tanhshrink logsigmoid double half bfloat16 float int long short bool byte cpu clone detach
+contiguous zeros_like ones_like __neg__ __abs__ logical_not
 """.split()
 _BINARY = """
-add sub subtract mul multiply div divide true_divide remainder fmod pow float_power atan2 maximum minimum fmax fmin
-hypot xlogy logaddexp logaddexp2 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
-logical_and logical_or logical_xor copysign
-__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __mod__ __rmod__ __pow__ __rpow__
-__eq__ __ne__ __lt__ __le__ __gt__ __ge__ rsub
+add sub subtract mul multiply div divide true_divide remainder fmod pow float_power atan2 maximum minimum
+fmax fmin hypot xlogy logaddexp logaddexp2 eq ne lt le gt ge not_equal less less_equal greater
+greater_equal isclose logical_and logical_or logical_xor copysign __add__ __radd__ __sub__ __rsub__
+__mul__ __rmul__ __truediv__ __rtruediv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__
+__gt__ __ge__ rsub
 """.split()
 _BITWISE = """
 bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ __rand__ __ror__ __rxor__
@@ -54,46 +55,75 @@ _OWN: dict[str, list[Call]] = {
     "bitwise_not": [lambda f, x, m, form: f(x > 0.5)],
     "__invert__": [lambda f, x, m, form: f(x > 0.5)],
     "heaviside": [lambda f, x, m, form: f(x.detach() - 0.5, torch.tensor(0.5, dtype=torch.float64))],
-    "lerp": [lambda f, x, m, form: f(x, m.leaf(*x.shape), 0.3), lambda f, x, m, form: f(x, m.inner(*x.shape), x)],
+    "lerp": [
+        lambda f, x, m, form: f(x, m.leaf(*x.shape), 0.3),
+        lambda f, x, m, form: f(x, m.inner(*x.shape), x),
+    ],
     "addcmul": [lambda f, x, m, form: f(x, m.inner(*x.shape), x, value=0.5)],
     "addcdiv": [lambda f, x, m, form: f(x, x, m.leaf(*x.shape))],
-    "floor_divide": [lambda f, x, m, form: f(x.detach() * 9, 2.0), lambda f, x, m, form: f(x.detach(), m.values(*x.shape))],
+    "floor_divide": [
+        lambda f, x, m, form: f(x.detach() * 9, 2.0),
+        lambda f, x, m, form: f(x.detach(), m.values(*x.shape)),
+    ],
     "__floordiv__": [lambda f, x, m, form: f(x.detach() * 9, 2.0)],
     "__rfloordiv__": [lambda f, x, m, form: f(x.detach(), 2.0)],
     "where": [
         lambda f, x, m, form: torch.where(x > 0.5, x, m.leaf(x.shape[1])),
         lambda f, x, m, form: torch.where(m.values(*x.shape) > 0.5, x, 0.0),
     ],
-    "masked_fill": [lambda f, x, m, form: f(x, x > 0.5, 0.1), lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2)],
+    "masked_fill": [
+        lambda f, x, m, form: f(x, x > 0.5, 0.1),
+        lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2),
+    ],
     "to": [lambda f, x, m, form: f(x, torch.float32), lambda f, x, m, form: f(x, "cpu", dtype=torch.float16)],
     "__get__": [lambda f, x, m, form: f(x)],  # x.data
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
     "full_like": [lambda f, x, m, form: f(x, 3.0)],
     "empty_like": [lambda f, x, m, form: torch.zeros_like(f(x))],
-    "normalize": [lambda f, x, m, form: f(x, dim=_other(form)), lambda f, x, m, form: f(x, 1.0, _other(form))],
+    "normalize": [
+        lambda f, x, m, form: f(x, dim=_other(form)),
+        lambda f, x, m, form: f(x, 1.0, _other(form)),
+    ],
     "flip": [lambda f, x, m, form: f(x, [_other(form)]), lambda f, x, m, form: f(x, dims=(_other(form),))],
     "topk": [lambda f, x, m, form: f(x, 2, _other(form))],
     "sort": [lambda f, x, m, form: f(x, dim=_other(form), descending=True)],
     "argsort": [lambda f, x, m, form: f(x, _other(form))],
-    "kthvalue": [lambda f, x, m, form: f(x, 2, _other(form)), lambda f, x, m, form: f(x, 1, _other(form), True)],
+    "kthvalue": [
+        lambda f, x, m, form: f(x, 2, _other(form)),
+        lambda f, x, m, form: f(x, 1, _other(form), True),
+    ],
     "mode": [lambda f, x, m, form: f((x * 3).round(), _other(form))],
     "gather": [lambda f, x, m, form: f(x, _other(form), x.argsort(_other(form)))],
     "one_hot": [lambda f, x, m, form: f((x * 3).long(), 5)],
-    "cat": [lambda f, x, m, form: f([x, x * 2], _other(form)), lambda f, x, m, form: f((x, x), dim=_other(form))],
+    "cat": [
+        lambda f, x, m, form: f([x, x * 2], _other(form)),
+        lambda f, x, m, form: f((x, x), dim=_other(form)),
+    ],
     "concat": [lambda f, x, m, form: f([x, x * 2], _other(form))],
     "sum": [
-        lambda f, x, m, form: f(x, _other(form)), lambda f, x, m, form: f(x, dim=[_other(form)], keepdim=True),
+        lambda f, x, m, form: f(x, _other(form)),
+        lambda f, x, m, form: f(x, dim=[_other(form)], keepdim=True),
         lambda f, x, m, form: f(x, _other(form), dtype=torch.float32),
     ],
     "mean": [lambda f, x, m, form: f(x, _other(form)), lambda f, x, m, form: f(x, _other(form) - 2, True)],
     "view": [lambda f, x, m, form: f(x, *x.shape, 1), lambda f, x, m, form: f(x, (1, -1, x.shape[1]))],
     "reshape": [lambda f, x, m, form: f(x, (*x.shape, 1)), lambda f, x, m, form: f(x, [1, *x.shape])],
-    "flatten": [lambda f, x, m, form: f(x), lambda f, x, m, form: f(x[None], 0, 1), lambda f, x, m, form: f(x, start_dim=1)],
-    "unflatten": [lambda f, x, m, form: f(x, _other(form), (3, 1)), lambda f, x, m, form: f(x, _other(form), [1, -1])],
+    "flatten": [
+        lambda f, x, m, form: f(x),
+        lambda f, x, m, form: f(x[None], 0, 1),
+        lambda f, x, m, form: f(x, start_dim=1),
+    ],
+    "unflatten": [
+        lambda f, x, m, form: f(x, _other(form), (3, 1)),
+        lambda f, x, m, form: f(x, _other(form), [1, -1]),
+    ],
     "unsqueeze": [lambda f, x, m, form: [f(x, dim) for dim in range(-3, 3)]],
     "squeeze": [
-        lambda f, x, m, form: f(x), lambda f, x, m, form: f(x.unsqueeze(1), 1), lambda f, x, m, form: f(x[None], 0),
-        lambda f, x, m, form: f(x[:, None, :, None], (1, 3)), lambda f, x, m, form: f(x[:, None, :, None]),
+        lambda f, x, m, form: f(x),
+        lambda f, x, m, form: f(x.unsqueeze(1), 1),
+        lambda f, x, m, form: f(x[None], 0),
+        lambda f, x, m, form: f(x[:, None, :, None], (1, 3)),
+        lambda f, x, m, form: f(x[:, None, :, None]),
     ],
     "permute": [lambda f, x, m, form: f(x, (1, 0)), lambda f, x, m, form: f(x[..., None], (2, 0, -2))],
     "transpose": [lambda f, x, m, form: f(x, 0, 1), lambda f, x, m, form: f(x[None], -1, 0)],
@@ -103,12 +133,16 @@ _OWN: dict[str, list[Call]] = {
     "view_as": [lambda f, x, m, form: f(x, torch.zeros(*x.shape, 1))],
     "reshape_as": [lambda f, x, m, form: f(x, x[None])],
     "__getitem__": [
-        lambda f, x, m, form: f(x, (slice(None), None)), lambda f, x, m, form: f(x, (..., None)),
-        lambda f, x, m, form: f(x, None), lambda f, x, m, form: f(x, ...),
-        lambda f, x, m, form: f(x, _elsewhere(form, 1)), lambda f, x, m, form: f(x, _elsewhere(form, -1)),
-        lambda f, x, m, form: f(x, _elsewhere(form, slice(0, 3, 2))), lambda f, x, m, form: f(x, _elsewhere(form, slice(-2, None))),
+        lambda f, x, m, form: f(x, (slice(None), None)),
+        lambda f, x, m, form: f(x, (..., None)),
+        lambda f, x, m, form: f(x, None),
+        lambda f, x, m, form: f(x, ...),
+        lambda f, x, m, form: f(x, _elsewhere(form, 1)),
+        lambda f, x, m, form: f(x, _elsewhere(form, -1)),
+        lambda f, x, m, form: f(x, _elsewhere(form, slice(0, 3, 2))),
+        lambda f, x, m, form: f(x, _elsewhere(form, slice(-2, None))),
     ],
-}  # fmt: skip
+}
 for _name in ("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"):
     _OWN[_name] = [lambda f, x, m, form: f(x, dim=_other(form)), lambda f, x, m, form: f(x, _other(form) - 2)]
 for _name in ("argmax", "argmin", "amax", "amin", "max", "min", "logsumexp", "prod", "median"):
@@ -135,8 +169,8 @@ def _elsewhere(form: str, key: Any) -> Any:
 
 
 _LOSSES = """
-mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div soft_margin_loss
-poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss
+mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div
+soft_margin_loss poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss
 """.split()  # tested in test_losses_ranks.py
 
 

@@ -38,7 +38,7 @@ def _doubled(value: Any) -> Any:
     [
         lambda t: (t, [t, {"a": t}]),
         lambda t: Point(t, 1),
-        lambda t: Frozen(t),
+        Frozen,
         lambda t: collections.OrderedDict(a=t, b=None),
         lambda t: collections.defaultdict(list, a=t),
         lambda t: types.SimpleNamespace(a=t, b="text"),
@@ -82,10 +82,15 @@ def test_structures_tell_keys_and_types_apart() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        Holder, lambda t: Holder([t]), lambda t: Holder({"a": Holder(t)}), lambda t: {t}, lambda t: collections.deque([t]),
-        lambda t: (item for item in [t]), lambda t: [1, Holder((t,))],
+        Holder,
+        lambda t: Holder([t]),
+        lambda t: Holder({"a": Holder(t)}),
+        lambda t: {t},
+        lambda t: collections.deque([t]),
+        lambda t: (item for item in [t]),
+        lambda t: [1, Holder((t,))],
     ],
-)  # fmt: skip
+)
 def test_tensors_where_they_cannot_be_replaced_are_refused(make: Any) -> None:
     with pytest.raises(Opaque):
         list(leaves(make(torch.ones(1))))

@@ -230,7 +230,7 @@ def mixed_types(rank: Rank) -> list[str]:
         return [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in types]
 
     def backward(parameters: list[nn.Parameter]) -> None:
-        sum((p.double() * (rank.rank + place)).sum() for place, p in enumerate(parameters)).backward()  # pyright: ignore
+        sum((p.double() * (rank.rank + place)).sum() for place, p in enumerate(parameters)).backward()  # pyright: ignore[reportOptionalSubscript, reportOptionalMemberAccess, reportAttributeAccessIssue]
 
     plainly = make()
     backward(plainly)
@@ -240,8 +240,8 @@ def mixed_types(rank: Rank) -> list[str]:
         backward(parameters)
         narrow = max(
             abs(float(p.grad[0]) - place - (rank.world_size - 1) / 2) for place, p in enumerate(parameters)
-        )  # pyright: ignore
-        types = [p.grad.dtype for p in parameters] == [p.dtype for p in parameters]  # pyright: ignore
+        )  # pyright: ignore[reportOptionalSubscript, reportOptionalMemberAccess, reportAttributeAccessIssue]
+        types = [p.grad.dtype for p in parameters] == [p.dtype for p in parameters]  # pyright: ignore[reportOptionalSubscript, reportOptionalMemberAccess, reportAttributeAccessIssue]
     return [] if narrow < 0.02 and types else [f"off by {narrow}"]
 
 
@@ -297,10 +297,23 @@ def nested(rank: Rank) -> list[str]:
 SITUATIONS = {
     function.__name__: function
     for function in (
-        plain, many_buckets, accumulated, two_forwards_two_backwards, one_forward_two_backwards, chosen_inputs, not_contiguous,
-        checkpointed, used_on_one_rank_only, two_optimizers, unfrozen_late, group_added, mixed_types, after_an_exception, nested,
+        plain,
+        many_buckets,
+        accumulated,
+        two_forwards_two_backwards,
+        one_forward_two_backwards,
+        chosen_inputs,
+        not_contiguous,
+        checkpointed,
+        used_on_one_rank_only,
+        two_optimizers,
+        unfrozen_late,
+        group_added,
+        mixed_types,
+        after_an_exception,
+        nested,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -178,7 +178,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _hold_whole(value: GlobalTensor) -> torch.Tensor:
-    """From now on the whole value is what the tensor is, and what it shares memory with: it is about to change."""
+    """From now on the tensor, and what shares memory with it, is the whole value: it is about to change."""
     root = _root(value)
     full = materialize(root)
     root._rows = None
@@ -198,8 +198,8 @@ def _root(value: GlobalTensor) -> GlobalTensor:
 def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Where a rule's result shares memory with its argument, a change of one must become a change of both.
 
-    Whether it does share is known when the same function is applied to the whole value: by the shard's strides
-    ranks could come to different answers.
+    Whether it does share is known when the same function is applied to the whole value: by the strides
+    of their shards ranks could come to different answers.
     """
     if getattr(func, "__name__", "") not in _VIEWS:
         return result
@@ -287,8 +287,8 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
 # Rules whose result is, or may be, a view of the first argument.
 _VIEWS = set(
     """
-    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__ __get__ detach
-    contiguous to float double half bfloat16 int long short bool byte cpu cuda
+    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__
+    __get__ detach contiguous to float double half bfloat16 int long short bool byte cpu cuda
     """.split()
 )
 

@@ -16,7 +16,7 @@ def now() -> int:
 
 
 def _nodes(results: Iterable[Any], since: int, known: Iterable[Any]) -> Iterator[Any]:
-    """Nodes that lie behind tensors, back to those made before `since`, and those too; none behind `known`."""
+    """Nodes behind tensors, back to the first that were made before `since`; none behind `known`."""
     seen = set(known)
     pending = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     while pending:

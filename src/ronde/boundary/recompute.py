@@ -1,4 +1,4 @@
-"""What a checkpoint computes again in backward runs where it ran in forward: on this rank's rows, with its draws."""
+"""What a checkpoint computes again in backward runs as in forward: on this rank's rows, with its draws."""
 
 from __future__ import annotations
 

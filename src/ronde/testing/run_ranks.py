@@ -63,10 +63,16 @@ class Rank:
         from ronde.plan import Plan
 
         config = RankConfig(
-            rank=self.rank, world_size=self.world_size, local_rank=self.rank, local_world_size=self.world_size,
-            run_dir=self.directory, store="file://" + os.path.join(self.directory, "store"), script="", plan=plan,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_rank=self.rank,
+            local_world_size=self.world_size,
+            run_dir=self.directory,
+            store="file://" + os.path.join(self.directory, "store"),
+            script="",
+            plan=plan,
             seed=seed,
-        )  # fmt: skip
+        )
         seed_all(seed)
         session = _pooled_session()(config, Plan.parse(plan), self.groups)
         try:
@@ -103,7 +109,7 @@ class RankPool:
 
     Args:
         world_size: how many.
-        timeout: seconds that one call may take; then the processes are ended, and started anew by the next call.
+        timeout: seconds that one call may take; then its processes are ended; the next call starts others.
     """
 
     def __init__(self, world_size: int, *, timeout: float = 60.0) -> None:
@@ -220,15 +226,20 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     torch.set_num_threads(1)
     # What a loader's workers are started by; a process of a fork server would ask for one of its own.
     multiprocessing.set_start_method("fork", force=True)
-    stacks = open(os.path.join(directory, f"stack-{rank}"), "w")
+    stacks = open(os.path.join(directory, f"stack-{rank}"), "w")  # noqa: SIM115 - open as long as the process
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     groups = {
         name: join(
-            "file://" + os.path.join(directory, "store"), name=name, rank=rank, world_size=world_size, device="cpu",
-            timeout=_COLLECTIVE_TIMEOUT, host="127.0.0.1",
+            "file://" + os.path.join(directory, "store"),
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            device="cpu",
+            timeout=_COLLECTIVE_TIMEOUT,
+            host="127.0.0.1",
         )
         for name in _GROUPS
-    }  # fmt: skip
+    }
     place = Rank(rank=rank, world_size=world_size, groups=groups, directory=directory)
     while True:
         try:
