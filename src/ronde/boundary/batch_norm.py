@@ -46,7 +46,9 @@ def install(patches: Patches, context: Context) -> None:
     ) -> torch.Tensor:  # fmt: skip
         if training and context.region in (Region.SHARDED, Region.REHEARSAL):
             return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return plain_native(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+        return plain_native(
+            input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+        )
 
     patches.set(torch.nn.functional, "batch_norm", batch_norm)
     patches.set(torch, "batch_norm", native)

@@ -309,8 +309,22 @@ _METADATA = {
     *(
         getattr(torch.Tensor, name).__get__
         for name in (
-            "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn",
-            "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes", "is_mps", "is_cpu",
+            "shape",
+            "ndim",
+            "dtype",
+            "device",
+            "layout",
+            "requires_grad",
+            "is_leaf",
+            "grad_fn",
+            "is_cuda",
+            "is_sparse",
+            "is_quantized",
+            "is_meta",
+            "itemsize",
+            "nbytes",
+            "is_mps",
+            "is_cpu",
         )
     ),
 }

@@ -90,6 +90,7 @@ class Layout:
         if self.outer == 1:
             return torch.cat(list(parts), self.dim)
         cut = [
-            part.unflatten(self.dim, (self.outer, self.count(rank), self.inner)) for rank, part in enumerate(parts)
+            part.unflatten(self.dim, (self.outer, self.count(rank), self.inner))
+            for rank, part in enumerate(parts)
         ]
         return torch.cat(cut, self.dim + 1).flatten(self.dim, self.dim + 2)

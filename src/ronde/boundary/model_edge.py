@@ -56,7 +56,9 @@ class ModelEdge:
         self._context = context
         self._rules = rules
         self._stream = stream
-        self._verdicts: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
+        self._verdicts: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Verdict]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -103,7 +105,9 @@ class ModelEdge:
                 return None
             rows, inner = first.rows, first.inner
         else:
-            sizes = [value.shape[dim] for value in values if isinstance(value, torch.Tensor) and value.dim() > dim]
+            sizes = [
+                value.shape[dim] for value in values if isinstance(value, torch.Tensor) and value.dim() > dim
+            ]
             if not sizes:
                 return None
             rows, inner = self._context.rows or sizes[0], 1
@@ -112,7 +116,9 @@ class ModelEdge:
         axes = tuple(_axis(value, rows * inner, dim) for value in values)
         return _Batch(rows, inner, axes)
 
-    def _verdict(self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch) -> Verdict:
+    def _verdict(
+        self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch
+    ) -> Verdict:
         key = _signature(module, call, values, batch)
         known = self._verdicts.setdefault(module, {})
         if key not in known:
@@ -122,7 +128,9 @@ class ModelEdge:
                 self._context.note(f"{name} runs in parts, not as one piece: {verdict.reason}")
         return known[key]
 
-    def _rehearsed(self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch) -> Verdict:
+    def _rehearsed(
+        self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch
+    ) -> Verdict:
         if any(_has_user_hooks(part) for part in module.modules()):
             return Verdict(False, "it has hooks, which are to see the whole batch")
         few = [_some_rows(value, axis) for value, axis in zip(values, batch.axes, strict=True)]
@@ -140,14 +148,20 @@ class ModelEdge:
         second = rehearse(self._context, module, run, few, others, rows)
         return second if second.sharded else verdict
 
-    def _sharded(self, plain: Any, module: torch.nn.Module, call: Any, batch: _Batch, verdict: Verdict) -> Any:
+    def _sharded(
+        self, plain: Any, module: torch.nn.Module, call: Any, batch: _Batch, verdict: Verdict
+    ) -> Any:
         context = self._context
         axes = iter(verdict.inputs)
         args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
         if torch.is_grad_enabled():
             self._adopt(module)
         start = now()
-        with context.enter(Region.SHARDED, batch.rows), self._drawing(verdict, batch.rows), self._entered(module):
+        with (
+            context.enter(Region.SHARDED, batch.rows),
+            self._drawing(verdict, batch.rows),
+            self._entered(module),
+        ):
             output = plain(module, *args, **kwargs)
         context.sharded_calls += 1
         if verdict not in self._adopted.setdefault(module, []):
@@ -253,7 +267,9 @@ def _some_rows(value: Any, axis: int | None) -> Any:
 
 def _has_user_hooks(part: torch.nn.Module) -> bool:
     kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    on_gradients = any(parameter is not None and parameter._backward_hooks for parameter in part._parameters.values())
+    on_gradients = any(
+        parameter is not None and parameter._backward_hooks for parameter in part._parameters.values()
+    )
     return on_gradients or any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
 
 

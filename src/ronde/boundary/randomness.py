@@ -22,7 +22,16 @@ __all__ = ["Draw", "RankStream", "RecordedDraws", "SlicedDraws", "UnknownDraw", 
 aten = torch.ops.aten
 
 # Filled in place, element by element; the tensor's own values do not matter.
-_FILLS = {"bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"}
+_FILLS = {
+    "bernoulli_",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "random_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+}
 # Made from a size, or like another tensor.
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 # One draw of fixed cost for each entry or row of a tensor of parameters.
@@ -211,7 +220,9 @@ class SlicedDraws(TorchDispatchMode):
         if layout is None:
             return func(*args, **kwargs)
         result = func(*(self._widen(value, layout) for value in args), **kwargs)
-        take: Callable[[torch.Tensor], torch.Tensor] = lambda value: layout.take(value, self._rank).contiguous()  # noqa: E731
+        take: Callable[[torch.Tensor], torch.Tensor] = lambda value: layout.take(
+            value, self._rank
+        ).contiguous()
         return tuple(take(value) for value in result) if isinstance(result, tuple) else take(result)
 
     def _widen(self, value: Any, layout: Layout) -> Any:
@@ -224,7 +235,9 @@ class SlicedDraws(TorchDispatchMode):
         if value.shape[layout.dim] != layout.local_size(self._rank):
             return value
         whole = value.narrow(layout.dim, 0, 1).expand(layout.global_shape(value.shape)).clone()
-        layout.take(whole, self._rank).copy_(value) if layout.outer == 1 else _put(whole, value, layout, self._rank)
+        layout.take(whole, self._rank).copy_(value) if layout.outer == 1 else _put(
+            whole, value, layout, self._rank
+        )
         return whole
 
 

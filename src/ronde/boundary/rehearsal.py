@@ -72,7 +72,9 @@ class _Run:
 class _Trial:
     """Runs copies of one module on parts of a few rows."""
 
-    def __init__(self, context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: list[int | None]):
+    def __init__(
+        self, context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: list[int | None]
+    ):
         self._context = context
         self._module = module
         self._call = call
@@ -100,7 +102,12 @@ class _Trial:
 
 
 def rehearse(
-    context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: Sequence[int | None], rows: int
+    context: Context,
+    module: torch.nn.Module,
+    call: Any,
+    values: list[Any],
+    axes: Sequence[int | None],
+    rows: int,
 ) -> Verdict:
     """Try `module` on the first rows of `values`.
 
@@ -244,7 +251,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, numpy.ndarray) or isinstance(b, numpy.ndarray):
         return bool(numpy.array_equal(a, b))
     if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) or a != a and b != b
+        return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) or (a != a and b != b)
     if isinstance(a, (tuple, list, dict)):
         if structure(a) != structure(b):
             return False

@@ -79,7 +79,14 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
 
 
 # What may hold tensors without being a value made of them.
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.nn.Module)
+_CODE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    torch.nn.Module,
+)
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:

@@ -38,7 +38,9 @@ def rules() -> dict[Any, Rule]:
     return table
 
 
-def _arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def _arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
     """The call's arguments by name, or None when it uses the deprecated `reduce` or `size_average`."""
     bound = _SIGNATURES[func].bind(*args, **kwargs)
     bound.apply_defaults()
@@ -48,7 +50,9 @@ def _arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return named
 
 
-def _total(context: Context, local_sum: torch.Tensor, local_count: torch.Tensor | float) -> tuple[torch.Tensor, torch.Tensor]:
+def _total(
+    context: Context, local_sum: torch.Tensor, local_count: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both sums over ranks in one reduction; in fp64, so that counts are exact."""
     count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
     both = SumRanks.apply(torch.stack([local_sum.double(), count]), context)

@@ -79,7 +79,9 @@ def average(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     return mean.to(kept)
 
 
-def finish(context: Context, value: GlobalTensor, local: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
+def finish(
+    context: Context, value: GlobalTensor, local: torch.Tensor, dims: tuple[int, ...], keepdim: bool
+) -> Any:
     """Replicated when the batch was among the reduced dimensions, else still global."""
     layout = value._layout
     if layout.dim in dims:

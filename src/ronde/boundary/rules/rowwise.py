@@ -17,11 +17,21 @@ __all__ = ["rules"]
 # The dimension is kept.
 _ALONG = "softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
 # The dimension vanishes unless keepdim.
-_REDUCING = "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero kthvalue".split()
+_REDUCING = (
+    "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero kthvalue".split()
+)
 # Two results, the dimension kept.
 _RANKING = "topk sort argsort".split()
 _DIM_AT = {"topk": 2, "kthvalue": 2}
-_DEFAULT_DIM = {"topk": -1, "sort": -1, "argsort": -1, "normalize": 1, "kthvalue": -1, "median": None, "mode": -1}
+_DEFAULT_DIM = {
+    "topk": -1,
+    "sort": -1,
+    "argsort": -1,
+    "normalize": 1,
+    "kthvalue": -1,
+    "median": None,
+    "mode": -1,
+}
 
 
 def rules() -> dict[Any, Rule]:

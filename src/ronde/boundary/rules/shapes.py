@@ -17,11 +17,23 @@ __all__ = ["reshaped_layout", "rules"]
 
 
 def rules() -> dict[Any, Rule]:
-    table: dict[Any, Rule] = {torch.Tensor.__getitem__: index, torch.Tensor.view_as: view_as, torch.Tensor.reshape_as: view_as}
+    table: dict[Any, Rule] = {
+        torch.Tensor.__getitem__: index,
+        torch.Tensor.view_as: view_as,
+        torch.Tensor.reshape_as: view_as,
+    }
     for name, rule in (
-        ("view", reshape), ("reshape", reshape), ("flatten", flatten), ("unflatten", unflatten),
-        ("unsqueeze", unsqueeze), ("squeeze", squeeze), ("permute", permute),
-        ("transpose", transpose), ("swapaxes", transpose), ("swapdims", transpose), ("t", transposed),
+        ("view", reshape),
+        ("reshape", reshape),
+        ("flatten", flatten),
+        ("unflatten", unflatten),
+        ("unsqueeze", unsqueeze),
+        ("squeeze", squeeze),
+        ("permute", permute),
+        ("transpose", transpose),
+        ("swapaxes", transpose),
+        ("swapdims", transpose),
+        ("t", transposed),
     ):
         for function in functions([name]):
             table[function] = rule
@@ -93,7 +105,9 @@ def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     end = kwargs.get("end_dim", args[2] if len(args) > 2 else -1) % len(shape)
     if start > end:
         return NotImplemented
-    return _viewed(args[0], torch.Tensor.reshape, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
+    return _viewed(
+        args[0], torch.Tensor.reshape, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]]
+    )
 
 
 def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -122,7 +136,11 @@ def squeeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
         return NotImplemented
     value: GlobalTensor = args[0]
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    asked = range(value.dim()) if dim is None else [d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    asked = (
+        range(value.dim())
+        if dim is None
+        else [d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    )
     gone = tuple(d for d in asked if value.shape[d] == 1)
     if value._layout.dim in gone:
         return NotImplemented
@@ -160,7 +178,9 @@ def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     if not is_sharded(value):
         return NotImplemented
     items = list(key) if isinstance(key, tuple) else [key]
-    if any(not isinstance(item, (int, slice, type(None), type(...))) or isinstance(item, bool) for item in items):
+    if any(
+        not isinstance(item, (int, slice, type(None), type(...))) or isinstance(item, bool) for item in items
+    ):
         return NotImplemented
     used = sum(item is not None and item is not ... for item in items)
     missing = value.dim() - used
