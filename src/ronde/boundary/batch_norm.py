@@ -40,7 +40,7 @@ def install(patches: Patches, context: Context) -> None:
             return _affine(input, weight, bias)
         return _global_batch_norm(context, input, running_mean, running_var, weight, bias, momentum, eps)
 
-    def native(
+    def native(  # noqa: PLR0913 - torch.batch_norm's own parameters
         input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
         momentum: float, eps: float, cudnn_enabled: bool,
     ) -> torch.Tensor:  # fmt: skip
@@ -66,8 +66,9 @@ def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
 
 
 def _global_batch_norm(
-    context: Context, input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
-    weight: torch.Tensor | None, bias: torch.Tensor | None, momentum: float, eps: float,
+    context: Context, input: torch.Tensor, running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    momentum: float, eps: float,
 ) -> torch.Tensor:  # fmt: skip
     mean, variance, count = _combine(context, input)
     if running_mean is not None and running_var is not None:
@@ -106,8 +107,8 @@ class _Normalize(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, count: torch.Tensor, eps: float,
-        context: Context,
+        ctx: Any, input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, count: torch.Tensor,
+        eps: float, context: Context,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(input, mean, invstd, count)
         ctx.eps, ctx.context = eps, context

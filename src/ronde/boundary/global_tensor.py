@@ -63,7 +63,7 @@ class GlobalTensor(torch.Tensor):
         if func in _METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.region is Region.SCRIPT and torch._C._functorch.peek_interpreter_stack() is None:
+        if context.region is Region.SCRIPT and not context.in_transform():
             rule = first._rules.get(func)
             if rule is not None:
                 if not args and "input" in kwargs:

@@ -1,7 +1,7 @@
 """The loader edge: every rank runs the script's own sampler and loads its slice of every index batch.
 
-Ids, order, lengths and random state are thereby those of one device: no DistributedSampler, no `set_epoch`, no
-padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
+Ids, order, lengths and random state are thereby those of one device: no DistributedSampler, no `set_epoch`,
+no padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
 queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
 custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
 answer: another collate function than torch's own (it may pad to the longest sample), samples that draw random
@@ -160,8 +160,9 @@ class LoaderEdge:
         if self._loading == "auto" and loading.flag.value == _MOVED:
             if sliced:
                 raise RondeError(
-                    f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after batches "
-                    f"without; its slices would differ from the single-device batches. Use --loading full"
+                    f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after "
+                    f"batches without; its slices would differ from the single-device batches. "
+                    f"Use --loading full"
                 )
             loading.sliceable = False
             iterator._ronde_queue.clear()

@@ -174,7 +174,7 @@ class ModelEdge:
 
     @contextmanager
     def _entered(self, module: torch.nn.Module) -> Iterator[None]:
-        """Inside, parameters that are values in the midst of a graph (`functional_call`) have passed the Enter edge."""
+        """Inside, parameters in the midst of a graph (`functional_call`) have passed the Enter edge."""
         swapped: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         if torch.is_grad_enabled():
             for part in module.modules():

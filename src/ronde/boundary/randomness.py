@@ -220,10 +220,9 @@ class SlicedDraws(TorchDispatchMode):
         if layout is None:
             return func(*args, **kwargs)
         result = func(*(self._widen(value, layout) for value in args), **kwargs)
-        take: Callable[[torch.Tensor], torch.Tensor] = lambda value: layout.take(
-            value, self._rank
-        ).contiguous()
-        return tuple(take(value) for value in result) if isinstance(result, tuple) else take(result)
+        if isinstance(result, tuple):
+            return tuple(layout.take(value, self._rank).contiguous() for value in result)
+        return layout.take(result, self._rank).contiguous()
 
     def _widen(self, value: Any, layout: Layout) -> Any:
         """A tensor of parameters for the whole batch: our rows in their place, others repeat our first.
@@ -249,7 +248,7 @@ def _put(whole: torch.Tensor, value: torch.Tensor, layout: Layout, rank: int) ->
 
 
 def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """An empty tensor of the whole shape whose memory is ordered as the local one's: draws fill memory in order."""
+    """An empty tensor of the whole shape, its memory ordered as the local one's: draws run through memory."""
     order = memory_order(local)
     shape = layout.global_shape(local.shape)
     whole = torch.empty([shape[dim] for dim in order], dtype=local.dtype, device=local.device)

@@ -180,7 +180,7 @@ class Session:
         if not self.context.sharded_calls:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
-                "of a torch.nn.Module on a batch with at least as many rows as ranks, and this script made none"
+                "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
             )
         return {
             "steps": self.steps,

@@ -14,20 +14,26 @@ from ronde.boundary.rules.common import functions, is_sharded, local_operand, re
 __all__ = ["rules"]
 
 _NAMES = """
-abs absolute acos acosh asin asinh atan atanh ceil clamp clamp_max clamp_min clip cos cosh deg2rad digamma erf
-erfc erfinv exp exp2 expm1 floor frac lgamma log log10 log1p log2 logit nan_to_num neg negative positive rad2deg
-reciprocal round rsqrt sigmoid sign sgn sin sinh sqrt square tan tanh trunc fix isnan isinf isfinite logical_not
+abs absolute acos acosh asin asinh atan atanh ceil clamp clamp_max clamp_min clip cos cosh deg2rad
+digamma erf
+erfc erfinv exp exp2 expm1 floor frac lgamma log log10 log1p log2 logit nan_to_num neg negative positive
+rad2deg
+reciprocal round rsqrt sigmoid sign sgn sin sinh sqrt square tan tanh trunc fix isnan isinf isfinite
+logical_not
 bitwise_not i0 sinc
-add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2
+add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power
+atan2
 maximum minimum fmax fmin hypot xlogy logaddexp logaddexp2 lerp addcmul addcdiv where masked_fill
 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor copysign heaviside
-relu relu6 elu selu celu gelu silu mish leaky_relu softplus softsign hardtanh hardswish hardsigmoid hardshrink
+relu relu6 elu selu celu gelu silu mish leaky_relu softplus softsign hardtanh hardswish hardsigmoid
+hardshrink
 softshrink tanhshrink logsigmoid threshold
 float double half bfloat16 int long short bool byte cpu cuda clone detach contiguous
 zeros_like ones_like full_like empty_like
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
-__mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
+__mod__ __rmod__ __pow__ __rpow__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__
+__rxor__
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 """.split()
 

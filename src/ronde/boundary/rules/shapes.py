@@ -177,6 +177,7 @@ def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
     value, key = args
     if not is_sharded(value):
         return NotImplemented
+    assert value._local is not None
     items = list(key) if isinstance(key, tuple) else [key]
     if any(
         not isinstance(item, (int, slice, type(None), type(...))) or isinstance(item, bool) for item in items
