@@ -1,4 +1,4 @@
-"""Batch normalization inside models on shards has the statistics, gradients and buffers of the whole batch."""
+"""Batch norm inside models on shards has the statistics, gradients and buffers of the whole batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from both_ways import ROWS, Inputs, compare_all
 from torch import nn
 
+from both_ways import ROWS, Inputs, compare_all
 from ronde.testing.run_ranks import Rank
 
 _D = torch.float64
