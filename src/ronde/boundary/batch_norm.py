@@ -74,8 +74,9 @@ def _global_batch_norm(
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * (count / (count - 1))
-            running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-            running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+            # By `.data`, as torch's kernel does: no version is counted, older graphs remain of use.
+            running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
+            running_var.data.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
     work = torch.promote_types(input.dtype, torch.float32)
     invstd = torch.rsqrt(variance + eps)
     normalized = _Normalize.apply(input, mean.to(work), invstd.to(work), count.to(work), eps, context)
