@@ -133,3 +133,10 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=True)
     assert "0 2 True [[4.0, 4.0, 4.0, 4.0]]" in run.stdout
     assert "1 2 False [[4.0, 4.0, 4.0, 4.0]]" in run.stdout
+
+
+def test_an_optimizer_in_backward_is_refused_by_name(tmp_path: Path) -> None:
+    run = ronde(tmp_path, TRAIN + "\nmodel.weight.register_post_accumulate_grad_hook(lambda p: None)")
+    assert run.returncode == 2
+    assert "register_post_accumulate_grad_hook on a tensor of shape [1, 4]" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -89,6 +89,7 @@ class Session:
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        self._install_refusals()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -126,6 +127,17 @@ class Session:
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
+
+    def _install_refusals(self) -> None:
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> None:
+            raise UsageError(
+                f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
+                "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
+                "apart; it is not available in this version. Step the optimizer after backward, or use --ranks 1"
+            )
+
+        name = "register_post_accumulate_grad_hook"
+        self.patches.set(torch.Tensor, name, register_post_accumulate_grad_hook)
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group

@@ -65,6 +65,8 @@ class Reducer:
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         self._group_of: dict[int, _Group] = {}
         self._depth = 0
+        # Held here, because a session replaces the method for scripts.
+        self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
     def adopt(self, leaf: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.
@@ -80,7 +82,7 @@ class Reducer:
         self._group_of[id(leaf)] = group
         group.leaves.append(leaf)
         group.outdated = True
-        leaf.register_post_accumulate_grad_hook(lambda accumulated: self._accumulated(group, accumulated))
+        self._register(leaf, lambda accumulated: self._accumulated(group, accumulated))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
