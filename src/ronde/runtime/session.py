@@ -133,7 +133,8 @@ class Session:
             raise UsageError(
                 f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
                 "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
-                "apart; it is not available in this version. Step the optimizer after backward, or use --ranks 1"
+                "apart; it is not available in this version. Step the optimizer after backward, or use "
+                "--ranks 1"
             )
 
         name = "register_post_accumulate_grad_hook"
