@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.edges import Leave
 from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.patches import Patches
@@ -63,7 +64,7 @@ def _install_function(patches: Patches, context: Context) -> None:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """A user's own function sees whole values, and makes such: it may do anything with its data."""
-        if any(isinstance(value, GlobalTensor) for value in args):
+        if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):
             args = tuple(materialize(value) for value in args)
         if context.region is not Region.SCRIPT or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)

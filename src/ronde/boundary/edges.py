@@ -22,9 +22,10 @@ import torch
 from torch.autograd import Function
 
 from ronde.boundary.context import Context
+from ronde.boundary.deferred import DeferredScalar, defer
 from ronde.boundary.layout import Layout, memory_order
 
-__all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data"]
+__all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data", "sum_ranks_deferred"]
 
 
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -114,6 +115,31 @@ class SumRanks(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return _Spread.apply(grads[0], ctx.context), None
+
+
+class _Arrived(Function):
+    """`SumRanks` of a value whose reduction was started before."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, total: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return total.to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Spread.apply(grads[0], ctx.context), None, None
+
+
+def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
+    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read."""
+    total = value.detach().to(torch.float64, copy=True)
+    pending = context.comm.all_reduce_async(total)
+
+    def arrive() -> torch.Tensor:
+        pending.wait()
+        return _Arrived.apply(value, total, context) / divisor
+
+    return defer(value * (context.world_size / divisor), arrive)
 
 
 class _Spread(Function):

@@ -17,10 +17,12 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Gather, Slice, gather_data
 from ronde.boundary.layout import Layout
+from ronde.boundary.tree import map_leaves
 
-__all__ = ["GlobalTensor", "Rule", "localize", "materialize", "wrap"]
+__all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -39,6 +41,8 @@ class GlobalTensor(torch.Tensor):
     # The global tensor that this one may be a view of, and how to make the same view of its whole value.
     _origin: tuple[weakref.ref[GlobalTensor], Callable[[torch.Tensor], torch.Tensor]] | None
     _views: list[weakref.ref[GlobalTensor]]
+    # Gives the whole value, for which a gather was started when the tensor was made.
+    _ahead: Callable[[], torch.Tensor] | None
 
     @property
     def _local(self) -> torch.Tensor | None:
@@ -54,6 +58,8 @@ class GlobalTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if DeferredScalar in types:
+            args, kwargs = settled((args, kwargs))
         kwargs = kwargs or {}
         first = _first(args, kwargs)
         context = first._context
@@ -88,6 +94,11 @@ class GlobalTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         return materialize(self).data_ptr()
+
+
+def settled(value: Any) -> Any:
+    """Arguments with every loss that is still under way waited for."""
+    return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
 
 
 def _first(args: Any, kwargs: Any) -> GlobalTensor:
@@ -136,6 +147,8 @@ def _data(value: GlobalTensor) -> torch.Tensor:
 
 def materialize(value: Any) -> Any:
     """The whole value as a plain tensor, with its graph; other values as they are."""
+    if isinstance(value, DeferredScalar):
+        return resolve(value)
     if not isinstance(value, GlobalTensor):
         return value
     if value._full is None:
@@ -149,6 +162,8 @@ def materialize(value: Any) -> Any:
 def _gathered(value: GlobalTensor) -> torch.Tensor:
     local = value._local
     assert local is not None
+    if value._ahead is not None:
+        return value._ahead()
     if local.requires_grad:
         with torch.enable_grad():
             return Gather.apply(local, value._context, value._layout)
@@ -280,8 +295,23 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     )
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
-    shell._origin, shell._views = None, []
+    shell._origin, shell._views, shell._ahead = None, [], None
     return shell
+
+
+def gather_ahead(value: GlobalTensor) -> None:
+    """Start to gather a small tensor without a gradient now; by the time it is asked for, it is there."""
+    context, layout, local = value._context, value._layout, value._local
+    assert local is not None
+    if len({layout.count(rank) for rank in range(layout.world_size)}) > 1:
+        return
+    out, pending = context.comm.all_gather_async(local)
+
+    def arrive() -> torch.Tensor:
+        pending.wait()
+        return out.flatten(0, 1)
+
+    value._ahead = arrive
 
 
 # Rules whose result is, or may be, a view of the first argument.

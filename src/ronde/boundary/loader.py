@@ -25,7 +25,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import Rule, wrap
+from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
 from ronde.boundary.patches import Patches
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import RondeError
@@ -33,6 +33,7 @@ from ronde.errors import RondeError
 __all__ = ["LoaderEdge"]
 
 _UNKNOWN, _STILL, _MOVED = 0, 1, 2
+_AHEAD_BYTES = 1 << 16
 
 
 class _Watched:
@@ -175,11 +176,20 @@ class LoaderEdge:
         mine = layout.count(self._context.rank)
 
         def whole(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == mine:
-                return wrap(self._context, value, layout, self._rules)
-            return value
+            if not (isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == mine):
+                return value
+            wrapped = wrap(self._context, value, layout, self._rules)
+            if _like_labels(value, rows) and self._context.on_main_thread():
+                gather_ahead(wrapped)
+            return wrapped
 
         return map_leaves(whole, data)
+
+
+def _like_labels(value: torch.Tensor, rows: int) -> bool:
+    """Small integers: a loss will ask how many of them count, for which every rank needs all."""
+    small = value[0].numel() * rows * value.element_size() <= _AHEAD_BYTES
+    return small and value.dtype in (torch.int64, torch.int32, torch.uint8)
 
 
 def _start_method(loader: Any) -> str | None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, wrap
+from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
@@ -79,6 +80,9 @@ class ModelEdge:
             values = list(leaves((args, kwargs)))
         except Opaque:
             return plain(module, *args, **kwargs)
+        if any(isinstance(value, DeferredScalar) for value in values):
+            args, kwargs = settled((args, kwargs))
+            values = list(leaves((args, kwargs)))
         batch = self._find_batch(values)
         if batch is None:
             return plain(module, *args, **kwargs)

@@ -50,7 +50,8 @@ class Pending:
 
     def wait(self) -> None:
         try:
-            self._work.wait()
+            if self._work is not None:
+                self._work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
         if self._finish is not None:
@@ -92,13 +93,19 @@ class Comm:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Stack equal-shaped tensors of all ranks: shape [...] becomes [world_size, ...]."""
+        out, pending = self.all_gather_async(tensor)
+        pending.wait()
+        return out
+
+    def all_gather_async(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Pending]:
+        """Start `all_gather`; the result may be read after `wait`."""
         sent = tensor.contiguous()
         out = torch.empty((self.world_size, *sent.shape), dtype=sent.dtype, device=sent.device)
-        if sent.numel():
-            # As bytes: every dtype travels, also those that the backend does not know.
-            received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-            Pending(self._start(lambda: self._group._allgather_base(received, mine))).wait()
-        return out
+        if not sent.numel():
+            return out, Pending(None)
+        # As bytes: every dtype travels, also those that the backend does not know.
+        received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
+        return out, Pending(self._start(lambda: self._group._allgather_base(received, mine)))
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""

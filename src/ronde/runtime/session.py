@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from ronde.boundary import autograd, batch_norm, recompute, rules
 from ronde.boundary.context import Context
+from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
 from ronde.boundary.loader import LoaderEdge
@@ -105,7 +106,7 @@ class Session:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             if not self.context.on_main_thread():
                 return plain(tensors, grad_tensors, *args, **kwargs)
-            tensors, grad_tensors = _whole(tensors), _whole(grad_tensors)
+            tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             with self.reducer.backward():
                 plain(tensors, grad_tensors, *args, **kwargs)
 
@@ -214,7 +215,7 @@ class Session:
             group.close()
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Any, convert: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return type(value)(materialize(item) for item in value)
-    return materialize(value)
+        return type(value)(_whole(item, convert) for item in value)
+    return materialize(convert(value))

@@ -77,7 +77,10 @@ def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
         *(local_operand(context, value, layout) for value in args),
         **{key: local_operand(context, value, layout) for key, value in kwargs.items()},
     )
-    return rewrap(tensors[0], result, layout)
+    wrapped = rewrap(tensors[0], result, layout)
+    if result is tensors[0]._local:
+        wrapped._ahead = tensors[0]._ahead  # `to` had nothing to do
+    return wrapped
 
 
 def _plain(value: Any) -> bool:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from ronde.boundary.context import Context
-from ronde.boundary.edges import SumRanks
-from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize
+from ronde.boundary.edges import SumRanks, sum_ranks_deferred
+from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize
 from ronde.boundary.layout import Layout
 from ronde.boundary.rules.common import enter, is_sharded, local_operand, rewrap
 
@@ -89,7 +89,12 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
         return rewrap(whole, func(**local), layout)
     local_sum = func(**{**local, "reduction": "sum"})
     if reduction == "sum":
-        return SumRanks.apply(local_sum, context)
+        return sum_ranks_deferred(context, local_sum)
+    everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
+    if weight is None and everywhere:
+        # Every rank has all targets, and knows by itself how many count.
+        known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
+        return sum_ranks_deferred(context, local_sum, float(known))
     count = _class_count(whole._local, rows_target, weight, named.get("ignore_index", -100))  # pyright: ignore[reportArgumentType]
     total, divisor = _total(context, local_sum, count)
     return (total / divisor).to(local_sum.dtype)
@@ -127,11 +132,9 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     reduction = named["reduction"]
     if reduction == "none":
         return rewrap(sharded[0], func(**local), layout)
-    summed = SumRanks.apply(func(**{**local, "reduction": "sum"}), context)
+    local_sum = func(**{**local, "reduction": "sum"})
     (shape,) = shapes
     if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
-        return summed / SumRanks.apply(local["weight"].sum(), context)
+        return SumRanks.apply(local_sum, context) / SumRanks.apply(local["weight"].sum(), context)
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
-    if divisor is None:
-        return NotImplemented
-    return summed if reduction == "sum" else summed / divisor
+    return NotImplemented if divisor is None else sum_ranks_deferred(context, local_sum, divisor)

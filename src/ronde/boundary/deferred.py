@@ -1,0 +1,117 @@
+"""A loss whose sum over ranks is still under way.
+
+Its reduction was started when the loss was computed, by all ranks in the same order; only the *waiting* is
+put off until somebody reads the value. Backward needs the gradient, not the value, so the ranks need not
+meet between forward and backward. A value formatted on one rank alone pairs with no other collective:
+nothing is started late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+__all__ = ["DeferredScalar", "defer", "resolve", "root"]
+
+T = torch.Tensor
+
+# Linear in their first argument: they act on the value to come as they act on the gradient.
+_SCALING = {
+    *(torch.mul, T.mul, T.__mul__, T.__rmul__, torch.neg, T.neg, T.__neg__),
+    *(torch.div, T.div, torch.true_divide, T.true_divide, T.__truediv__),
+}
+_ADDING = {torch.add, T.add, T.__add__, T.__radd__}
+_ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
+_METADATA = {
+    *(T.dim, T.size, T.numel, T.is_floating_point, torch.is_floating_point, torch.numel),
+    *(getattr(T, name).__get__ for name in _ATTRIBUTES),
+}
+
+
+class DeferredScalar(torch.Tensor):
+    """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
+
+    # Has the graph, and the gradient that the value will have; its own value is this rank's share.
+    _stand_in: torch.Tensor
+    # Waits, and gives the value with its graph.
+    _arrive: Callable[[], torch.Tensor]
+    # The value with its graph, once somebody has asked.
+    _plain: torch.Tensor | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
+            if func in _METADATA:
+                return func(first._stand_in, *args[1:])
+            if func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
+                return _mapped(first, lambda value: func(value, *args[1:]))
+            if func in _ADDING and len(args) == 2:
+                return _added(first, args[1])
+        if func is T.backward and isinstance(first, DeferredScalar):
+            return func(root(first), *args[1:], **kwargs)
+        return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*(_resolved(value) for value in args), **(kwargs or {}))
+
+    # A tensor subclass with a Python `__torch_dispatch__` refuses these; the value itself does not.
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return resolve(self).numpy(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return resolve(self).tolist()
+
+
+def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor]) -> DeferredScalar:
+    """The value that `arrive` will give; `stand_in` has its gradient already."""
+    with DisableTorchFunctionSubclass():
+        shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
+        )
+    shell._stand_in, shell._arrive, shell._plain = stand_in, arrive, None
+    return shell
+
+
+def resolve(value: DeferredScalar) -> torch.Tensor:
+    """Wait for the value; a plain tensor with its graph, the same one at every call."""
+    if value._plain is None:
+        with torch.set_grad_enabled(value._stand_in.requires_grad):
+            value._plain = value._arrive()
+    return value._plain
+
+
+def root(value: Any) -> Any:
+    """What backward starts from: no value is needed there."""
+    if not isinstance(value, DeferredScalar):
+        return value
+    return value._stand_in if value._plain is None else value._plain
+
+
+def _resolved(value: Any) -> Any:
+    if isinstance(value, DeferredScalar):
+        return resolve(value)
+    if isinstance(value, (tuple, list)) and any(isinstance(item, DeferredScalar) for item in value):
+        return type(value)(_resolved(item) for item in value)
+    return value
+
+
+def _mapped(value: DeferredScalar, function: Callable[[torch.Tensor], torch.Tensor]) -> DeferredScalar:
+    return defer(function(value._stand_in), lambda: function(resolve(value)))
+
+
+def _added(value: DeferredScalar, other: Any) -> Any:
+    if isinstance(other, DeferredScalar):
+        return defer(value._stand_in + root(other), lambda: resolve(value) + resolve(other))
+    if isinstance(other, (int, float)):
+        return _mapped(value, lambda plain: plain + other)
+    return resolve(value) + other
