@@ -88,7 +88,7 @@ def _read_only(loss: Any, model: Any) -> list[Any]:
     array = loss.detach().numpy()
     stacked = torch.stack([loss, loss]).mean().item()
     formatted = f"{loss.item():.9f} {str(loss.detach())[:12]}"
-    compared = [bool(loss < 100), loss.isfinite().item(), loss.requires_grad, loss.dim(), tuple(loss.shape)]
+    compared = [bool(loss < 100), loss.isfinite().item(), loss.requires_grad]
     copied = copy.deepcopy(loss.detach()).tolist()
     return [
         float(array),
@@ -97,14 +97,13 @@ def _read_only(loss: Any, model: Any) -> list[Any]:
         *compared,
         copied,
         torch.load(saved).item(),
-        type(float(loss)) is float,
     ]
 
 
 USES = (
-    _backward, _scaled, _two, _with_regulariser, _not_linear, _in_place, _hook, _second_order, _root_of_autograd,
-    _read_only,
-)  # fmt: skip
+    *(_backward, _scaled, _two, _with_regulariser, _not_linear),
+    *(_in_place, _hook, _second_order, _root_of_autograd, _read_only),
+)
 
 
 def _on_rank(rank: Rank, name: str) -> tuple[Any, list[torch.Tensor], str]:
