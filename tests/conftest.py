@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,15 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
     yield lambda world_size, fn, *args: pools[world_size].run(fn, *args)
     for pool in pools.values():
         pool.close()
+
+
+def pytest_configure() -> None:
+    """Hear signals: a shell that runs the tests in its background has them ignored, children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
