@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -50,6 +51,8 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
     yield lambda world_size, fn, *args: pools[world_size].run(fn, *args)
     for pool in pools.values():
         pool.close()
+    # The server from which ranks were forked would end by itself, but only after this process.
+    forkserver._forkserver._stop()
 
 
 def pytest_configure() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ronde.boundary import batch_norm, layout, model_edge
+from ronde.boundary.deferred import defer
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import SlicedDraws
@@ -127,14 +128,13 @@ def local_clip_norm(session: Session) -> None:
 
 def local_item(session: Session) -> None:
     """A loss has the right gradient, but read on the host it is that of this rank's rows."""
-    total = losses._total
+    sum_ranks = losses.sum_ranks_deferred
 
-    def locally_valued(context: Any, local_sum: torch.Tensor, local_count: Any) -> Any:
-        whole_sum, whole_count = total(context, local_sum, local_count)
-        value = local_sum.detach().double() * (whole_count / float(local_count))
-        return whole_sum + (value - whole_sum.detach()), whole_count
+    def locally_valued(context: Any, value: torch.Tensor, divisor: float = 1) -> Any:
+        deferred = sum_ranks(context, value, divisor)
+        return defer(deferred._stand_in, lambda: deferred._stand_in)
 
-    _replace(losses, "_total", locally_valued)
+    _replace(losses, "sum_ranks_deferred", locally_valued)
 
 
 def wrong_slice_order(session: Session) -> None:
