@@ -100,7 +100,25 @@ def _read_only(loss: Any, model: Any) -> list[Any]:
     ]
 
 
+def _running(loss: Any, model: Any) -> list[float]:
+    running = 0.0
+    running += loss
+    average = loss * 2
+    loss /= 4
+    loss.backward()
+    return [running.item(), average.item(), loss.item()]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _long_sum(loss: Any, model: Any) -> float:
+    total = loss
+    for _ in range(3000):
+        total = total + loss
+    total.backward()
+    return total.item() / 3000
+
+
 USES = (
+    *(_running, _long_sum),
     *(_backward, _scaled, _two, _with_regulariser, _not_linear),
     *(_in_place, _hook, _second_order, _root_of_autograd, _read_only),
 )

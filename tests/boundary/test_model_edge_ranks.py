@@ -198,7 +198,29 @@ class Codebook(nn.Module):
         return x + (self.codes[place] - x).detach()
 
 
+def _slope(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """A model of an energy that gives its force: a gradient taken inside the model, of its own rows."""
+    with torch.enable_grad():
+        place = x.detach().requires_grad_()
+        (force,) = torch.autograd.grad(m.a(place).tanh().sum(), place, create_graph=True)
+    return force
+
+
+ROWWISE["gradient inside"] = (lambda: Lambda(_slope, a=_linear()), _x, True)
+
+
 IN_PARTS: dict[str, Model] = {
+    "read as a list": (
+        lambda: Lambda(lambda m, x: m.a(x) * (2.0 if sum(x.sum(1).tolist()) > 0 else 1.0), a=_linear()),
+        _x,
+        False,
+    ),
+    "read by numpy": (
+        lambda: Lambda(lambda m, x: m.a(x) * (2.0 if x.numpy().sum() > 0 else 1.0), a=_linear()),
+        lambda: (torch.randn(7, 4, dtype=_D),),
+        False,
+    ),
+    "rows by a mask": (lambda: Lambda(lambda m, x: m.a(x)[x[:, 0] > -9], a=_linear()), _x, False),
     "attention over the batch": (
         lambda: Lambda(lambda m, x: (m.a(x) @ m.a(x).t()).softmax(-1) @ x, a=_linear()),
         _x,

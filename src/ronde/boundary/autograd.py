@@ -27,7 +27,7 @@ def _install_grad(patches: Patches, context: Context) -> None:
 
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
-        if not context.on_main_thread() or context.in_transform():
+        if context.region is not Region.SCRIPT or not context.on_main_thread() or context.in_transform():
             return plain(outputs, inputs, grad_outputs, *args, **kwargs)
         asked: Sequence[Any] = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         local = [_gradient_target(value) for value in asked]

@@ -24,6 +24,8 @@ _SCALING = {
     *(torch.div, T.div, torch.true_divide, T.true_divide, T.__truediv__),
 }
 _ADDING = {torch.add, T.add, T.__add__, T.__radd__}
+# A sum of hundreds of losses is waited for now and then, or its value would be found by deep recursion.
+_LONGEST_CHAIN = 32
 _ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
 _METADATA = {
     *(T.dim, T.size, T.numel, T.is_floating_point, torch.is_floating_point, torch.numel),
@@ -38,8 +40,12 @@ class DeferredScalar(torch.Tensor):
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
     _arrive: Callable[[], torch.Tensor]
-    # The value with its graph, once somebody has asked.
+    # The value as it arrived; what was derived from it goes by this.
+    _arrived: torch.Tensor | None
+    # The value with its graph, once somebody has asked; the script may change it in place.
     _plain: torch.Tensor | None
+    # How many steps lie between it and what it was derived from.
+    _depth: int
 
     @classmethod
     def __torch_function__(
@@ -50,9 +56,11 @@ class DeferredScalar(torch.Tensor):
         if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
             if func in _METADATA:
                 return func(first._stand_in, *args[1:])
-            if func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
+            if first._depth >= _LONGEST_CHAIN:
+                resolve(first)
+            elif func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
                 return _mapped(first, lambda value: func(value, *args[1:]))
-            if func in _ADDING and len(args) == 2:
+            elif func in _ADDING and len(args) == 2:
                 return _added(first, args[1])
         if func is T.backward and isinstance(first, DeferredScalar):
             return func(root(first), *args[1:], **kwargs)
@@ -72,13 +80,14 @@ class DeferredScalar(torch.Tensor):
         return resolve(self).tolist()
 
 
-def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor]) -> DeferredScalar:
+def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int = 0) -> DeferredScalar:
     """The value that `arrive` will give; `stand_in` has its gradient already."""
     with DisableTorchFunctionSubclass():
         shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
-    shell._stand_in, shell._arrive, shell._plain = stand_in, arrive, None
+    shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
+    shell._depth = depth
     return shell
 
 
@@ -86,8 +95,15 @@ def resolve(value: DeferredScalar) -> torch.Tensor:
     """Wait for the value; a plain tensor with its graph, the same one at every call."""
     if value._plain is None:
         with torch.set_grad_enabled(value._stand_in.requires_grad):
-            value._plain = value._arrive()
+            value._plain = _original(value).clone()
     return value._plain
+
+
+def _original(value: DeferredScalar) -> torch.Tensor:
+    if value._arrived is None:
+        with torch.set_grad_enabled(value._stand_in.requires_grad):
+            value._arrived = value._arrive()
+    return value._arrived
 
 
 def root(value: Any) -> Any:
@@ -106,12 +122,14 @@ def _resolved(value: Any) -> Any:
 
 
 def _mapped(value: DeferredScalar, function: Callable[[torch.Tensor], torch.Tensor]) -> DeferredScalar:
-    return defer(function(value._stand_in), lambda: function(resolve(value)))
+    return defer(function(value._stand_in), lambda: function(_original(value)), value._depth + 1)
 
 
 def _added(value: DeferredScalar, other: Any) -> Any:
-    if isinstance(other, DeferredScalar):
-        return defer(value._stand_in + root(other), lambda: resolve(value) + resolve(other))
+    if isinstance(other, DeferredScalar) and other._plain is None and other._depth < _LONGEST_CHAIN:
+        depth = max(value._depth, other._depth) + 1
+        stand_in = value._stand_in + other._stand_in
+        return defer(stand_in, lambda: _original(value) + _original(other), depth)
     if isinstance(other, (int, float)):
         return _mapped(value, lambda plain: plain + other)
-    return resolve(value) + other
+    return resolve(value) + _resolved(other)

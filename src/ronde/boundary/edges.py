@@ -121,23 +121,25 @@ class _Arrived(Function):
     """`SumRanks` of a value whose reduction was started before."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, total: torch.Tensor, context: Context) -> torch.Tensor:
-        ctx.context = context
-        return total.to(value.dtype)
+    def forward(
+        ctx: Any, value: torch.Tensor, total: torch.Tensor, divisor: float, context: Context
+    ) -> torch.Tensor:
+        ctx.context, ctx.divisor = context, divisor
+        return (total / divisor).to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Spread.apply(grads[0], ctx.context), None, None
+        return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
 
 
 def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
-    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read."""
+    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
     total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
 
     def arrive() -> torch.Tensor:
         pending.wait()
-        return _Arrived.apply(value, total, context) / divisor
+        return _Arrived.apply(value, total, divisor, context)
 
     return defer(value * (context.world_size / divisor), arrive)
 

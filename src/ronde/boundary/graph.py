@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,6 +35,24 @@ def uses_older(results: Iterable[Any], since: int, known: Iterable[Any]) -> bool
     return any(node._sequence_nr() < since for node in _nodes(results, since, known))
 
 
-def leaves_behind(results: Iterable[Any], since: int) -> Iterator[torch.Tensor]:
-    """Leaves that tensors made since then depend on."""
-    return (node.variable for node in _nodes(results, since, ()) if hasattr(node, "variable"))
+def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
+    """Leaves that tensors made since then depend on, but for those that only the graph still holds.
+
+    What a model made a leaf for itself, to take a gradient inside, is gone from Python when it returns.
+    """
+    nodes = [node for node in _nodes(results, since, ()) if hasattr(node, "variable")]
+    alone = _references(_made_and_forgotten())
+    return [node.variable for node in nodes if _references(node) > alone]
+
+
+def _references(node: Any) -> int:
+    leaf = node.variable
+    return sys.getrefcount(leaf)
+
+
+def _made_and_forgotten() -> Any:
+    """The node of a leaf that only the graph holds; how many references that makes depends on torch."""
+    with torch.enable_grad():
+        product = torch.ones(1, requires_grad=True) * 2
+    assert product.grad_fn is not None
+    return product.grad_fn.next_functions[0][0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import random
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -125,6 +126,16 @@ class LoaderEdge:
         if loading.sliceable:
             iterator._collate_fn = _Watched(iterator._collate_fn, loading.flag)
 
+    def _agree(self, iterator: Any, loading: _Loading, still: bool) -> None:
+        """Slice from now on if no rank has seen a reason against it: workers are not in step."""
+        context = self._context
+        device = torch.device("cuda") if context.comm.on_cuda else torch.device("cpu")
+        votes = context.comm.all_reduce(torch.tensor([int(still)], device=device))
+        loading.proven = int(votes) == context.world_size
+        if not loading.proven:
+            loading.sliceable = False
+            iterator._ronde_queue.clear()
+
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Ranks are out of step while each loads samples of its own in this very process."""
         loading: _Loading = iterator._ronde_loading
@@ -138,7 +149,7 @@ class LoaderEdge:
             return _Loading(True, True)
         forked = loader.num_workers == 0 or _start_method(loader) == "fork"
         own = loader.collate_fn is not default_collate
-        return _Loading(forked and not own and not _holds_generator(loader.dataset), False)
+        return _Loading(forked and not own and not _uses_generator(loader.dataset), False)
 
     def _cut(self, iterator: Any, index: Any) -> Any:
         """This rank's part of an index batch, and a note in the queue of how it was cut."""
@@ -159,18 +170,18 @@ class LoaderEdge:
             return data
         rows, sliced = iterator._ronde_queue.popleft()
         if self._loading == "auto" and loading.flag.value == _MOVED:
-            if sliced:
+            if sliced or any(cut for _, cut in iterator._ronde_queue):
                 raise RondeError(
                     f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after "
                     f"batches without; its slices would differ from the single-device batches. "
                     f"Use --loading full"
                 )
-            loading.sliceable = False
-            iterator._ronde_queue.clear()
-            return data
+            still = False
+        else:
+            still = loading.flag.value == _STILL and _is_batch(data, rows)
         if not sliced:
-            if not loading.proven and _is_batch(data, rows):
-                loading.proven = loading.flag.value == _STILL
+            if not loading.proven and self._context.on_main_thread():
+                self._agree(iterator, loading, still)
             return data
         layout = self._context.layout(0, rows)
         mine = layout.count(self._context.rank)
@@ -221,6 +232,13 @@ def _same_numpy(a: Any, b: Any) -> bool:
 
 
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+
+
+def _uses_generator(dataset: Any) -> bool:
+    """Whether a dataset, or the module that defines it, keeps a random generator of its own."""
+    home = sys.modules.get(type(dataset).__module__)
+    around = vars(home).values() if home is not None and home.__name__.split(".")[0] != "torch" else ()
+    return _holds_generator(dataset) or any(isinstance(item, _GENERATORS) for item in around)
 
 
 def _holds_generator(value: Any, depth: int = 4) -> bool:

@@ -123,8 +123,8 @@ class ModelEdge:
     def _verdict(
         self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch
     ) -> Verdict:
-        key = _signature(module, call, values, batch)
         known = self._verdicts.setdefault(module, {})
+        key = _signature(module, call, values, batch, exact=len(known) < _MANY_SIGNATURES)
         if key not in known:
             known[key] = verdict = self._rehearsed(plain, module, call, values, batch)
             name = type(module).__name__
@@ -282,14 +282,22 @@ def _is_torchs(hook: Any) -> bool:
     return owner.split(".")[0] == "torch"
 
 
-def _signature(module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch) -> Any:
+def _signature(module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch, *, exact: bool) -> Any:
     described = tuple(
-        (value.dtype, value.dim(), value.requires_grad) if isinstance(value, torch.Tensor) else _kind(value)
+        (value.dtype, value.dim(), value.requires_grad)
+        if isinstance(value, torch.Tensor)
+        else _kind(value, exact)
         for value in values
     )
     modes = tuple((part.training, _has_user_hooks(part)) for part in module.modules())
     return structure(call), described, batch.axes, modes, torch.is_grad_enabled(), batch.rows < 4
 
 
-def _kind(value: Any) -> Any:
-    return value if isinstance(value, (bool, str, type(None))) else type(value)
+def _kind(value: Any, exact: bool) -> Any:
+    """A flag or a number may choose another branch; a number that changes at every call is given up on."""
+    if isinstance(value, (bool, str, type(None))) or (exact and isinstance(value, (int, float))):
+        return value
+    return type(value)
+
+
+_MANY_SIGNATURES = 16

@@ -13,11 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.layout import Layout, memory_order
 
-__all__ = ["Draw", "RankStream", "RecordedDraws", "SlicedDraws", "UnknownDraw", "find_axis", "is_random"]
+__all__ = [
+    "Draw",
+    "HostReads",
+    "RankStream",
+    "RecordedDraws",
+    "SlicedDraws",
+    "UnknownDraw",
+    "find_axis",
+    "is_random",
+]
 
 aten = torch.ops.aten
 
@@ -128,9 +138,44 @@ class RecordedDraws(TorchDispatchMode):
             if (kwargs or {}).get("generator") is not None:
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
-        elif func is aten._local_scalar_dense.default and not _checks_arguments():
+        elif _reads_values(func, args) and not _checks_arguments():
             self.host_reads += 1
         return result
+
+
+_READS = {
+    "_local_scalar_dense",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+}
+
+
+def _reads_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the host learns a value, or a shape comes to depend on one."""
+    name = _name(func)
+    if name == "index":
+        return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
+    return name in _READS
+
+
+class HostReads(TorchFunctionMode):
+    """Counts conversions to Python and NumPy, which no dispatched operation shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CONVERSIONS and not _checks_arguments():
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class SlicedDraws(TorchDispatchMode):

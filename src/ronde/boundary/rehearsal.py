@@ -22,7 +22,7 @@ import torch
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw, RecordedDraws, SlicedDraws, UnknownDraw, find_axis
+from ronde.boundary.randomness import Draw, HostReads, RecordedDraws, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, map_leaves, structure
 
 __all__ = ["OutputAxis", "Verdict", "rehearse"]
@@ -89,10 +89,10 @@ class _Trial:
             value if axis is None else _row_part(value, axis, start, stop)
             for value, axis in zip(self._values, self._axes, strict=True)
         ]
-        recorder, start = RecordedDraws(), now()
-        with _preserved_random_state(), draws or nullcontext(), recorder:
+        recorder, conversions, start = RecordedDraws(), HostReads(), now()
+        with _preserved_random_state(), draws or nullcontext(), recorder, conversions:
             output = self._call(twin, values)
-        if recorder.host_reads:
+        if recorder.host_reads or conversions.count:
             raise _Refusal("its forward reads a value of the batch on the host")
         if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
             raise _Refusal("it uses a value with a gradient that was computed outside of it")

@@ -153,8 +153,13 @@ class Comm:
         self._group.shutdown()
 
     @property
+    def on_cuda(self) -> bool:
+        """Whether tensors must live on the CUDA device."""
+        return "nccl" in type(self._group).__name__.lower()
+
+    @property
     def _control_device(self) -> torch.device:
-        return torch.device("cuda") if "nccl" in type(self._group).__name__.lower() else torch.device("cpu")
+        return torch.device("cuda" if self.on_cuda else "cpu")
 
     def _start(self, launch: Callable[[], Any]) -> Any:
         try:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from ronde.boundary import autograd, batch_norm, recompute, rules
-from ronde.boundary.context import Context
+from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
@@ -28,7 +28,7 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.comm.process_group import Comm, join
-from ronde.errors import UsageError
+from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
 from ronde.runtime.torchrun import torchrun_environment
@@ -104,6 +104,8 @@ class Session:
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if self.context.region is Region.REHEARSAL:
+                raise RondeError("its forward runs backward, which a trial must not")
             if not self.context.on_main_thread():
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)

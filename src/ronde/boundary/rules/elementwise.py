@@ -55,7 +55,16 @@ def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`to` and `type_as`: of another tensor only its type and device matter."""
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
-    return rewrap(args[0], result, args[0]._layout) if is_sharded(args[0]) else result
+    if not is_sharded(args[0]):
+        return result
+    return _kept_ahead(args[0], result, rewrap(args[0], result, args[0]._layout))
+
+
+def _kept_ahead(value: GlobalTensor, result: Any, wrapped: Any) -> Any:
+    """A conversion that had nothing to do gives the same rows: what is under way is theirs too."""
+    if result is value._local:
+        wrapped._ahead = value._ahead
+    return wrapped
 
 
 def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -77,10 +86,7 @@ def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
         *(local_operand(context, value, layout) for value in args),
         **{key: local_operand(context, value, layout) for key, value in kwargs.items()},
     )
-    wrapped = rewrap(tensors[0], result, layout)
-    if result is tensors[0]._local:
-        wrapped._ahead = tensors[0]._ahead  # `to` had nothing to do
-    return wrapped
+    return _kept_ahead(tensors[0], result, rewrap(tensors[0], result, layout))
 
 
 def _plain(value: Any) -> bool:

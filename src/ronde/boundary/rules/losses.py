@@ -94,7 +94,8 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
         known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
-        return sum_ranks_deferred(context, local_sum, float(known))
+        if known > 0:
+            return sum_ranks_deferred(context, local_sum, float(known))
     count = _class_count(whole._local, rows_target, weight, named.get("ignore_index", -100))  # pyright: ignore[reportArgumentType]
     total, divisor = _total(context, local_sum, count)
     return (total / divisor).to(local_sum.dtype)
@@ -137,4 +138,4 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
         return SumRanks.apply(local_sum, context) / SumRanks.apply(local["weight"].sum(), context)
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
-    return NotImplemented if divisor is None else sum_ranks_deferred(context, local_sum, divisor)
+    return sum_ranks_deferred(context, local_sum, divisor) if divisor else NotImplemented
