@@ -120,7 +120,11 @@ def test_the_explicit_form_in_plain_python_is_one_rank(tmp_path: Path) -> None:
 
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(EXPLICIT.replace("ronde.init()", "ronde.init('rng=global', seed=1)"))
+    # Both ranks share one pipe here: each writes its line in one piece.
+    source = EXPLICIT.replace("ronde.init()", "ronde.init('rng=global', seed=1)").replace(
+        "print(", "line = ("
+    )
+    script.write_text(source + "import os\nos.write(1, (' '.join(map(str, line)) + '\\n').encode())\n")
     command = [
         sys.executable,
         "-m",
