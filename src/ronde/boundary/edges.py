@@ -73,9 +73,9 @@ class Gather(Function):
         return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
 
 
-def _mean(context: Context, value: torch.Tensor) -> torch.Tensor:
-    total = context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
-    return total / context.world_size
+def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks, without a graph."""
+    return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
 
 
 class Enter(Function):
@@ -97,7 +97,7 @@ class Leave(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
-        return _mean(context, value)
+        return _sum(context, value) / context.world_size
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -110,7 +110,7 @@ class SumRanks(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
-        return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+        return _sum(context, value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -161,7 +161,7 @@ class SyncSum(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
-        return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+        return _sum(context, value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

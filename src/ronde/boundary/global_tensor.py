@@ -1,6 +1,6 @@
 """A global tensor: one value of which this rank holds the rows of its part of the batch.
 
-For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules.py`) runs
+For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules/`) runs
 on the rows; any other sees the whole value, gathered once. What C++ reaches past Python's
 `__torch_function__` is served by `__torch_dispatch__`, and its gradients by the Gather node that made
 the tensor. The idea of a global view of a sharded value is OneFlow's.

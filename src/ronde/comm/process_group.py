@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,13 +136,6 @@ class Comm:
             payload = torch.empty(int(size), dtype=torch.uint8, device=device)
         return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return every rank's picklable `value`, in rank order."""
-        device = self._control_device
-        payload = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
-        sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
-        return [pickle.loads(part.cpu().numpy().tobytes()) for part in self.all_gather_uneven(payload, sizes)]
-
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce(torch.zeros(1, device=self._control_device))
@@ -221,9 +213,3 @@ def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> 
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     return ProcessGroupNCCL(store, rank, world_size, options)
-
-
-def store_path(address: str) -> Path | None:
-    """The file of a `file://` store, else None."""
-    scheme, _, rest = address.partition("://")
-    return Path(rest) if scheme == "file" else None
