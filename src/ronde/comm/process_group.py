@@ -141,8 +141,14 @@ class Comm:
         self.all_reduce(torch.zeros(1, device=self._control_device))
 
     def close(self) -> None:
-        """Close the connections; a Gloo group that outlives the interpreter aborts the process."""
-        self._group.shutdown()
+        """Close the connections and end the backend's threads; a second call does nothing.
+
+        Gloo's `shutdown` leaves its threads running, and only the group's destruction joins them. A thread
+        that lets go of a tensor while the interpreter ends would abort the process.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            group.shutdown()
 
     @property
     def on_cuda(self) -> bool:
