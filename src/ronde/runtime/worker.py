@@ -71,8 +71,9 @@ def _run(config: RankConfig) -> None:
     from ronde.boundary.patches import Patches
 
     lockstep.seed_all(config.seed)
-    lockstep.install(Patches(), config.seed)
-    session = _session(config) if config.world_size > 1 else None
+    entropy = Patches()
+    lockstep.install(entropy, config.seed)
+    session = _session(config, entropy) if config.world_size > 1 else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -86,12 +87,12 @@ def _run(config: RankConfig) -> None:
         _conclude(session)
 
 
-def _session(config: RankConfig) -> Session:
+def _session(config: RankConfig, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
-    session = Session(config, Plan.parse(config.plan))
+    session = Session(config, Plan.parse(config.plan), entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
