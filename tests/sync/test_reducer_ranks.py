@@ -298,11 +298,13 @@ def twice_on_one_rank_only(rank: Rank) -> list[str]:
     """A parameter is ready twice here, and once there: all have to send it again."""
 
     def backward(net: Any) -> None:
-        layer: Callable[..., Any] = net[0]
+        first = net[0](_rows(rank).requires_grad_())
         if rank.rank == 0:
-            layer = lambda x: checkpoint(net[0], x, use_reentrant=True)  # noqa: E731
-        rows = _rows(rank).requires_grad_()
-        net[2](layer(layer(rows)[:, :4])).square().sum().backward()
+            first = checkpoint(net[0], _rows(rank).requires_grad_(), use_reentrant=True)
+            again = checkpoint(net[0], first[:, :4], use_reentrant=True)
+            net[2](again).square().sum().backward()
+        else:
+            checkpoint(net[2], net[0](first[:, :4]), use_reentrant=True).square().sum().backward()
 
     return _either(rank, backward) + _either(rank, backward, "0.0001")
 
@@ -336,9 +338,14 @@ def forgotten(rank: Rank) -> list[str]:
 
 def converted(rank: Rank) -> list[str]:
     """A model that changes its dtype after the first backward is averaged in the new one."""
-    backward: Callable[[Any], None] = lambda net: net(  # noqa: E731
-        _rows(rank).to(net[0].weight.dtype) / 3
-    ).square().sum().backward()
+    backward: Callable[[Any], None] = lambda net: (
+        net(  # noqa: E731
+            _rows(rank).to(net[0].weight.dtype) / 3
+        )
+        .square()
+        .sum()
+        .backward()
+    )
     expected = _locally(backward, _net().float().double())
     with _inside_a_model(rank):
         net = _net().float()
