@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 class AttnDecoder(nn.Module):
     def __init__(self, vocab, width, dropout):
         super().__init__()
-        self.embedding = nn.Embedding(vocab, width, padding_idx=PAD, max_norm=2.0)
+        self.embedding = nn.Embedding(vocab, width, padding_idx=PAD)
         self.Wa, self.Ua, self.Va = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 1)
         self.gru = nn.GRU(2 * width, width, batch_first=True)
         self.out = nn.Linear(width, vocab)
