@@ -1,9 +1,8 @@
 """How a rank on the CPU gives memory back: not at every step.
 
-glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again page by
-page, each filled with zeros. A training step frees and asks for the same blocks over and over. Kept in the heap they
-cost nothing: a GPT step with 8,000 words took 8 to 11 % less CPU time, ResNet-18 up to 8 %, and the
-most memory in use at once rose by 14 % and not at all (docs/adr/0007).
+glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
+page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
+Kept in the heap they cost nothing (figures in docs/adr/0007-ranks-keep-freed-memory.md).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _KEEP = {
 
 
 def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of glibc's malloc to add; none where the user has chosen or preloads another allocator."""
+    """The variables of glibc's malloc to add; none where the user has set some or preloads an allocator."""
     chosen = any(name.startswith("MALLOC_") for name in environment)
     if chosen or environment.get("GLIBC_TUNABLES") or environment.get("LD_PRELOAD"):
         return {}
