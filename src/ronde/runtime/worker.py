@@ -21,6 +21,7 @@ from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 
 if TYPE_CHECKING:
+    from ronde.boundary.patches import Patches
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
