@@ -69,8 +69,8 @@ class GradientHooks:
         if later in self._reached:
             raise UsageError(
                 f"the gradient of a tensor of shape {list(later.leaf.shape)} is accumulated in several parts "
-                f"within one backward, as re-entrant checkpointing does it, and a hook for accumulated gradients "
-                f"(register_post_accumulate_grad_hook) would run for each, before ranks are added up; use "
+                f"within one backward, as re-entrant checkpointing does it, and its "
+                f"register_post_accumulate_grad_hook would run for each, before ranks are added up; use "
                 f"checkpoint(..., use_reentrant=False), or step the optimizer after backward"
             )
         self._reached.append(later)
