@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
@@ -96,11 +96,12 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
-        self._install_refusals()
+        self._install_gradient_hooks()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -141,17 +142,17 @@ class Session:
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
 
-    def _install_refusals(self) -> None:
-        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> None:
-            raise UsageError(
-                f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
-                "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
-                "apart; it is not available in this version. Step the optimizer after backward, or use "
-                "--ranks 1"
-            )
+    def _install_gradient_hooks(self) -> None:
+        plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-        name = "register_post_accumulate_grad_hook"
-        self.patches.set(torch.Tensor, name, register_post_accumulate_grad_hook)
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return plain(tensor, hook)  # torch's own error
+            self.reducer.adopt(tensor)
+            return self.reducer.hooks.register(tensor, hook)
+
+        self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook)
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group
