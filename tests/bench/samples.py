@@ -41,7 +41,9 @@ def result(workload: str, **speeds: list[float]) -> Result:
     )
 
 
-def report(*results: Result, kind: str = "dp", ranks: int = 2, threads: int | None = 1, **changed: Any) -> Report:
+def report(
+    *results: Result, kind: str = "dp", ranks: int = 2, threads: int | None = 1, **changed: Any
+) -> Report:
     fields: dict[str, Any] = {"method": "global", "versions": {"ddp": "torch 2.13.0"}}
     return Report(
         kind=kind, machine=MACHINE, ranks=ranks, threads=threads, results=results, **{**fields, **changed}

@@ -6,8 +6,8 @@ from ronde.bench.table import table
 
 MACHINE = "Example 9000, 2 cores, 16 GiB, load 0.1 before; python 3.11.7, torch 2.13.0"
 LEGEND = (
-    "ratio: ronde's samples/s over the peer's, above 1 is faster; of the medians over all rounds, and the "
-    "median and quartiles of the ratios within a round"
+    "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and",
+    "median and quartiles of the ratios within a round",
 )
 
 
@@ -17,18 +17,20 @@ def test_data_parallel() -> None:
     assert table(report(mlp, versions=versions)).splitlines() == [
         f"2 ranks of 1 thread on {MACHINE}, lightning-fabric 2.6",
         "",
-        "workload  ronde samples/s    peer  peer samples/s  ratio of medians  median ratio       quartiles  rounds",
-        "mlp                  98.0     DDP           100.0             0.980         0.980  0.940 to 1.040       3",
-        "mlp                  98.0  Fabric            50.0             1.960         1.960  1.880 to 2.080       3",
+        "workload  ronde samples/s    peer  samples/s  of medians  median ratio       quartiles  rounds",
+        "mlp                  98.0     DDP      100.0       0.980         0.980  0.940 to 1.040       3",
+        "mlp                  98.0  Fabric       50.0       1.960         1.960  1.880 to 2.080       3",
         "",
-        LEGEND,
+        *LEGEND,
     ]
 
 
 def test_what_the_peers_compute_otherwise_is_said() -> None:
     measured = [result(name, ronde=[100], ddp=[100]) for name in ("bert", "resnet18-bn")]
     lines = table(report(*measured)).splitlines()
-    assert lines[-2].startswith("resnet18-bn: the peers normalize with the statistics of each rank's own rows")
+    assert lines[-2].startswith(
+        "resnet18-bn: the peers normalize with the statistics of each rank's own rows"
+    )
     assert lines[-1].startswith("bert: dropout is the single-device draw under ronde")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, Peer
 from ronde.bench.rounds import check_same_training
 from ronde.bench.sample import Sample
-from ronde.errors import UsageError
+from ronde.errors import BenchError, UsageError
 
 FOLDER = Path(ronde.bench.workloads.__file__).parent
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
@@ -27,7 +28,8 @@ TRAJECTORY = ["--steps", "2", "--warm-up", "1", "--trajectory"]
 
 
 def peer_of(name: str) -> Peer:
-    pytest.importorskip(PEERS[name].module)
+    if importlib.util.find_spec(PEERS[name].module) is None:
+        pytest.skip(f"{PEERS[name].distribution} is not installed")
     return PEERS[name]
 
 
@@ -176,9 +178,8 @@ def test_overhead_can_be_measured_on_cuda() -> None:
     assert all(each.samples["ronde"].device != "cpu" for result in report.results for each in result.rounds)
 
 
+@pytest.mark.soak
 def test_a_batch_that_cannot_be_cut_equally_is_refused() -> None:
-    from ronde.errors import BenchError
-
     with pytest.raises(BenchError, match="a batch of 64 cannot be cut into 3 equal slices"):
         with_peer(PEERS["ddp"], "mlp", TRAJECTORY, ranks=3, threads=1, environment=ENVIRONMENT).run()
 
@@ -202,7 +203,8 @@ def test_an_unknown_workload_names_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "message"), [("cuda", "needs a CUDA device"), ("tpu", "no --device 'tpu'; choose among cpu, cuda")]
+    ("device", "message"),
+    [("cuda", "needs a CUDA device"), ("tpu", "no --device 'tpu'; choose among cpu, cuda")],
 )
 def test_a_device_that_there_is_not_is_refused(device: str, message: str) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "-1"}

@@ -19,7 +19,10 @@ def run(*words: str) -> int:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--workloads", "alexnet"), "there is no workload 'alexnet'; choose among transformer, gpt, resnet18-gn"),
+        (
+            ("--workloads", "alexnet"),
+            "there is no workload 'alexnet'; choose among transformer, gpt, resnet18-gn",
+        ),
         (("--against", "ddp,horovod"), "there is no peer 'horovod'; choose among ddp, accelerate, fabric"),
         (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
         (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),

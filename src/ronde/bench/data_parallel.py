@@ -19,9 +19,9 @@ WORKLOADS = ("transformer", "gpt", "resnet18-gn", "resnet18-bn", "bert", "mlp", 
 
 # Where the peers do not compute what one device would, and so not what ronde does.
 NOTES = {
-    "resnet18-bn": "resnet18-bn: the peers normalize with the statistics of each rank's own rows, as users write "
-    "it; ronde with those of the global batch, as on one device",
-    "bert": "bert: dropout is the single-device draw under ronde (rng=global), each rank's own with the peers",
+    "resnet18-bn": "the peers normalize with the statistics of each rank's own rows, as users write it; "
+    "ronde with those of the global batch, as on one device",
+    "bert": "dropout is the single-device draw under ronde (rng=global), each rank's own with the peers",
 }
 # There the last losses only lie near each other.
 _OTHER_COMPUTATION = 0.3

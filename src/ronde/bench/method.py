@@ -52,9 +52,7 @@ METHODS = {
     method.name: method
     for method in (
         # What a user asks: the same training, cut into more parts.
-        Method(
-            name="global", rounds=9, batch_per_rank=False, warm_up=None, steps=None, least_ranks=2
-        ),
+        Method(name="global", rounds=9, batch_per_rank=False, warm_up=None, steps=None, least_ranks=2),
         # DLPerf (github.com/Oneflow-Inc/DLPerf, README, "Benchmark Test Scopes", "Median Value Principle",
         # "Throughput"): batch size is per device, the first 20 steps are ignored and the 100 behind them
         # timed, every case runs 7 times and the median counts.

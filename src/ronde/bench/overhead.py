@@ -54,9 +54,7 @@ def compare(
             under_ronde(name, arguments, ranks=1, threads=None, environment=environment),
             plain(name, arguments, environment=environment),
         ]
-        results.append(
-            measure(name, contenders, rounds=count, progress=partial(progress, name, count))
-        )
+        results.append(measure(name, contenders, rounds=count, progress=partial(progress, name, count)))
     return Report(
         kind="overhead",
         method="global",

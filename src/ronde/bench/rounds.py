@@ -45,9 +45,7 @@ class Comparison:
     @property
     def ratio(self) -> Spread:
         """Our throughput over the peer's, pair by pair: above 1 is faster than the peer."""
-        return Spread.of(
-            ours.samples_per_second / peer.samples_per_second for ours, peer in self._pairs()
-        )
+        return Spread.of(ours.samples_per_second / peer.samples_per_second for ours, peer in self._pairs())
 
     @property
     def ratio_of_medians(self) -> float:

@@ -11,17 +11,24 @@ from ronde.bench.spread import Spread
 
 __all__ = ["table"]
 
-_DATA_PARALLEL = (
+_DATA_PARALLEL: tuple[str, ...] = (
     "workload",
     "ronde samples/s",
     "peer",
-    "peer samples/s",
-    "ratio of medians",
+    "samples/s",
+    "of medians",
     "median ratio",
     "quartiles",
     "rounds",
 )
-_OVERHEAD = ("workload", "plain steps/s", "plain us/step", "added us/step", "quartiles", "added %")
+_OVERHEAD: tuple[str, ...] = (
+    "workload",
+    "plain steps/s",
+    "plain us/step",
+    "added us/step",
+    "quartiles",
+    "added %",
+)
 
 
 def table(report: Report) -> str:
@@ -34,7 +41,12 @@ def _heading(report: Report) -> str:
     machine, threads = report.machine, report.threads
     each = "" if threads is None else f" of {threads} thread{'s' if threads > 1 else ''}"
     devices = sorted(
-        {sample.device for result in report.results for each in result.rounds for sample in each.samples.values()}
+        {
+            sample.device
+            for result in report.results
+            for each in result.rounds
+            for sample in each.samples.values()
+        }
         - {"cpu"}
     )
     on = ", ".join([*devices, machine.cpu])
@@ -66,7 +78,7 @@ def _data_parallel(report: Report) -> list[str]:
                 )
             )
     legend = [
-        "ratio: ronde's samples/s over the peer's, above 1 is faster; of the medians over all rounds, and the "
+        "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and\n"
         "median and quartiles of the ratios within a round"
     ]
     if report.method == "dlperf":
@@ -74,7 +86,7 @@ def _data_parallel(report: Report) -> list[str]:
             "method dlperf: the workload's batch on each rank, 20 steps ignored, 100 timed, the median counts"
         )
     measured = {result.workload for result in report.results}
-    legend += [note for workload, note in NOTES.items() if workload in measured]
+    legend += [f"{workload}: {note}" for workload, note in NOTES.items() if workload in measured]
     return [_columns(rows), "\n".join(legend)]
 
 

@@ -26,7 +26,10 @@ bench = typer.Typer(help="Measure against hand-written PyTorch.", no_args_is_hel
 _USUAL = ",".join(data_parallel.WORKLOADS[:6])
 
 _Pairs = Annotated[
-    int | None, typer.Option(min=1, help="Runs of each contender, in alternating order.", show_default="9; 7 with dlperf")
+    int | None,
+    typer.Option(
+        min=1, help="Runs of each contender, in alternating order.", show_default="9; 7 with dlperf"
+    ),
 ]
 _Steps = Annotated[
     int | None, typer.Option(min=1, help="Timed steps of a run, instead of the workload's own number.")
@@ -142,9 +145,7 @@ def _say(workload: str, rounds: int, number: int, measured: Round) -> None:
             for name, sample in samples.items()
             if name != OURS
         ]
-    print(
-        f"ronde: {workload}, round {number} of {rounds}: {', '.join(figures)}", file=sys.stderr, flush=True
-    )
+    print(f"ronde: {workload}, round {number} of {rounds}: {', '.join(figures)}", file=sys.stderr, flush=True)
 
 
 def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:

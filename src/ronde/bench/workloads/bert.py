@@ -14,7 +14,7 @@ PADDING, BEGINNING, FIRST_WORD = 0, 101, 1000  # as in the vocabulary of bert-ba
 
 
 class Bert(nn.Module):
-    """BERT (Devlin et al. 2019) with a classifier on its first token, as small as BERT-mini (Turc et al. 2019)."""
+    """BERT (Devlin et al. 2019), the size of BERT-mini (Turc et al. 2019), classifying by its first token."""
 
     def __init__(self, dropout: float, width: int = 256, layers: int = 4, heads: int = 4):
         super().__init__()

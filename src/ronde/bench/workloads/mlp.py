@@ -23,9 +23,7 @@ def mlp(width: int) -> nn.Sequential:
 
 _sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
-MLP = Workload(
-    batch_size=64, steps=160, warm_up=10, data=images, model=partial(mlp, 2048), optimizer=_sgd
-)
+MLP = Workload(batch_size=64, steps=160, warm_up=10, data=images, model=partial(mlp, 2048), optimizer=_sgd)
 # Some hundred steps a second: what a step costs beside its arithmetic can be seen.
 MLP_512 = Workload(
     batch_size=32, steps=1500, warm_up=100, data=images, model=partial(mlp, 512), optimizer=_sgd

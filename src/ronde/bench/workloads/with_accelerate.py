@@ -35,7 +35,7 @@ def main():
     stopwatch = Stopwatch(
         args.warm_up,
         speaks=accelerator.is_main_process,
-        mean=lambda loss: accelerator.reduce(loss.detach(), reduction="mean").item(),
+        mean=lambda loss: torch.as_tensor(accelerator.reduce(loss.detach(), "mean")).item(),
         trajectory=args.trajectory,
     )
     for inputs, targets in batches(data, args, accelerator):

@@ -37,7 +37,7 @@ def main():
     stopwatch = Stopwatch(
         args.warm_up,
         speaks=fabric.is_global_zero,
-        mean=lambda loss: fabric.all_reduce(loss.detach().clone(), reduce_op="mean").item(),
+        mean=lambda loss: torch.as_tensor(fabric.all_reduce(loss.detach().clone())).item(),
         trajectory=args.trajectory,
     )
     for inputs, targets in batches(data, args, fabric):
