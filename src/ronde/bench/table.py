@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from ronde.bench.data_parallel import NOTES
@@ -78,7 +79,7 @@ def _data_parallel(report: Report) -> list[str]:
                 )
             )
     legend = [
-        "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and\n"
+        "ratio: ronde's samples/s over the peer's, above 1 is faster: of the medians over all rounds, and "
         "median and quartiles of the ratios within a round"
     ]
     if report.method == "dlperf":
@@ -87,7 +88,7 @@ def _data_parallel(report: Report) -> list[str]:
         )
     measured = {result.workload for result in report.results}
     legend += [f"{workload}: {note}" for workload, note in NOTES.items() if workload in measured]
-    return [_columns(rows), "\n".join(legend)]
+    return [_columns(rows), "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)]
 
 
 def _overhead(report: Report) -> list[str]:
