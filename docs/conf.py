@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # generated.py
 
 import generated
 
 from ronde import __version__
+from ronde.plan.axes import AXES
 
 project = "ronde"
 author = "the authors of ronde"
@@ -20,6 +23,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
+    ("py:class", r"ronde\.(verify\.runs|verify\.clauses\.verdict|plan\.key|comm)\..*"),
     ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|np|optional)\b.*"),
     ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]
@@ -40,3 +44,15 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"ronde {release}"
 html_theme_options = {"navigation_with_keys": True}
+
+
+def short_signature(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, result: str) -> Any:
+    """An axis of the plan without the types of its keys: the page of the plan has them in tables."""
+    if thing not in AXES.values():
+        return None
+    defaults = (f"{field.name}={field.default!r}" for field in dataclasses.fields(thing))
+    return f"(*, {', '.join(defaults)})", result
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", short_signature)

@@ -22,6 +22,7 @@ ELSEWHERE = (
     "bench/workloads/",  # scripts
     "bench/report.py",  # tables
     "plan/describe.py",  # what `ronde plan show` prints
+    "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md
     "verify/report.py",
 )
@@ -40,8 +41,13 @@ class Sentence:
         parts = (re.escape(part) for part in normal(self.text).split(_HOLE))
         return re.fullmatch(".*".join(parts), normal(said)) is not None
 
+    @property
+    def words(self) -> str:
+        """The sentence with dots for every value."""
+        return normal(self.text).replace(_HOLE, "...")
+
     def __str__(self) -> str:
-        return f"{self.place}: {normal(self.text).replace(_HOLE, '...')}"
+        return f"{self.place}: {self.words}"
 
 
 def normal(text: str) -> str:
@@ -67,7 +73,7 @@ def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
 
 
 def _words(text: str) -> int:
-    return len(re.findall(r"[^\W\d_]+", text))
+    return sum(any(letter.isalpha() for letter in word) for word in text.replace(_HOLE, " ").split())
 
 
 class _Finder:
