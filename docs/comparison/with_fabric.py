@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
