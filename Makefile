@@ -71,7 +71,7 @@ bench: $(READY) ## data-parallel steps against hand-written DDP
 	$(RONDE) bench dp $(ARGS)
 
 docs: $(READY) $(DOCS_READY) ## the documentation, into docs/_build; warnings are errors
-	$(PYTHON) -m sphinx -W --keep-going -n -q -b html docs docs/_build $(ARGS)
+	$(PYTHON) -m sphinx -E -W --keep-going -n -q -b html docs docs/_build $(ARGS)
 	@echo "docs/_build/index.html"
 
 clean: ## remove the environment, the demo's output and caches

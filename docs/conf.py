@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Warnings are errors, and so are references that lead nowhere."""
+"""How the documentation is built by `make docs`; warnings, and references that lead nowhere, are errors."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ nitpick_ignore_regex = [
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
 myst_heading_anchors = 3
+# Single backticks in docstrings are code.
+default_role = "code"
 # Tables and help texts that are made from the code at every build, as {{ name }} in a page.
 myst_substitutions = generated.substitutions()
 
@@ -46,7 +48,9 @@ html_title = f"ronde {release}"
 html_theme_options = {"navigation_with_keys": True}
 
 
-def short_signature(app: Any, what: str, name: str, thing: Any, options: Any, signature: str, result: str) -> Any:
+def short_signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str, result: str
+) -> Any:
     """An axis of the plan without the types of its keys: the page of the plan has them in tables."""
     if thing not in AXES.values():
         return None

@@ -83,7 +83,10 @@ def _attributes(cls: type) -> dict[str, str]:
 
 def presets() -> str:
     """The table of presets: what each stands for, and whether this version can run it."""
-    lines = ["| preset | stands for | exact | runs in this version | known systems |", "|---|---|---|---|---|"]
+    lines = [
+        "| preset | stands for | exact | runs in this version | known systems |",
+        "|---|---|---|---|---|",
+    ]
     for preset in PRESETS.values():
         exact = "yes" if expand(preset.name).exact else "no"
         ready = "**yes**" if runs(preset.name) else "no"

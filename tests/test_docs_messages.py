@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -26,7 +27,7 @@ UNSAID = {
 def explained() -> list[str]:
     """The page's terms: in a definition list, the line before a line that begins with a colon."""
     lines = PAGE.read_text().splitlines()
-    return [before for before, line in zip(lines, lines[1:], strict=False) if line.startswith(": ")]
+    return [before for before, line in itertools.pairwise(lines) if line.startswith(": ")]
 
 
 def test_every_sentence_is_explained() -> None:
