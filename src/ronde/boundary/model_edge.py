@@ -86,6 +86,8 @@ class ModelEdge:
         batch = self._find_batch(values)
         if batch is None:
             return plain(module, *args, **kwargs)
+        if module.training and torch.is_grad_enabled():
+            self._context.tally.train_on(batch.rows)
         if batch.rows < self._context.world_size:
             with self._context.enter(Region.REPLICATED, None):
                 whole_args, whole_kwargs = map_leaves(materialize, (args, kwargs))
@@ -167,7 +169,7 @@ class ModelEdge:
             self._entered(module),
         ):
             output = plain(module, *args, **kwargs)
-        context.sharded_calls += 1
+        context.tally.cut(type(module).__name__)
         if verdict not in self._adopted.setdefault(module, []):
             # Once: leaves that are no parameters of the module, but its attributes or global variables.
             self._adopted[module].append(verdict)
