@@ -97,7 +97,7 @@ def _in_the_script(function: Any) -> Any:
 
         def call(m: Any, x: T, y: T) -> Any:
             h = m(x) * 1.0
-            h.sum()
+            h.max()  # seen as a whole before
             kept = h.detach()
             out = function(h)
             read.extend([h.detach().clone(), kept.clone(), out is h])
@@ -205,10 +205,10 @@ def _table_looked_up() -> Iterator[Any]:
     ids = torch.arange(22).remainder(2)[:, None]
     y = torch.arange(22).remainder(3)
     yield from train(
-        Lambda(forward, a=_a()), call=lambda m, x, y: m(x, table), batches=DataLoader(TensorDataset(ids, y), 8)
+        Lambda(forward, a=_a()),
+        call=lambda m, x, y: m(x, table),
+        batches=DataLoader(TensorDataset(ids, y), 8),
     )
-
-
 
 
 def _class_weights_as_long_as_the_batch() -> Iterator[Any]:
@@ -273,7 +273,9 @@ def _complex() -> Iterator[Any]:
 
 def _complex_argument() -> Iterator[Any]:
     model = Lambda(lambda m, z: (m.a(z.real), z * 2), a=_a())
-    yield from train(model, call=lambda m, x, y: m(torch.complex(x, x)), loss=lambda out, y: F.cross_entropy(out[0], y))
+    yield from train(
+        model, call=lambda m, x, y: m(torch.complex(x, x)), loss=lambda out, y: F.cross_entropy(out[0], y)
+    )
 
 
 def _generator_argument() -> Iterator[Any]:
@@ -313,7 +315,9 @@ HAZARDS = {
     "script: relu by position": Hazard(_in_the_script(lambda h: F.relu(h, True)), "right"),
     "script: leaky relu by position": Hazard(_in_the_script(lambda h: F.leaky_relu(h, 0.1, True)), "right"),
     "script: elu by name": Hazard(_in_the_script(lambda h: F.elu(h, inplace=True)), "right"),
-    "script: threshold by position": Hazard(_in_the_script(lambda h: F.threshold(h, 0.1, 0.2, True)), "right"),
+    "script: threshold by position": Hazard(
+        _in_the_script(lambda h: F.threshold(h, 0.1, 0.2, True)), "right"
+    ),
     "list appended": Hazard(_appended, "parts", "argument"),
     "dict changed": Hazard(_put_into_a_dict, "parts", "argument"),
     "object written to": Hazard(_written_to_an_object, "parts", "argument"),

@@ -74,7 +74,9 @@ def loader(batch: int = 8, dataset: Any = None, **options: Any) -> DataLoader[An
 
 
 def _logits(out: Any) -> torch.Tensor:
-    found = out if isinstance(out, torch.Tensor) else next(v for v in flat(out) if isinstance(v, torch.Tensor))
+    found = (
+        out if isinstance(out, torch.Tensor) else next(v for v in flat(out) if isinstance(v, torch.Tensor))
+    )
     return found.flatten(1)
 
 
@@ -136,7 +138,7 @@ def _plain(value: Any) -> Any:
         value = materialize(value)
     if isinstance(value, torch.Tensor):
         return (value.to_dense() if value.is_sparse else value).detach().clone()
-    return copy.copy(value)
+    return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
 def check(rank: Rank, hazard: Hazard) -> list[str]:

@@ -44,7 +44,9 @@ def _later_hook() -> Iterator[Any]:
 
     def before(m: Any, step: int) -> None:
         if step == 2:
-            handles.append(model[1].register_forward_hook(lambda m, args, out: seen.append(out.mean().item())))
+            handles.append(
+                model[1].register_forward_hook(lambda m, args, out: seen.append(out.mean().item()))
+            )
         if step == 4:
             handles.pop().remove()
 
@@ -80,10 +82,14 @@ def _parameter_hook_after_forward() -> Iterator[Any]:
     yield from train(model, loss=loss)
 
 
+def _step(parameter: Any) -> None:
+    parameter.data.sub_(0.1 * parameter.grad)
+
+
 def _post_accumulate() -> Iterator[Any]:
     model = _net()
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: p.data.sub_(0.1 * p.grad))
+        parameter.register_post_accumulate_grad_hook(_step)
     yield from train(model)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
 
@@ -55,7 +56,9 @@ def _readable(value: Any) -> Any:
         return [_readable(item) for item in value]
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items()}
-    return {key: _readable(item) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value
+    return (
+        {key: _readable(item) for key, item in vars(value).items()} if hasattr(value, "__dict__") else value
+    )
 
 
 class History:
@@ -262,52 +265,84 @@ HAZARDS = {
     "rows on self": Hazard(_keeps(lambda m, x, out: _set(m, out.detach())), "parts", _ON_ITSELF),
     "rows with their graph": Hazard(_keeps(lambda m, x, out: _set(m, out)), "parts", _ON_ITSELF),
     "list of batches": Hazard(_keeps(lambda m, x, out: m.kept.append(out.detach()), []), "parts", _ON_ITSELF),
-    "list of rows": Hazard(_keeps(lambda m, x, out: _set(m, [row.sum() for row in out.detach()])), "parts", _ON_ITSELF),
-    "deque": Hazard(
-        _keeps(lambda m, x, out: m.kept.append(out.detach().mean()), collections.deque(maxlen=3)), "parts", _ON_ITSELF
+    "list of rows": Hazard(
+        _keeps(lambda m, x, out: _set(m, [row.sum() for row in out.detach()])), "parts", _ON_ITSELF
     ),
-    "counter": Hazard(_keeps(lambda m, x, out: m.kept.update({"rows": len(x)}), collections.Counter()), "parts", _ON_ITSELF),
+    "deque": Hazard(
+        _keeps(lambda m, x, out: m.kept.append(out.detach().mean()), collections.deque(maxlen=3)),
+        "parts",
+        _ON_ITSELF,
+    ),
+    "counter": Hazard(
+        _keeps(lambda m, x, out: m.kept.update({"rows": len(x)}), collections.Counter()), "parts", _ON_ITSELF
+    ),
     "set of sizes": Hazard(_keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", _ON_ITSELF),
-    "text about the shape": Hazard(_keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", _ON_ITSELF),
-    "object of the user's": Hazard(_keeps(lambda m, x, out: m.kept.shapes.append(len(x)), History()), "parts", _ON_ITSELF),
-    "object with rows": Hazard(_keeps(lambda m, x, out: setattr(m.kept, "last", out.detach())), "parts"),
+    "text about the shape": Hazard(
+        _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", _ON_ITSELF
+    ),
+    "object of the user's": Hazard(
+        _keeps(lambda m, x, out: m.kept.shapes.append(len(x)), History()), "parts", _ON_ITSELF
+    ),
+    "object with rows": Hazard(_keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"),
     "number of rows": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + len(x))), "parts", _ON_ITSELF),
     "count of calls": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + 1)), "whole"),
     "moving average": Hazard(_keeps(_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
     "moving average, slowly": Hazard(_keeps(_tiny_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
     "instance norm": Hazard(
         modelled(
-            lambda: nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(50, 3)),
+            lambda: nn.Sequential(
+                nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(50, 3)
+            ),
             batches=loader(dataset=_images()),
         ),
         "parts",
         _ON_ITSELF,
     ),
     "codebook in buffers": Hazard(modelled(lambda: Codebook(False)), "parts"),
-    "codebook in parameters": Hazard(modelled(lambda: Codebook(True)), "parts", "parameter"),
+    "codebook in parameters": Hazard(modelled(lambda: Codebook(True)), "parts", "on itself"),
     "set from the first batch": Hazard(modelled(lambda: DataDependentInit(False)), "parts", "parameter"),
-    "set from the first batch by data": Hazard(modelled(lambda: DataDependentInit(True)), "parts", "parameter"),
-    "weights changed by the batch": Hazard(modelled(lambda: WeightChanger(_decay_by_batch)), "parts", "parameter"),
+    "set from the first batch by data": Hazard(
+        modelled(lambda: DataDependentInit(True)), "parts", "parameter"
+    ),
+    "weights changed by the batch": Hazard(
+        modelled(lambda: WeightChanger(_decay_by_batch)), "parts", "parameter"
+    ),
     "weights clamped in forward": Hazard(modelled(lambda: WeightChanger(_clamp)), "parts", "parameter"),
     "embedding with max_norm": Hazard(
         lambda: modelled(Bag, batches=loader(dataset=_words()))(), "parts", "parameter"
     ),
     "layer made in forward": Hazard(modelled(LateLayer), "right"),
-    "lazy layer": Hazard(modelled(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))), "parts", "lazy"),
+    "lazy layer": Hazard(
+        modelled(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))), "parts", "lazy"
+    ),
     "lazy batch norm": Hazard(
-        modelled(lambda: nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(5, 3))), "parts", "lazy"
+        modelled(lambda: nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(5, 3))),
+        "parts",
+        "lazy",
     ),
     "mask for each batch size": Hazard(modelled(MaskCache), "parts", ""),
     "table for each length": Hazard(modelled(LengthCache, batches=loader(dataset=data(6, 4))), "whole"),
     "carried state": Hazard(modelled(Carried, batches=loader(11)), "parts", _ON_ITSELF),
-    "spectral norm": Hazard(modelled(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), "whole"),
+    "spectral norm": Hazard(
+        modelled(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), "whole"
+    ),
     "spectral norm by hooks": Hazard(modelled(lambda: nn.utils.spectral_norm(nn.Linear(4, 3))), "right"),
-    "weight norm by hooks": Hazard(modelled(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))), "whole"),
-    "pruned": Hazard(modelled(lambda: nn.utils.prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4)), "right"),
+    "weight norm by hooks": Hazard(
+        modelled(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))), "whole"
+    ),
+    "pruned": Hazard(
+        modelled(lambda: prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4)), "right"
+    ),
     "batch norm": Hazard(
-        modelled(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))), "whole"
+        modelled(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))),
+        "whole",
     ),
     "layers in a plain list": Hazard(
-        modelled(lambda: Lambda(lambda m, x: m.a(x) + m.more[0](x), a=nn.Linear(4, 3), more=[nn.Linear(4, 3, dtype=D)])), "whole"
+        modelled(
+            lambda: Lambda(
+                lambda m, x: m.a(x) + m.more[0](x), a=nn.Linear(4, 3), more=[nn.Linear(4, 3, dtype=D)]
+            )
+        ),
+        "whole",
     ),
 }

@@ -222,7 +222,10 @@ HAZARDS = {
     ),
     "global random": Hazard(_trained(lambda: Rows(_noisy)), "parts", _DRAWS),
     "collate of the user's": Hazard(
-        _trained(Rows, collate_fn=lambda rows: (torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))),
+        _trained(
+            Rows,
+            collate_fn=lambda rows: (torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])),
+        ),
         "parts",
         "collate",
     ),

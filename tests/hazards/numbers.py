@@ -254,8 +254,12 @@ HAZARDS = {
     "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
     "in a namespace": Hazard(_told(lambda m: m.config.mix, _set(lambda m: m.config, "mix")), "parts", _MIXED),
     "in a dict": Hazard(_told(lambda m: m.table["mix"], _set(lambda m: m.table, "mix")), "parts", _MIXED),
-    "in a dataclass": Hazard(_told(lambda m: m.settings.mix, _set(lambda m: m.settings, "mix")), "parts", _MIXED),
-    "of the class": Hazard(_told(lambda m: m.mix_for_all, _set(lambda m: Mixer, "mix_for_all")), "parts", _MIXED),
+    "in a dataclass": Hazard(
+        _told(lambda m: m.settings.mix, _set(lambda m: m.settings, "mix")), "parts", _MIXED
+    ),
+    "of the class": Hazard(
+        _told(lambda m: m.mix_for_all, _set(lambda m: Mixer, "mix_for_all")), "parts", _MIXED
+    ),
     "global variable": Hazard(_told(lambda m: MIX, _set_global), "parts", _MIXED),
     "text": Hazard(_text_decides, "parts", _MIXED),
     "closure": Hazard(_decided_by_a_closure, "parts", _MIXED),

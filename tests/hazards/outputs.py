@@ -117,7 +117,9 @@ HAZARDS = {
         _changed_after(lambda: Lambda(lambda m, x: (x, m.a(x)), a=nn.Linear(4, 2)), _double_in), "right"
     ),
     "list of rows": Hazard(
-        modelled(lambda: Lambda(_rows, a=nn.Linear(4, 3)), loss=lambda out, y: F.cross_entropy(_stacked(out), y)),
+        modelled(
+            lambda: Lambda(_rows, a=nn.Linear(4, 3)), loss=lambda out, y: F.cross_entropy(_stacked(out), y)
+        ),
         "parts",
         "form of its output",
     ),
@@ -174,5 +176,5 @@ HAZARDS = {
         ),
         "whole",
     ),
-    "another form later": Hazard(_another_form, "right"),
+    "another form later": Hazard(_another_form, "refused", "attribute"),
 }

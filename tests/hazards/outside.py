@@ -178,7 +178,9 @@ def _memory_of_features() -> Iterator[Any]:
 
 def _leaf_in_a_closure() -> Iterator[Any]:
     prompt = torch.zeros(4, dtype=D, requires_grad=True)
-    yield from train(Lambda(lambda m, x: m.a(x + prompt), a=nn.Linear(4, 3)), seen=lambda: prompt.grad.clone())
+    yield from train(
+        Lambda(lambda m, x: m.a(x + prompt), a=nn.Linear(4, 3)), seen=lambda: prompt.grad.clone()
+    )
 
 
 def _new_leaf_each_step() -> Iterator[Any]:
@@ -330,7 +332,9 @@ def _per_sample_gradients() -> Iterator[Any]:
         return torch.func.functional_call(model, parameters, (x[None],)).square().sum()
 
     def call(m: Any, x: T, y: T) -> T:
-        grads = torch.func.vmap(torch.func.grad(one), (None, 0))({k: v.detach() for k, v in m.named_parameters()}, x)
+        grads = torch.func.vmap(torch.func.grad(one), (None, 0))(
+            {k: v.detach() for k, v in m.named_parameters()}, x
+        )
         read.append(grads["weight"].norm(dim=(1, 2)).sum())
         return m(x)
 
@@ -359,8 +363,6 @@ def _scripted(function: Any) -> Any:
         yield from train(torch.jit.trace(model, example, check_trace=False))
 
     return script
-
-
 
 
 def _hidden_counter() -> Iterator[Any]:
@@ -396,7 +398,9 @@ def _weighted_losses(reduction: str) -> Any:
 
 HAZARDS = {
     "global list": Hazard(_with_globals(Appends, lambda: list(SEEN)), "parts", "SEEN"),
-    "global list in a helper": Hazard(_with_globals(AppendsRows, lambda: [x.clone() for x in SEEN]), "parts", "SEEN"),
+    "global list in a helper": Hazard(
+        _with_globals(AppendsRows, lambda: [x.clone() for x in SEEN]), "parts", "SEEN"
+    ),
     "global dict": Hazard(_with_globals(Counts, lambda: dict(COUNTS)), "parts", "COUNTS"),
     "global number": Hazard(_with_globals(CountsCalls, lambda: STEP), "right"),
     "global tensor set": Hazard(_with_globals(SetsGlobal, lambda: LAST.detach().clone()), "parts", "LAST"),
@@ -427,7 +431,8 @@ HAZARDS = {
     "weighted, sum": Hazard(_weighted_losses("sum"), "right"),
     "weighted, none": Hazard(_weighted_losses("none"), "right"),
     "no gradient inside": Hazard(
-        modelled(lambda: Lambda(lambda m, x: m.b(_frozen(m, x)), a=nn.Linear(4, 5), b=nn.Linear(5, 3))), "whole"
+        modelled(lambda: Lambda(lambda m, x: m.b(_frozen(m, x)), a=nn.Linear(4, 5), b=nn.Linear(5, 3))),
+        "whole",
     ),
 }
 

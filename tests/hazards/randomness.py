@@ -52,7 +52,9 @@ def _closed_over() -> Iterator[Any]:
 
 def _torch_generator() -> Iterator[Any]:
     generator = torch.Generator().manual_seed(1)
-    model = Lambda(lambda m, x: m.a(x + torch.randn(x.shape, generator=generator, dtype=D)), a=nn.Linear(4, 3))
+    model = Lambda(
+        lambda m, x: m.a(x + torch.randn(x.shape, generator=generator, dtype=D)), a=nn.Linear(4, 3)
+    )
     yield from train(model)
     yield generator.get_state()
 
@@ -118,19 +120,27 @@ class Reseeds(nn.Module):
 _HOST = "random numbers"
 HAZARDS = {
     "branch by random": Hazard(_two(_layer_dropped), "parts", _HOST),
-    "branch by numpy": Hazard(_two(lambda m, x: m.a(x) if np.random.rand() < 0.5 else m.b(x)), "parts", _HOST),
+    "branch by numpy": Hazard(
+        _two(lambda m, x: m.a(x) if np.random.rand() < 0.5 else m.b(x)), "parts", _HOST
+    ),
     "branch by torch": Hazard(_two(lambda m, x: m.a(x) if torch.rand(()) < 0.5 else m.b(x)), "parts", "host"),
     "rows by numpy": Hazard(_two(_numpy_rows), "parts", _HOST),
     "row by numpy": Hazard(_two(_numpy_row), "parts", _HOST),
-    "own numpy generator": Hazard(modelled(lambda: OwnGenerator(np.random.default_rng(3)), epochs=4), "parts", _HOST),
-    "own python generator": Hazard(modelled(lambda: OwnGenerator(random.Random(3)), epochs=4), "parts", _HOST),
+    "own numpy generator": Hazard(
+        modelled(lambda: OwnGenerator(np.random.default_rng(3)), epochs=4), "parts", _HOST
+    ),
+    "own python generator": Hazard(
+        modelled(lambda: OwnGenerator(random.Random(3)), epochs=4), "parts", _HOST
+    ),
     "global numpy generator": Hazard(_global_generators(lambda: GENERATOR.random()), "parts", _HOST),
     "global python generator": Hazard(_global_generators(lambda: PYTHON.random()), "parts", _HOST),
     "generator in a closure": Hazard(_closed_over, "parts", _HOST),
     "torch generator in a closure": Hazard(_torch_generator, "parts", "generator"),
     "stochastic depth by row": Hazard(modelled(lambda: Stochastic(False)), "whole"),
     "stochastic depth by batch": Hazard(modelled(lambda: Stochastic(True)), "whole"),
-    "draws later": Hazard(_sometimes, "right"),
+    "draws later": Hazard(_sometimes, "refused", "attribute"),
     "seeds in forward": Hazard(modelled(Reseeds), "whole"),
-    "dropout": Hazard(modelled(lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3))), "whole"),
+    "dropout": Hazard(
+        modelled(lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3))), "whole"
+    ),
 }

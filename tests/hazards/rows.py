@@ -49,7 +49,8 @@ class _ZeroInit(nn.Module):
 def _swapped(m: Any, x: T) -> T:
     """Neighbours in pairs: halves of an even size hold whole pairs."""
     h = m.a(x)
-    return h + h.view(len(h) // 2, 2, 3).flip(1).reshape(len(h), 3)
+    pairs = h[: len(h) // 2 * 2].view(-1, 2, 3).flip(1).reshape(-1, 3)
+    return h + torch.cat([pairs, h[len(pairs) :]])
 
 
 def _moved(m: Any, x: T) -> T:
@@ -117,32 +118,34 @@ HAZARDS = {
     "flipped rows": Hazard(_model(lambda m, x: m.a(x.flip(0))), "parts", _MIXED),
     "pairs swapped": Hazard(_model(_swapped), "parts"),
     "halves moved": Hazard(_model(_moved), "parts"),
-    "every other row": Hazard(
-        _model(lambda m, x: torch.cat([m.a(x[::2]), m.a(x[1::2])])), "parts", _MIXED
-    ),
+    "every other row": Hazard(_model(lambda m, x: torch.cat([m.a(x[::2]), m.a(x[1::2])])), "parts", _MIXED),
     "first row as reference": Hazard(_model(lambda m, x: m.a(x - x[:1])), "parts", _MIXED),
     "pooled by key": Hazard(_model(_one_hot_pool), "parts", _MIXED),
-    "best of the batch": Hazard(_model(lambda m, x: m.a(x + x[x[:, 0].argmax()])), "parts", _MIXED),
+    "best of the batch": Hazard(_model(lambda m, x: m.a(x + x[x[:, 0].argmax()])), "parts", ""),
     "k best of the batch": Hazard(
         _model(lambda m, x: m.a(x) * torch.zeros(len(x), 1, dtype=D).index_fill(0, x[:, 0].topk(2)[1], 1.0)),
         "parts",
         _MIXED,
     ),
     "norm of the batch": Hazard(_model(lambda m, x: m.a(x / x.norm())), "parts", _MIXED),
-    "mixup inside": Hazard(_model(lambda m, x: m.a(0.7 * x + 0.3 * x[torch.randperm(len(x))])), "parts", "randperm"),
-    "shuffled negatives": Hazard(_model(lambda m, x: m.a(x - x[torch.rand(len(x)).argsort()])), "parts", _MIXED),
+    "mixup inside": Hazard(
+        _model(lambda m, x: m.a(0.7 * x + 0.3 * x[torch.randperm(len(x))])), "parts", "randperm"
+    ),
+    "shuffled negatives": Hazard(
+        _model(lambda m, x: m.a(x - x[torch.rand(len(x)).argsort()])), "parts", _MIXED
+    ),
     "tiny gate": Hazard(modelled(_gated(1e-12, learnt=True)), "parts", _MIXED),
     "shut gate": Hazard(modelled(_gated(0.0, learnt=True)), "parts", _MIXED),
     "shut gate in a buffer": Hazard(
-        modelled(_gated(0.0, learnt=False), before=lambda m, step: m.gate.fill_(float(step > 1))), "parts", _MIXED
+        modelled(_gated(0.0, learnt=False), before=lambda m, step: m.gate.fill_(float(step > 1))),
+        "parts",
+        _MIXED,
     ),
     "last layer at nought": Hazard(modelled(_ZeroInit), "parts", _MIXED),
     "tiny gate over tokens": Hazard(
         lambda: modelled(_Tokens, batches=loader(dataset=_token_data()))(), "parts", _MIXED
     ),
-    "branch on the batch": Hazard(
-        _model(lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)), "parts", _READ
-    ),
+    "branch on the batch": Hazard(_model(lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)), "parts", _READ),
     "item": Hazard(_model(lambda m, x: m.a(x) * x.abs().max().item()), "parts", _READ),
     "list": Hazard(_model(lambda m, x: m.a(x) * max(max(row) for row in x.tolist())), "parts", _READ),
     "numpy": Hazard(_model(lambda m, x: m.a(x) * float(x.detach().numpy().max())), "parts", _READ),
@@ -156,12 +159,12 @@ HAZARDS = {
     "rows by a mask": Hazard(_model(lambda m, x: m.a(x) + x[x[:, 0] > 0].sum()), "parts", _READ),
     "where": Hazard(_model(lambda m, x: m.a(x) + len(torch.where(x[:, 0] > 0)[0])), "parts", _READ),
     "unique": Hazard(_model(lambda m, x: m.a(x) + len(x[:, 0].round().unique())), "parts", _READ),
-    "bincount": Hazard(
-        _model(lambda m, x: m.a(x) + x[:, 0].abs().long().bincount().numel()), "parts", ""
-    ),
+    "bincount": Hazard(_model(lambda m, x: m.a(x) + x[:, 0].abs().long().bincount().numel()), "parts", ""),
     "histogram": Hazard(_model(lambda m, x: m.a(x) + torch.histc(x, 3)), "parts", ""),
     "masked scatter": Hazard(
-        _model(lambda m, x: m.a(torch.zeros_like(x).masked_scatter(x > 0, x[:, :1].expand(-1, 4).reshape(-1)))),
+        _model(
+            lambda m, x: m.a(torch.zeros_like(x).masked_scatter(x > 0, x[:, :1].expand(-1, 4).reshape(-1)))
+        ),
         "parts",
         _MIXED,
     ),
@@ -169,10 +172,10 @@ HAZARDS = {
     "position in the batch": Hazard(
         _model(lambda m, x: m.a(x) + torch.arange(len(x), dtype=D)[:, None] / 10), "parts", _MIXED
     ),
-    "covariance": Hazard(_model(lambda m, x: m.a(x @ torch.linalg.inv(x.t() @ x + torch.eye(4, dtype=D)))), "parts", _MIXED),
-    "whitened by svd": Hazard(
-        _model(lambda m, x: m.a(x) + torch.linalg.svdvals(x)[:3]), "parts", _MIXED
+    "covariance": Hazard(
+        _model(lambda m, x: m.a(x @ torch.linalg.inv(x.t() @ x + torch.eye(4, dtype=D)))), "parts", _MIXED
     ),
+    "whitened by svd": Hazard(_model(lambda m, x: m.a(x) + torch.linalg.svdvals(x)[:3]), "parts", ""),
     "quantile": Hazard(_model(lambda m, x: m.a(x.clamp(max=x.quantile(0.9)))), "parts", _MIXED),
     "row by row": Hazard(
         modelled(lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))), "whole"

@@ -40,6 +40,8 @@ class Context:
         region: where execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
+        model_calls: calls of models on a batch so far.
+        sharded_calls: those of them that ran on this rank's rows.
     """
 
     def __init__(self, *, comm: Comm, batch_dim: int, adopt: Callable[[torch.Tensor], None]) -> None:
@@ -51,6 +53,7 @@ class Context:
         self.region = Region.SCRIPT
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
+        self.model_calls = 0
         self.sharded_calls = 0
         self._thread = threading.get_ident()
 
