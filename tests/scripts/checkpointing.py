@@ -38,7 +38,11 @@ class Model(nn.Module):
         self.positions = nn.Parameter(torch.zeros(block_size, width))
         self.blocks = nn.ModuleList([Block(width, 2, dropout) for _ in range(layers)])
         self.tail = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, vocab)
+            nn.LayerNorm(width),
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(width, vocab),
         )
         self.layer_drop = layer_drop
         self.mode = "none"

@@ -88,7 +88,9 @@ def main():
         optimizer.step()
         if step % 5 == 0:
             zeros = (net[0].weight == 0).sum().item()
-            print(f"net {step}: loss {loss.item():.6f} largest {largest:.6f} zeros {zeros} seen {seen[-1]:.6f}")
+            print(
+                f"net {step}: loss {loss.item():.6f} largest {largest:.6f} zeros {zeros} seen {seen[-1]:.6f}"
+            )
 
     # Values of the script: the domain's gradient comes back reversed, another is only looked at.
     model = DomainNet().to(device)

@@ -64,7 +64,10 @@ def main():
     tasks, model = Tasks(args.shots, device), Net().to(device)
     # The rates of the inner loop are learnt as well (Meta-SGD).
     rates = nn.ParameterDict(
-        {name.replace(".", "_"): nn.Parameter(torch.tensor(args.inner_lr)) for name, _ in model.named_parameters()}
+        {
+            name.replace(".", "_"): nn.Parameter(torch.tensor(args.inner_lr))
+            for name, _ in model.named_parameters()
+        }
     ).to(device)
     by_name = {name: rates[name.replace(".", "_")] for name, _ in model.named_parameters()}
     optimizer = torch.optim.SGD([*model.parameters(), *rates.parameters()], lr=args.lr, momentum=0.9)

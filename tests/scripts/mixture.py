@@ -15,7 +15,10 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(
-            [nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(experts)]
+            [
+                nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+                for _ in range(experts)
+            ]
         )
         self.k = k
         self.register_buffer("load", torch.zeros(experts))

@@ -138,7 +138,11 @@ def main():
                     totals[name] += value.item() * n
                 count += n
         print("   test " + " ".join(f"{k} {v / count:.6f}" for k, v in totals.items()))
-    state = {"net": net.state_dict(), "weighting": weighting.state_dict(), "centers": center_loss.state_dict()}
+    state = {
+        "net": net.state_dict(),
+        "weighting": weighting.state_dict(),
+        "centers": center_loss.state_dict(),
+    }
     torch.save(state, os.path.join(args.out, "multitask.pt"))
 
 

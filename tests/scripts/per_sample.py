@@ -54,7 +54,9 @@ def main():
             optimizer.step()
             if step % 5 == 0:
                 clipped = (norms > args.max_norm).sum().item()
-                print(f"{epoch} {step}: loss {losses.mean().item():.6f} largest {norms.max().item():.6f} {clipped}")
+                print(
+                    f"{epoch} {step}: loss {losses.mean().item():.6f} largest {norms.max().item():.6f} {clipped}"
+                )
 
     # How curved the loss is along its gradient: a Hessian-vector product.
     params = {name: p.detach() for name, p in model.named_parameters()}
@@ -86,7 +88,9 @@ def main():
     with torch.no_grad():
         votes = vmap(one, in_dims=(0, 0, None))(stacked, buffers, test_x).softmax(-1)
         agree = (votes.mean(0).argmax(-1) == test_y).sum().item()
-    print(f"ensemble: loss {loss.item():.6f} right {agree} of {len(test_y)} spread {votes.std(0).mean().item():.6f}")
+    print(
+        f"ensemble: loss {loss.item():.6f} right {agree} of {len(test_y)} spread {votes.std(0).mean().item():.6f}"
+    )
     torch.save({"model": model.state_dict(), "ensemble": stacked}, os.path.join(args.out, "per_sample.pt"))
 
 

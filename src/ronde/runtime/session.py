@@ -162,7 +162,9 @@ class Session:
             self.reducer.adopt(tensor)
             return self.reducer.hooks.register(tensor, hook)
 
-        self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook)
+        self.patches.set(
+            torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook
+        )
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group

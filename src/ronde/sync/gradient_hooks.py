@@ -25,7 +25,9 @@ _GONE, _NOT_REACHED = -2, -1
 class _Later:
     """A hook as torch is given it; torch alone holds it, so that it lives as long as the leaf."""
 
-    def __init__(self, owner: GradientHooks, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, owner: GradientHooks, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]
+    ) -> None:
         self.owner = owner
         self.leaf = Leaf(leaf)
         self.hook = hook
