@@ -156,7 +156,7 @@ class Session:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
         def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
-            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
             self.reducer.adopt(tensor)
