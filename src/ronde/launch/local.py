@@ -19,6 +19,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory
 from ronde.launch.terminal import in_foreground
@@ -56,7 +57,11 @@ def launch(job: Job) -> Outcome:
         for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
         supervisor = Supervisor(
-            ranks, job.run_directory, inbox, lambda: [output.resize() for output in outputs]
+            ranks,
+            job.run_directory,
+            inbox,
+            lambda: [output.resize() for output in outputs],
+            Standstill(ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)),
         )
         supervisor.watch()
         return _finish(job, supervisor, outputs)
@@ -91,6 +96,7 @@ def _configs(job: Job) -> list[RankConfig]:
             native=job.native,
             master_port=port,
             device="cuda" if job.devices else "cpu",
+            timeout=job.timeout,
             extensions=job.extensions,
         )
         for rank in range(job.ranks)
@@ -143,13 +149,20 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             job.run_directory,
             job.ranks,
             main_shown=job.shown,
+            standings=read_standings(job.run_directory, job.ranks),
+            standstill=supervisor.standstill,
         )
     elif left and supervisor.interrupted_by is None:
         names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
         words = f"ended what the script had left running: {names}"
-    if words and job.shown:
-        say(words, new_line=outputs[0].stderr_in_mid_line)
+    if words:
+        _say(job, outputs, words)
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
+
+
+def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
+    if job.shown:
+        say(words, new_line=outputs[0].stderr_in_mid_line)
 
 
 @contextlib.contextmanager

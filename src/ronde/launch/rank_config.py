@@ -26,6 +26,7 @@ class RankConfig:
         seed: seed of torch, numpy and random.
         native: the script is a distributed script already; ronde keeps out.
         master_address, master_port: what such a script is given by the torchrun environment.
+        timeout: seconds that a rank waits for its peers.
         extensions: `module:function` strings, called with the session before the script starts
             (the recorder of `ronde verify` and seeded faults are two).
     """
@@ -45,6 +46,7 @@ class RankConfig:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     device: str = "cpu"
+    timeout: float = 1800.0
     extensions: tuple[str, ...] = ()
 
     def to_json(self) -> str:
