@@ -1,4 +1,4 @@
-"""L7: the number of ranks may change at a checkpoint, and nothing else does; plain python may take over, too."""
+"""L7: the number of ranks may change at a checkpoint, and nothing else does; plain python may take over."""
 
 from __future__ import annotations
 

@@ -338,14 +338,10 @@ def forgotten(rank: Rank) -> list[str]:
 
 def converted(rank: Rank) -> list[str]:
     """A model that changes its dtype after the first backward is averaged in the new one."""
-    backward: Callable[[Any], None] = lambda net: (
-        net(  # noqa: E731
-            _rows(rank).to(net[0].weight.dtype) / 3
-        )
-        .square()
-        .sum()
-        .backward()
-    )
+
+    def backward(net: Any) -> None:
+        (net(_rows(rank).to(net[0].weight.dtype)) / 3).square().sum().backward()
+
     expected = _locally(backward, _net().float().double())
     with _inside_a_model(rank):
         net = _net().float()

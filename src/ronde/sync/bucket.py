@@ -39,6 +39,12 @@ class Bucket:
         self.stale = False
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The leaves that are there still."""
+        found = [leaf.tensor for leaf in self.leaves]
+        return [tensor for tensor in found if tensor is not None]
+
+    @property
     def launched(self) -> bool:
         return self._pending is not None
 

@@ -142,7 +142,7 @@ class Reducer:
         return group
 
     def _prepare(self) -> None:
-        """New buckets where leaves have come, changed or gone; ranks adopt alike, so all come here at once."""
+        """New buckets where leaves have come, changed or gone; ranks adopt alike, so all come here."""
         if not any(group.outdated for group in self._groups):
             return
         self._forget_gone()
@@ -151,7 +151,7 @@ class Reducer:
                 group.rebuild(self._comm, self._bucket_bytes)
 
     def _forget_gone(self) -> None:
-        """Let go of leaves that are gone on every rank; when each rank collects its garbage is its own affair."""
+        """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
         leaves = [leaf for group in self._groups for leaf in group.leaves]
         there = self._votes([leaf.ref() is not None for leaf in leaves])
         gone = {id(leaf) for leaf, count in zip(leaves, there, strict=True) if not count}
