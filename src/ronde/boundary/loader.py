@@ -96,7 +96,9 @@ class LoaderEdge:
             iterator._ronde_queue.clear()
 
         def next_index(iterator: Any) -> Any:
-            return edge._cut(iterator, plain_index(iterator))
+            index = plain_index(iterator)
+            edge._mark(index)
+            return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
             begun, waited = perf_counter_ns(), comm.waited_ns
@@ -160,6 +162,14 @@ class LoaderEdge:
         forked = loader.num_workers == 0 or _start_method(loader) == "fork"
         own = loader.collate_fn is not default_collate
         return _Loading(forked and not own and not _uses_generator(loader.dataset), False)
+
+    def _mark(self, index: Any) -> None:
+        """Let ranks be found whose samplers drew different batches."""
+        known = type(index) is list and index and all(type(each) is int for each in index)
+        if known and self._context.on_main_thread():
+            first = ", ".join(map(str, index[:3]))
+            digest = hash(tuple(index)) & 0xFFFFFFFF
+            self._context.comm.mark(f"batch of {len(index)} samples: {first}, ... (digest {digest:08x})")
 
     def _cut(self, iterator: Any, index: Any) -> Any:
         """This rank's part of an index batch, and a note in the queue of how it was cut."""
