@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -142,6 +143,9 @@ class Surroundings:
             if _changeable(value) and id(value) not in own and id(value) not in mine
         ]
         self.generators = reach.generators()
+        # Something that goes on when it is used, and cannot go back: an iterator, an open file.
+        found = ((name, value) for name, value in reach.values if isinstance(value, (Iterator, io.IOBase)))
+        self.irrevocable = next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""

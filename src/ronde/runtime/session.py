@@ -26,7 +26,9 @@ from ronde.boundary.global_tensor import materialize
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.randomness import RankStream
+from ronde.boundary.rules import losses
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
@@ -86,6 +88,7 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
+        losses.install(self.patches, table)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -107,6 +110,11 @@ class Session:
             if self.context.region is Region.REHEARSAL:
                 raise RondeError("its forward runs backward, which a trial must not")
             if not self.context.on_main_thread():
+                if crosses_ranks(tensors):
+                    raise RondeError(
+                        "backward of a loss over ranks was called in another thread than the script's main one, "
+                        "where ranks are not in step; call it in the main thread"
+                    )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             with self.reducer.backward():
