@@ -283,7 +283,9 @@ HAZARDS = {
     "object of the user's": Hazard(
         _keeps(lambda m, x, out: m.kept.shapes.append(len(x)), History()), "parts", _ON_ITSELF
     ),
-    "object with rows": Hazard(_keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"),
+    "object with rows": Hazard(
+        _keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"
+    ),
     "number of rows": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + len(x))), "parts", _ON_ITSELF),
     "count of calls": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + 1)), "whole"),
     "moving average": Hazard(_keeps(_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
@@ -330,9 +332,7 @@ HAZARDS = {
     "weight norm by hooks": Hazard(
         modelled(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))), "whole"
     ),
-    "pruned": Hazard(
-        modelled(lambda: prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4)), "right"
-    ),
+    "pruned": Hazard(modelled(lambda: prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4)), "right"),
     "batch norm": Hazard(
         modelled(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))),
         "whole",

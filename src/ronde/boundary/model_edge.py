@@ -124,11 +124,7 @@ class ModelEdge:
                 return None
             rows, inner = first.rows, first.inner
         else:
-            sizes = [
-                value.shape[dim]
-                for value in values
-                if _may_be_batch(value) and value.dim() > dim
-            ]
+            sizes = [value.shape[dim] for value in values if _may_be_batch(value) and value.dim() > dim]
             if not sizes:
                 return None
             rows, inner = self._context.rows or sizes[0], 1

@@ -114,7 +114,7 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 def _checks_arguments() -> bool:
     """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
     frame = sys._getframe(1)
-    for _ in range(8):
+    for _ in range(24):
         if frame is None:
             return False
         if frame.f_globals.get("__name__") == "torch.distributions.distribution":
@@ -169,7 +169,9 @@ def _reads_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether the host learns a value, or a shape comes to depend on one."""
     name = _name(func)
     if name == "repeat_interleave":
-        return any(isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) for value in args)
+        return any(
+            isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) for value in args
+        )
     if name == "index":
         return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
     return name in _READS
