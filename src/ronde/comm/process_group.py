@@ -47,6 +47,13 @@ def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Sto
 class Pending:
     """A collective under way; `wait` returns when the tensor may be read.
 
+    Args:
+        comm: whose collective it is.
+        work: the backend's handle; None where nothing was sent.
+        number: under which the board of who waits where knows it.
+        finish: what is to be done when it is complete.
+    """
+
     __slots__ = ("_comm", "_finish", "_number", "_work")
 
     def __init__(
@@ -54,7 +61,6 @@ class Pending:
     ) -> None:
         self._comm = comm
         self._work = work
-        self.check = check
         self._number = number
         self._finish = finish
 

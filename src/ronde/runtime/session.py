@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
+from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
@@ -120,6 +123,7 @@ class Session:
         recompute.install(self.patches, self.context)
         compiled.install(self.patches, self.context)
         seed_marks.install(self.patches, self.context)
+        losses.install(self.patches, table)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -141,6 +145,11 @@ class Session:
             if self.context.region is Region.REHEARSAL:
                 raise RondeError("its forward runs backward, which a trial must not")
             if not self.context.on_main_thread():
+                if crosses_ranks(tensors):
+                    raise RondeError(
+                        "backward of a loss over ranks was called in another thread than the script's main one, "
+                        "where ranks are not in step; call it in the main thread"
+                    )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
