@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 import traceback
@@ -60,6 +61,12 @@ def run(  # noqa: PLR0913 - one parameter per option
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per rank, instead of an equal share of the cores.")
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no start line, progress, summary.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
+    ] = 1800.0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -90,8 +97,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         native=native,
         devices=devices,
         threads=threads,
+        quiet=quiet,
+        timeout=_timeout(timeout),
     )
-    if place is None or place.rank == 0:
+    if not quiet and (place is None or place.rank == 0):
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
     if place is not None:
         from ronde.launch.torchrun import become_rank
@@ -111,6 +120,12 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
+
+
+def _timeout(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+    return seconds
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
