@@ -294,6 +294,66 @@ def nested(rank: Rank) -> list[str]:
     return _either(rank, backward)
 
 
+def twice_on_one_rank_only(rank: Rank) -> list[str]:
+    """A parameter is ready twice here, and once there: all have to send it again."""
+
+    def backward(net: Any) -> None:
+        first = net[0](_rows(rank).requires_grad_())
+        if rank.rank == 0:
+            first = checkpoint(net[0], _rows(rank).requires_grad_(), use_reentrant=True)
+            again = checkpoint(net[0], first[:, :4], use_reentrant=True)
+            net[2](again).square().sum().backward()
+        else:
+            checkpoint(net[2], net[0](first[:, :4]), use_reentrant=True).square().sum().backward()
+
+    return _either(rank, backward) + _either(rank, backward, "0.0001")
+
+
+def forgotten(rank: Rank) -> list[str]:
+    """A model and an optimizer for each fold are let go of, also when a rank collects its garbage late."""
+    backward: Callable[[Any], None] = lambda net: net(_rows(rank)).square().sum().backward()  # noqa: E731
+    expected = _locally(backward, _net())
+    problems: list[str] = []
+    with _inside_a_model(rank) as session:
+        late: list[Any] = []
+        sizes: list[int] = []
+        for fold in range(5):
+            net = _net()
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            backward(net)
+            problems += _check(rank, expected, net.parameters())
+            sizes.append(len(session.reducer.adopted))
+            optimizer.step()
+            if rank.rank == 1 and fold == 1:
+                late = [net]
+            del net, optimizer
+            if fold == 3:
+                late.clear()
+        # Parameters of the fold under way, and of the one that is held.
+        held = 4 if rank.rank == 1 else 0
+        if sizes != [4, 4, 4 + held, 4 + held, 4]:
+            problems.append(f"holds {sizes} leaves")
+    return problems
+
+
+def converted(rank: Rank) -> list[str]:
+    """A model that changes its dtype after the first backward is averaged in the new one."""
+
+    def backward(net: Any) -> None:
+        (net(_rows(rank).to(net[0].weight.dtype)) / 3).square().sum().backward()
+
+    expected = _locally(backward, _net().float().double())
+    with _inside_a_model(rank):
+        net = _net().float()
+        optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        backward(net)
+        net.double()
+        optimizer.zero_grad()
+        optimizer.step()  # adopts what has changed
+        backward(net)
+        return _check(rank, expected, net.parameters())
+
+
 SITUATIONS = {
     function.__name__: function
     for function in (
@@ -312,6 +372,9 @@ SITUATIONS = {
         mixed_types,
         after_an_exception,
         nested,
+        twice_on_one_rank_only,
+        forgotten,
+        converted,
     )
 }
 

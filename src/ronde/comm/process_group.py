@@ -67,7 +67,7 @@ class Comm:
     """
 
     def __init__(self, group: Any, *, rank: int, world_size: int, store: dist.Store) -> None:
-        self._group = group
+        self._group: Any = group
         self.rank = rank
         self.world_size = world_size
         self.store = store

@@ -37,10 +37,19 @@ from ronde.sync.reducer import Reducer
 __all__ = ["Session"]
 
 _TIMEOUT = timedelta(minutes=30)
+# Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
+_HOLDS_INIT = {
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.device_mesh",
+}
 
 
 class Session:
     """Everything that stands between the script and this rank.
+
+    Args:
+        entropy: what made sources of randomness equal on all ranks, to be undone for a native script.
 
     Attributes:
         config, plan: what this rank was told.
@@ -51,10 +60,11 @@ class Session:
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
-    def __init__(self, config: RankConfig, plan: Plan) -> None:
+    def __init__(self, config: RankConfig, plan: Plan, entropy: Patches | None = None) -> None:
         self.config = config
         self.plan = plan
         self.patches = Patches()
+        self._entropy = entropy or Patches()
         self.steps = 0
         self.started = time.time()
         self.retired = False
@@ -98,7 +108,7 @@ class Session:
         rng = self.plan.data.rng
         if rng == "auto":
             rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.seed, self.config.rank, device) if rng == "per-rank" else None
+        return RankStream(self.config.rank, device) if rng == "per-rank" else None
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
@@ -158,7 +168,8 @@ class Session:
             os.environ.update(torchrun_environment(self.config))
             return plain(*args, **kwargs)
 
-        self.patches.set(torch.distributed, "init_process_group", init_process_group)
+        for module in _HOLDS_INIT & sys.modules.keys():
+            self.patches.set(sys.modules[module], "init_process_group", init_process_group)
 
     def adopt(self, thing: Any) -> None:
         """Take over a model, optimizer or loader that was made before the session.
@@ -186,6 +197,7 @@ class Session:
         self.retired = True
         self.files.uninstall()
         self.patches.restore()
+        self._entropy.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

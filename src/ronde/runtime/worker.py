@@ -21,6 +21,7 @@ from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 
 if TYPE_CHECKING:
+    from ronde.boundary.patches import Patches
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -71,8 +72,9 @@ def _run(config: RankConfig) -> None:
     from ronde.boundary.patches import Patches
 
     lockstep.seed_all(config.seed)
-    lockstep.install(Patches(), config.seed)
-    session = _session(config) if config.world_size > 1 else None
+    entropy = Patches()
+    lockstep.install(entropy, config.seed)
+    session = _session(config, entropy) if config.world_size > 1 else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -86,12 +88,12 @@ def _run(config: RankConfig) -> None:
         _conclude(session)
 
 
-def _session(config: RankConfig) -> Session:
+def _session(config: RankConfig, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
-    session = Session(config, Plan.parse(config.plan))
+    session = Session(config, Plan.parse(config.plan), entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
