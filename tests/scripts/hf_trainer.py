@@ -1,4 +1,4 @@
-"""Hugging Face's own Trainer: a small BERT from a config, text that comes with Python, checkpoints, evaluation."""
+"""Hugging Face's own Trainer: a small GPT-2 from a config, text that comes with Python, checkpoints, evaluation."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import GPT2Config, GPT2ForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 
 class Words(Dataset):
@@ -48,11 +48,11 @@ def main():
     text = "".join(this.d.get(c, c) for c in this.s)
     words = text.split()
     train, test = Words(words[:110]), Words(words[110:])
-    config = BertConfig(
-        vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=16, num_labels=2,
+    config = GPT2Config(
+        vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=2, num_labels=2, pad_token_id=0,
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    model = BertForSequenceClassification(config).to(torch.get_default_dtype())
+    model = GPT2ForSequenceClassification(config).to(torch.get_default_dtype())
     arguments = TrainingArguments(
         output_dir=os.path.join(args.out, "trainer"),
         num_train_epochs=args.epochs,
@@ -85,7 +85,7 @@ def main():
     output = trainer.predict(test)
     np.save(os.path.join(args.out, "logits.npy"), output.predictions)
     trainer.save_model(os.path.join(args.out, "final"))
-    again = BertForSequenceClassification.from_pretrained(os.path.join(args.out, "final"))
+    again = GPT2ForSequenceClassification.from_pretrained(os.path.join(args.out, "final"))
     print("loads again", sum(p.numel() for p in again.parameters()))
     print(sorted(os.listdir(os.path.join(args.out, "trainer"))))
 

@@ -19,6 +19,8 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from ronde.boundary import autograd, batch_norm, recompute, rules
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
@@ -55,6 +57,7 @@ class Session:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
+        agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         steps: optimizer steps so far.
         retired: the script distributes its work itself, and ronde keeps out.
@@ -76,7 +79,12 @@ class Session:
         self.files = FileMediator(
             meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir]
         )
+        self.agreement = Agreement(boundary_comm)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._handles: list[Any] = []
+
+    def _in_step(self) -> bool:
+        return self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
@@ -88,6 +96,7 @@ class Session:
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
+        self._circumstances.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -196,6 +205,7 @@ class Session:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
         self.files.uninstall()
+        self._circumstances.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
@@ -225,6 +235,7 @@ class Session:
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
+        self._circumstances.uninstall()
         for group in self._groups:
             group.close()
 
