@@ -17,6 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
 from typing import Any
 
 import numpy
@@ -79,7 +80,7 @@ class LoaderEdge:
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        edge = self
+        edge, comm = self, self._context.comm
         plain_init: Any = _BaseDataLoaderIter.__init__
         plain_reset: Any = _BaseDataLoaderIter._reset
         plain_index: Any = _BaseDataLoaderIter._next_index
@@ -98,9 +99,13 @@ class LoaderEdge:
             return edge._cut(iterator, plain_index(iterator))
 
         def next_batch(iterator: Any) -> Any:
+            begun, waited = perf_counter_ns(), comm.waited_ns
             with edge._fetching(iterator):
                 data = plain_next(iterator)
-            return edge._deliver(iterator, data)
+            data = edge._deliver(iterator, data)
+            if edge._context.on_main_thread():
+                edge._context.tally.deliver(perf_counter_ns() - begun - (comm.waited_ns - waited))
+            return data
 
         def fetch(fetcher: Any, index: Any) -> Any:
             watched = fetcher.collate_fn

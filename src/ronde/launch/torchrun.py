@@ -93,6 +93,8 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         master_port=place.master_port,
         device="cuda" if job.devices else "cpu",
         extensions=job.extensions,
+        quiet=job.quiet,
+        terminal=os.isatty(0),
     )
 
 
