@@ -18,6 +18,8 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from ronde.boundary import autograd, batch_norm, compiled, recompute, rules, seed_marks
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
@@ -63,6 +65,7 @@ class Session:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
+        agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
         retired: the script distributes its work itself, and ronde keeps out.
@@ -91,7 +94,13 @@ class Session:
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
+        self.agreement = Agreement(boundary_comm)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._handles: list[Any] = []
+
+    def _in_step(self) -> bool:
+        alone = self.context.comm.alone  # a debugger's commands are the main rank's own
+        return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
@@ -113,6 +122,7 @@ class Session:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
         self._console.install(self.patches)
+        self._circumstances.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -242,6 +252,7 @@ class Session:
         self.retired = True
         self.files.uninstall()
         self._console.uninstall()
+        self._circumstances.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
@@ -265,6 +276,7 @@ class Session:
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
+        self._circumstances.uninstall()
         for group in self._groups:
             group.close()
 
