@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
+from hazards.harness import D, Hazard, Lambda, data, loader, train
 
 T = torch.Tensor
 

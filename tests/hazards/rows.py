@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, data, loader, modelled
+from hazards.harness import D, Hazard, Lambda, loader, modelled
 
 T = torch.Tensor
 
@@ -143,7 +143,7 @@ HAZARDS = {
     ),
     "last layer at nought": Hazard(modelled(_ZeroInit), "parts", _MIXED),
     "tiny gate over tokens": Hazard(
-        lambda: modelled(_Tokens, batches=loader(dataset=_token_data()))(), "parts", _MIXED
+        modelled(_Tokens, batches=loader(dataset=_token_data())), "parts", _MIXED
     ),
     "branch on the batch": Hazard(_model(lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)), "parts", _READ),
     "item": Hazard(_model(lambda m, x: m.a(x) * x.abs().max().item()), "parts", _READ),

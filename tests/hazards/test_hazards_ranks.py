@@ -1,4 +1,4 @@
-"""Each hazard ends in the right answer, by one piece, in parts with a sentence why, or in a refusal with the fix."""
+"""Each hazard ends in the right answer, in one piece or in parts with a sentence why, or is refused."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import random
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
 from typing import Any
 
 import numpy
@@ -32,7 +33,7 @@ from ronde.boundary.patches import Patches
 from ronde.boundary.reach import Reach
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.trial import preserved_random_state
-from ronde.errors import RondeError
+from ronde.errors import RondeError, UsageError
 
 __all__ = ["LoaderEdge"]
 
@@ -89,7 +90,7 @@ class LoaderEdge:
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        edge = self
+        edge, comm = self, self._context.comm
         plain_init: Any = _BaseDataLoaderIter.__init__
         plain_reset: Any = _BaseDataLoaderIter._reset
         plain_index: Any = _BaseDataLoaderIter._next_index
@@ -108,9 +109,13 @@ class LoaderEdge:
             return edge._cut(iterator, plain_index(iterator))
 
         def next_batch(iterator: Any) -> Any:
+            begun, waited = perf_counter_ns(), comm.waited_ns
             with edge._fetching(iterator):
                 data = plain_next(iterator)
-            return edge._deliver(iterator, data)
+            data = edge._deliver(iterator, data)
+            if edge._context.on_main_thread():
+                edge._context.tally.deliver(perf_counter_ns() - begun - (comm.waited_ns - waited))
+            return data
 
         def fetch(fetcher: Any, index: Any) -> Any:
             watched = fetcher.collate_fn
@@ -155,6 +160,11 @@ class LoaderEdge:
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Ranks are out of step while each loads samples of its own in this very process."""
+        if not hasattr(iterator, "_ronde_loading"):
+            raise UsageError(
+                "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
+                "between ranks; call iter(loader) after ronde.init()"
+            )
         loading: _Loading = iterator._ronde_loading
         return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
 

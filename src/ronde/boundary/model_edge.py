@@ -95,6 +95,8 @@ class ModelEdge:
         batch = self._find_batch(values)
         if batch is None:
             return plain(module, *args, **kwargs)
+        if module.training and torch.is_grad_enabled():
+            self._context.tally.train_on(batch.rows)
         self._context.model_calls += 1
         if batch.rows < self._context.world_size or any(map(_is_nested, values)):
             return self._replicated(plain, module, (args, kwargs))
@@ -148,7 +150,7 @@ class ModelEdge:
             self._entered(module),
         ):
             output = plain(module, *args, **kwargs)
-        context.sharded_calls += 1
+        context.tally.cut(type(module).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
             # Leaves that are no parameters of the module, but its attributes or global variables. Once, or

@@ -326,14 +326,22 @@ def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 class RankStream:
-    """A generator state of this rank's own, swapped in while a model runs on its rows."""
+    """A generator state of this rank's own, swapped in while a model runs on its rows.
 
-    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+    It follows from the script's seed and the rank, and begins anew when the script chooses another seed.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
         self._device = device
-        source = torch.Generator(device=device)
-        source.manual_seed((seed * 1_000_003 + rank + 1) % 2**63)
-        self._state = source.get_state()
+        self._seed: int | None = None
+        self._state = torch.empty(0)
         self._outside: torch.Tensor | None = None
+
+    def _begin(self, seed: int) -> None:
+        source = torch.Generator(device=self._device)
+        source.manual_seed((seed * 1_000_003 + self._rank + 1) % 2**63)
+        self._seed, self._state = seed, source.get_state()
 
     def _default(self) -> torch.Generator:
         if self._device.type == "cuda":
@@ -344,6 +352,8 @@ class RankStream:
     def __enter__(self) -> None:
         generator = self._default()
         self._outside = generator.get_state()
+        if (seed := generator.initial_seed()) != self._seed:
+            self._begin(seed)
         generator.set_state(self._state)
 
     def __exit__(self, *_: object) -> None:

@@ -7,6 +7,7 @@ Private, because libraries change their behaviour when `torch.distributed` is in
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ronde.errors import LaunchError, PeerLost
+from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
+
+# How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
+_DEBUGGER_TIMEOUT = timedelta(days=7)
+_LOOK_EVERY = 0.02
 
 # Gloo reduces these natively; the others travel in a wider type.
 _WIDER = {
@@ -41,18 +46,22 @@ def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Sto
 class Pending:
     """A collective under way; `wait` returns when the tensor may be read."""
 
-    __slots__ = ("_finish", "_work")
+    __slots__ = ("_comm", "_finish", "_work")
 
-    def __init__(self, work: Any, finish: Callable[[], None] | None = None) -> None:
+    def __init__(self, comm: Comm, work: Any, finish: Callable[[], None] | None = None) -> None:
+        self._comm = comm
         self._work = work
         self._finish = finish
 
     def wait(self) -> None:
-        try:
-            if self._work is not None:
+        if self._work is not None:
+            begun = time.perf_counter_ns()
+            try:
                 self._work.wait()
-        except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+            except RuntimeError as error:
+                raise PeerLost(str(error)) from error
+            finally:
+                self._comm.waited_ns += time.perf_counter_ns() - begun
         if self._finish is not None:
             self._finish()
 
@@ -64,13 +73,21 @@ class Comm:
 
     Raises:
         PeerLost: when a peer died or did not come within the time limit.
+        UsageError: when this rank alone is in a debugger.
+
+    Attributes:
+        waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
+        alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
     """
 
     def __init__(self, group: Any, *, rank: int, world_size: int, store: dist.Store) -> None:
-        self._group = group
+        self._group: Any = group
         self.rank = rank
         self.world_size = world_size
         self.store = store
+        self.waited_ns = 0
+        self.alone = False
+        self._answers = 0
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
@@ -81,9 +98,9 @@ class Comm:
         if not sent.is_contiguous():
             contiguous = sent.contiguous()
             pending = self._start(lambda: self._group.allreduce([contiguous]))
-            return Pending(pending, lambda: _copy_back(tensor, contiguous))
+            return Pending(self, pending, lambda: _copy_back(tensor, contiguous))
         pending = self._start(lambda: self._group.allreduce([sent]))
-        return Pending(pending, None if wider is None else lambda: _copy_back(tensor, sent))
+        return Pending(self, pending, None if wider is None else lambda: _copy_back(tensor, sent))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over ranks in place and return it."""
@@ -101,10 +118,10 @@ class Comm:
         sent = tensor.contiguous()
         out = torch.empty((self.world_size, *sent.shape), dtype=sent.dtype, device=sent.device)
         if not sent.numel():
-            return out, Pending(None)
+            return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
         received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-        return out, Pending(self._start(lambda: self._group._allgather_base(received, mine)))
+        return out, Pending(self, self._start(lambda: self._group._allgather_base(received, mine)))
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
@@ -122,7 +139,7 @@ class Comm:
         sent = tensor.detach().contiguous()
         flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
         if flat.numel():
-            Pending(self._start(lambda: self._group.broadcast([flat], options))).wait()
+            Pending(self, self._start(lambda: self._group.broadcast([flat], options))).wait()
         if sent.data_ptr() != tensor.data_ptr():
             _copy_back(tensor, sent)
         return tensor
@@ -135,6 +152,23 @@ class Comm:
         if self.rank != source:
             payload = torch.empty(int(size), dtype=torch.uint8, device=device)
         return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
+
+    def answer_of_main(self, ask: Callable[[], Any]) -> Any:
+        """What `ask()` returns on the main rank, on every rank; the others wait without a time limit."""
+        self._answers += 1
+        key = f"answer/{self._answers}"
+        if self.rank == 0:
+            answer = ask()
+            store: Any = self.store  # takes bytes, which its stub does not know
+            store.set(key, pickle.dumps(answer))
+            return answer
+        while not self.store.check([key]):
+            time.sleep(_LOOK_EVERY)
+        return pickle.loads(self.store.get(key))
+
+    def be_patient(self) -> None:
+        """From now on collectives wait as long as a user may sit in a debugger on another rank."""
+        self._group._set_default_timeout(_DEBUGGER_TIMEOUT)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -160,6 +194,11 @@ class Comm:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
     def _start(self, launch: Callable[[], Any]) -> Any:
+        if self.alone:
+            raise UsageError(
+                "this needs every rank, but only the main rank is in the debugger; let the script compute it "
+                "in a line before the breakpoint, or step over one that does"
+            )
         try:
             return launch()
         except RuntimeError as error:

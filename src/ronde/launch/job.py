@@ -26,6 +26,7 @@ class Job:
         devices: one CUDA device per rank as `CUDA_VISIBLE_DEVICES` names it; empty: ranks on the CPU.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: the main rank's output is passed on to this process's; otherwise it is logged only.
+        quiet: nothing is said but errors.
         worker: the command of a rank process.
     """
 
@@ -42,6 +43,7 @@ class Job:
     devices: tuple[str, ...] = ()
     threads: int | None = None
     shown: bool = True
+    quiet: bool = False
     worker: tuple[str, ...] = WORKER
 
 

@@ -11,6 +11,7 @@ for a rank that waits for a dead one:
 
 After Ctrl-C or SIGTERM the script decides, as under plain python. Only when some rank is gone by it
 do the others follow: the main rank, which may be saving, within 10 s.
+Once a debugger has been opened on the main rank, the terminal's Ctrl-C is for that rank alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Supervisor:
         ranks: Sequence[RankProcess],
         directory: RunDirectory,
         inbox: SignalInbox,
+        *,
         on_resize: Callable[[], object],
+        on_stop: Callable[[], object],
+        debugged: Callable[[], bool],
     ) -> None:
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
@@ -66,6 +70,8 @@ class Supervisor:
         self._directory = directory
         self._inbox = inbox
         self._on_resize = on_resize
+        self._on_stop = on_stop
+        self._debugged = debugged
         self._alive = list(ranks)
         self._failed_at: float | None = None
         self._asked: dict[int, float] = {}
@@ -123,6 +129,8 @@ class Supervisor:
                 rank.send(signal.SIGWINCH)
         elif number == signal.SIGTSTP:
             self._stop_and_continue(message)
+        elif number == signal.SIGINT and SignalInbox.from_terminal(message) and self._debugged():
+            self.interrupted_by = number  # the main rank has it from the terminal
         elif number == signal.SIGINT and self.interrupted_by == signal.SIGINT:
             self._killed_by_user = True
             self._kill_all()
@@ -146,6 +154,7 @@ class Supervisor:
         stopped = [rank for rank in self._alive if rank.own_group or not by_key]
         for rank in stopped:
             rank.send_to_group(signal.SIGSTOP)
+        self._on_stop()
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in stopped:
             rank.send_to_group(signal.SIGCONT)

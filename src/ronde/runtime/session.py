@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,56 +15,77 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
-from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.randomness import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
+from ronde.trace.summary import RankSummary
+from ronde.trace.tally import Tally
 
 __all__ = ["Session"]
 
 _TIMEOUT = timedelta(minutes=30)
+# Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
+_HOLDS_INIT = {
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.device_mesh",
+}
 
 
 class Session:
     """Everything that stands between the script and this rank.
+
+    Args:
+        entropy: what made sources of randomness equal on all ranks, to be undone for a native script.
 
     Attributes:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
         files: mediates files; `session.files.unmediated()` for ronde's own.
-        steps: optimizer steps so far.
+        tally: counts steps, samples and time.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
-    def __init__(self, config: RankConfig, plan: Plan) -> None:
+    def __init__(
+        self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
+    ) -> None:
         self.config = config
         self.plan = plan
         self.patches = Patches()
-        self.steps = 0
-        self.started = time.time()
+        self.tally = tally or Tally()
+        self._entropy = entropy or Patches()
         self.retired = False
         host = "127.0.0.1" if config.store.startswith("file://") else None
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
         boundary_comm, reducer_comm = self._groups
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
-        self.context = Context(comm=boundary_comm, batch_dim=plan.data.batch_dim, adopt=self.reducer.adopt)
-        self.files = FileMediator(
-            meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir]
+        self.context = Context(
+            comm=boundary_comm,
+            batch_dim=plan.data.batch_dim,
+            adopt=self.reducer.adopt,
+            tally=self.tally,
         )
+        self._meeting = StoreMeeting(boundary_comm)
+        self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
+        self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
+        self._waited_before = self._waited_ns()
         self._handles: list[Any] = []
 
     def _join(self, name: str, host: str | None) -> Comm:
@@ -80,6 +98,7 @@ class Session:
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
+        self._console.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -89,11 +108,12 @@ class Session:
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
-        self._install_refusals()
+        self._install_gradient_hooks()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -101,7 +121,7 @@ class Session:
         rng = self.plan.data.rng
         if rng == "auto":
             rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.seed, self.config.rank, device) if rng == "per-rank" else None
+        return RankStream(self.config.rank, device) if rng == "per-rank" else None
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
@@ -119,6 +139,7 @@ class Session:
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             with self.reducer.backward():
                 plain(tensors, grad_tensors, *args, **kwargs)
+            self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
 
@@ -133,30 +154,32 @@ class Session:
             self.reducer.adopt_all(optimizer)
 
         def after_step(*_: Any) -> None:
-            self.steps += 1
+            self.tally.step()
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
 
-    def _install_refusals(self) -> None:
-        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> None:
-            raise UsageError(
-                f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
-                "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
-                "apart; it is not available in this version. Step the optimizer after backward, or use "
-                "--ranks 1"
-            )
+    def _install_gradient_hooks(self) -> None:
+        plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-        name = "register_post_accumulate_grad_hook"
-        self.patches.set(torch.Tensor, name, register_post_accumulate_grad_hook)
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return plain(tensor, hook)  # torch's own error
+            self.reducer.adopt(tensor)
+            return self.reducer.hooks.register(tensor, hook)
+
+        self.patches.set(
+            torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook
+        )
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group
 
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             """The script distributes its work itself: give it what torchrun would, and keep out."""
-            if self.config.rank == 0:
+            if self.config.rank == 0 and not self.config.quiet:
                 print(
                     "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
                     "(use --native to say so from the start)",
@@ -166,7 +189,8 @@ class Session:
             os.environ.update(torchrun_environment(self.config))
             return plain(*args, **kwargs)
 
-        self.patches.set(torch.distributed, "init_process_group", init_process_group)
+        for module in _HOLDS_INIT & sys.modules.keys():
+            self.patches.set(sys.modules[module], "init_process_group", init_process_group)
 
     def adopt(self, thing: Any) -> None:
         """Take over a model, optimizer or loader that was made before the session.
@@ -193,30 +217,26 @@ class Session:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
         self.files.uninstall()
+        self._console.uninstall()
         self.patches.restore()
+        self._entropy.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def summary(self) -> dict[str, Any]:
-        """What the launcher reports when the script has ended."""
+    def summary(self) -> RankSummary:
+        """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes]
-        if not self.context.sharded_calls:
+        if not self.tally.sharded:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
             )
-        return {
-            "steps": self.steps,
-            "sharded_calls": self.context.sharded_calls,
-            "seconds": time.time() - self.started,
-            "notes": notes,
-        }
+        waited = self._waited_ns() - self._waited_before
+        return summarize(self.config, self.tally, communication_ns=waited, notes=notes)
 
-    def write_summary(self) -> None:
-        path = Path(self.config.run_dir) / f"rank-{self.config.rank}.summary.json"
-        with self.files.unmediated():
-            path.write_text(json.dumps(self.summary()))
+    def _waited_ns(self) -> int:
+        return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 
 from ronde.errors import PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
+from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
+    from ronde.boundary.patches import Patches
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -71,27 +74,31 @@ def _run(config: RankConfig) -> None:
     from ronde.boundary.patches import Patches
 
     lockstep.seed_all(config.seed)
-    lockstep.install(Patches(), config.seed)
-    session = _session(config) if config.world_size > 1 else None
+    entropy = Patches()
+    lockstep.install(entropy, config.seed)
+    tally = open_tally(config)
+    session = _session(config, tally, entropy) if config.world_size > 1 else None
+    if session is None:
+        _count_steps(tally)
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
+    tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
     except SystemExit as end:
-        if session is not None and end.code in (None, 0):
-            _conclude(session)
+        if end.code in (None, 0):
+            _conclude(config, tally, session)
         raise
-    if session is not None:
-        _conclude(session)
+    _conclude(config, tally, session)
 
 
-def _session(config: RankConfig) -> Session:
+def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
-    session = Session(config, Plan.parse(config.plan))
+    session = Session(config, Plan.parse(config.plan), tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
@@ -99,14 +106,19 @@ def _session(config: RankConfig) -> Session:
     return session
 
 
-def _conclude(session: Session) -> None:
-    """Write down what the run was, and say what the user should know about it, once."""
-    if session.retired:
-        return
-    session.write_summary()
-    if session.config.rank == 0:
-        for note in session.summary()["notes"]:
-            print(f"ronde: {note}", file=sys.stderr)
+def _count_steps(tally: Tally) -> None:
+    """One rank runs as plain python does, but for this."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda *_: tally.step())
+
+
+def _conclude(config: RankConfig, tally: Tally, session: Session | None) -> None:
+    """Write down what the run was, and what the user should know about it."""
+    if session is None:
+        give_account(config, summarize(config, tally))
+    elif not session.retired:
+        give_account(config, session.summary())
 
 
 def formatted(error: BaseException) -> str:

@@ -3,7 +3,8 @@
     ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
-        rank-0.summary.json   what the run did
+        rank-0.summary.json   what rank 0 was busy with
+        pulse                 how far the run is, for the progress line
         store                 the file store of local ranks
         lock                  held by whoever uses the directory
 
@@ -30,7 +31,7 @@ __all__ = ["RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json)|store")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json)|store|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +88,10 @@ class RunDirectory:
 
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"
+
+    @property
+    def pulse(self) -> Path:
+        return self.path / "pulse"
 
     def release(self) -> None:
         """Let go of the lock: from now on the directory may be pruned or used again."""
