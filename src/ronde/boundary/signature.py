@@ -90,16 +90,13 @@ class Behaviour:
                 self._look(key, inside, None, seen, depth - 1)
 
     def outdated(self) -> bool:
-        """Whether layers or attributes have come, gone or been replaced, so that places are to be found anew."""
+        """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
         if [len(own) for own in self._own] != self._sizes:
             return True
         for members, children in self._children:
             if list(members.values()) != children:
                 return True
-        for members, name, value in self._functions:
-            if members.get(name) is not value:
-                return True
-        return False
+        return any(members.get(name) is not value for members, name, value in self._functions)
 
     def hooked(self) -> bool:
         """Whether the user has hooks on the module, a part or a parameter of it, or on all modules."""
@@ -122,7 +119,7 @@ class Behaviour:
         return [value if type(value) in PLAIN else type(value) for value in found]
 
     def source(self, place: int) -> Number:
-        """Where the number at this place of `numbers` comes from; places behind them are leaves of arguments."""
+        """Where the number at this place of `numbers` comes from; those behind are leaves of arguments."""
         if place < len(self.places):
             return Number(self.places[place].name, namespace=self.places[place].namespace)
         return Number("an argument", leaf=place - len(self.places))

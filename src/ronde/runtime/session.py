@@ -132,8 +132,8 @@ class Session:
             if not self.context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(
-                        "backward of a loss over ranks was called in another thread than the script's main one, "
-                        "where ranks are not in step; call it in the main thread"
+                        "backward of a loss over ranks was called in another thread than the script's main "
+                        "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
