@@ -151,7 +151,7 @@ class Verdicts:
     def _runner(
         self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number]
     ) -> Callable[..., Any]:
-        """Runs a copy of the module, with numbers that note what they decide in place of those that change."""
+        """Runs a copy of the module, with numbers that note what they decide for those that change."""
         parts = list(module.modules())
 
         def run(twin: torch.nn.Module, values: list[Any]) -> tuple[Any, Any]:
