@@ -4,13 +4,14 @@ RondeError            what a user of ronde may catch
   UsageError          a mistake on the command line or in a call (exit code 2)
     PlanError         an unknown, contradictory or not yet built plan value
   LaunchError         ranks could not be started
+  FunctionError       a function that `ronde.launch` ran has raised on some rank
   BenchError          a measured run failed, or did not measure what it should
 PeerLost              a peer rank died or diverged (a BaseException, see there)
 """
 
 from __future__ import annotations
 
-__all__ = ["BenchError", "LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
+__all__ = ["BenchError", "FunctionError", "LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
 
 
 class RondeError(Exception):
@@ -31,6 +32,10 @@ class PlanError(UsageError):
 
 class LaunchError(RondeError):
     """Ranks could not be started on this host."""
+
+
+class FunctionError(RondeError):
+    """A function that `ronde.launch` ran has raised; the message holds the rank's traceback."""
 
 
 class BenchError(RondeError):
