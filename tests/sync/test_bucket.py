@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from ronde.sync.bucket import assign_buckets
+from ronde.sync.leaf import Leaf
 
 
-def _parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    return [torch.zeros(size, dtype=dtype) for size in sizes]
+def _parameters(*sizes: int, dtype: torch.dtype = torch.float32) -> list[Leaf]:
+    return [Leaf(torch.zeros(size, dtype=dtype)) for size in sizes]
 
 
-def _places(parameters: list[torch.Tensor], buckets: list[list[torch.Tensor]]) -> list[list[int]]:
+def _places(parameters: list[Leaf], buckets: list[list[Leaf]]) -> list[list[int]]:
     place = {id(parameter): index for index, parameter in enumerate(parameters)}
     return [[place[id(parameter)] for parameter in bucket] for bucket in buckets]
 

@@ -42,6 +42,7 @@ class Context:
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
+        model_calls: calls of models on a batch so far.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Context:
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
+        self.model_calls = 0
         self._thread = threading.get_ident()
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["leaves_behind", "now", "uses_older"]
+__all__ = ["custom_backwards", "leaves_behind", "now", "uses_older"]
 
 
 def now() -> int:
@@ -33,6 +33,16 @@ def _nodes(results: Iterable[Any], since: int, known: Iterable[Any]) -> Iterator
 def uses_older(results: Iterable[Any], since: int, known: Iterable[Any]) -> bool:
     """Whether tensors come from a value in the midst of a graph that was made before `since`."""
     return any(node._sequence_nr() < since for node in _nodes(results, since, known))
+
+
+def custom_backwards(results: Iterable[Any]) -> bool:
+    """Whether a `torch.autograd.Function` of the user's lies behind tensors."""
+    for node in _nodes(results, 0, ()):
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            home = getattr(getattr(node, "_forward_cls", None), "__module__", "torch").split(".")[0]
+            if home not in ("torch", "ronde"):
+                return True
+    return False
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:

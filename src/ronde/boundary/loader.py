@@ -30,7 +30,7 @@ from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
 from ronde.boundary.patches import Patches
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.errors import RondeError
+from ronde.errors import RondeError, UsageError
 
 __all__ = ["LoaderEdge"]
 
@@ -143,6 +143,11 @@ class LoaderEdge:
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Ranks are out of step while each loads samples of its own in this very process."""
+        if not hasattr(iterator, "_ronde_loading"):
+            raise UsageError(
+                "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
+                "between ranks; call iter(loader) after ronde.init()"
+            )
         loading: _Loading = iterator._ronde_loading
         return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
 

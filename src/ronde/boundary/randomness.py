@@ -128,6 +128,8 @@ class RecordedDraws(TorchDispatchMode):
         super().__init__()
         self.draws: list[tuple[str, list[int]]] = []
         self.host_reads = 0
+        # Whether an operation is under way that reads a value only to check it.
+        self.checking = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -138,7 +140,7 @@ class RecordedDraws(TorchDispatchMode):
             if (kwargs or {}).get("generator") is not None:
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
-        elif _reads_values(func, args) and not _checks_arguments():
+        elif _reads_values(func, args) and not self.checking and not _checks_arguments():
             self.host_reads += 1
         return result
 
@@ -151,12 +153,18 @@ _READS = {
     "_unique2",
     "unique_dim",
     "unique_consecutive",
+    "_unique",
+    "bincount",
 }
 
 
 def _reads_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether the host learns a value, or a shape comes to depend on one."""
     name = _name(func)
+    if name == "repeat_interleave":
+        return any(
+            isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) for value in args
+        )
     if name == "index":
         return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
     return name in _READS
@@ -165,17 +173,26 @@ def _reads_values(func: Any, args: Sequence[Any]) -> bool:
 class HostReads(TorchFunctionMode):
     """Counts conversions to Python and NumPy, which no dispatched operation shows."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: RecordedDraws) -> None:
         super().__init__()
+        self._recorder = recorder
         self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func in _CONVERSIONS and not _checks_arguments():
             self.count += 1
-        return func(*args, **(kwargs or {}))
+        if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
+            return func(*args, **kwargs)
+        # It looks whether its classes are in range; its shape does not depend on them.
+        self._recorder.checking = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.checking = False
 
 
-_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__}
 
 
 class SlicedDraws(TorchDispatchMode):
@@ -301,14 +318,22 @@ def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 class RankStream:
-    """A generator state of this rank's own, swapped in while a model runs on its rows."""
+    """A generator state of this rank's own, swapped in while a model runs on its rows.
 
-    def __init__(self, seed: int, rank: int, device: torch.device) -> None:
+    It follows from the script's seed and the rank, and begins anew when the script chooses another seed.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank = rank
         self._device = device
-        source = torch.Generator(device=device)
-        source.manual_seed((seed * 1_000_003 + rank + 1) % 2**63)
-        self._state = source.get_state()
+        self._seed: int | None = None
+        self._state = torch.empty(0)
         self._outside: torch.Tensor | None = None
+
+    def _begin(self, seed: int) -> None:
+        source = torch.Generator(device=self._device)
+        source.manual_seed((seed * 1_000_003 + self._rank + 1) % 2**63)
+        self._seed, self._state = seed, source.get_state()
 
     def _default(self) -> torch.Generator:
         if self._device.type == "cuda":
@@ -319,6 +344,8 @@ class RankStream:
     def __enter__(self) -> None:
         generator = self._default()
         self._outside = generator.get_state()
+        if (seed := generator.initial_seed()) != self._seed:
+            self._begin(seed)
         generator.set_state(self._state)
 
     def __exit__(self, *_: object) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ronde.cluster.cores import available_cores
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.errors import UsageError
+from ronde.launch.announce import say
 from ronde.plan import read_plan
 
 __all__ = ["verify"]
@@ -61,6 +64,10 @@ def verify(  # noqa: PLR0913 - one parameter per option
         raise UsageError(f"there is no script {script!r} in {Path.cwd()}; verify's own options go before it")
     if plot is not None:
         check(plot)
+    devices = cuda_devices(os.environ) if torch_has_cuda() else ()
+    if 0 < len(devices) < ranks:
+        say(f"{len(devices)} CUDA devices are too few for {ranks} ranks: all runs are on the CPU")
+        devices = ()
     job = Job(
         script=script,
         arguments=tuple(arguments or ()),
@@ -70,6 +77,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         dtype=dtype,
         plan=str(read_plan(plan, ranks=ranks)),
         threads=threads or max(1, available_cores() // ranks),
+        devices=devices[:ranks],
     )
     proof = prove(job, ranks=ranks)
     print(to_text(proof))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ronde.cluster.environment import hidden_from_script
+from ronde.launch.allocator import keeping_memory
 from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
 
 __all__ = ["RUN_ID_KEY", "rank_environment", "threads_per_rank"]
@@ -50,6 +51,8 @@ def rank_environment(
         result[HASH_SEED] = "0"
     if device is not None:
         result["CUDA_VISIBLE_DEVICES"] = device
+    elif config.world_size > 1:
+        result.update(keeping_memory(result))
     result[RUN_ID_KEY] = run_id
     result[ENVIRONMENT_KEY] = config.to_json()
     return result

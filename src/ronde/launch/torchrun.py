@@ -14,7 +14,7 @@ from ronde.launch.job import Job
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 
-__all__ = ["become_rank", "shared_run_id", "shared_seed"]
+__all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silence"]
 
 
 def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
@@ -22,10 +22,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
 
     The main rank's output stays torchrun's business; any other's goes to its log.
     """
-    if not place.agent_store:
-        raise LaunchError(
-            "this torchrun does not share its store with the ranks; unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-        )
+    check_store(place)
     if job.devices and place.local_world_size > len(job.devices):
         raise LaunchError(
             f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
@@ -45,8 +42,16 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
         device=job.devices[place.local_rank] if job.devices else None,
     )
     if place.rank != 0:
-        _silence(job.run_directory.log(place.rank))
+        silence(job.run_directory.log(place.rank))
     os.execve(job.worker[0], job.worker, environment)
+
+
+def check_store(place: ClusterEnvironment) -> None:
+    """Raise LaunchError where ranks have no store to meet at."""
+    if not place.agent_store:
+        raise LaunchError(
+            "this torchrun does not share its store with the ranks; unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+        )
 
 
 def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
@@ -93,7 +98,7 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
     )
 
 
-def _silence(log: Path) -> None:
+def silence(log: Path) -> None:
     """Lead this process's output to its log, on the level of descriptors so that C code follows too."""
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -14,7 +14,7 @@ from ronde.boundary.patches import Patches
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
-from ronde.launch.torchrun import shared_run_id
+from ronde.launch.torchrun import check_store, shared_run_id, silence
 from ronde.plan import Plan, read_plan
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
@@ -37,7 +37,8 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     """Join the ranks of this run.
 
     Under `ronde run` the ranks have joined already and this does nothing; under `torchrun` it joins
-    torchrun's ranks; in plain python the script is a run of one rank.
+    torchrun's ranks; in plain python the script is a run of one rank. From here on only the main rank
+    prints and writes files; what other ranks print goes to their logs in the run directory.
 
     Args:
         plan: the plan of a run that torchrun started; under `ronde run` the command line gives it.
@@ -46,6 +47,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     Raises:
         UsageError: for a plan other than the one that the command line gave.
         PlanError: for a plan that is wrong or not available.
+        LaunchError: under a torchrun that does not share its store with the ranks.
     """
     session = _Process.session
     asked = None if plan is None else read_plan(str(plan))
@@ -58,6 +60,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     place = ClusterEnvironment.detect(os.environ)
     if place is None or place.world_size == 1:
         return
+    check_store(place)
     directory = RunDirectory.join(None, shared_run_id(place, os.getppid()), os.environ)
     config = RankConfig(
         rank=place.rank,
@@ -73,9 +76,12 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     )
     if config.device == "cuda":
         torch.cuda.set_device(place.local_rank)
+    if place.rank != 0:
+        silence(directory.log(place.rank))
     lockstep.seed_all(seed)
-    lockstep.install(Patches(), seed)
-    session = Session(config, read_plan(config.plan))
+    entropy = Patches()
+    lockstep.install(entropy, seed)
+    session = Session(config, read_plan(config.plan), entropy=entropy)
     atexit.register(session.close)
     session.install()
     activate(session)

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
@@ -38,10 +38,19 @@ from ronde.trace.tally import Tally
 __all__ = ["Session"]
 
 _TIMEOUT = timedelta(minutes=30)
+# Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
+_HOLDS_INIT = {
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.device_mesh",
+}
 
 
 class Session:
     """Everything that stands between the script and this rank.
+
+    Args:
+        entropy: what made sources of randomness equal on all ranks, to be undone for a native script.
 
     Attributes:
         config, plan: what this rank was told.
@@ -52,11 +61,14 @@ class Session:
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
-    def __init__(self, config: RankConfig, plan: Plan, tally: Tally | None = None) -> None:
+    def __init__(
+        self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
+    ) -> None:
         self.config = config
         self.plan = plan
         self.patches = Patches()
         self.tally = tally or Tally()
+        self._entropy = entropy or Patches()
         self.retired = False
         host = "127.0.0.1" if config.store.startswith("file://") else None
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
@@ -93,11 +105,12 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
-        self._install_refusals()
+        self._install_gradient_hooks()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -105,7 +118,7 @@ class Session:
         rng = self.plan.data.rng
         if rng == "auto":
             rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.seed, self.config.rank, device) if rng == "per-rank" else None
+        return RankStream(self.config.rank, device) if rng == "per-rank" else None
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
@@ -139,17 +152,19 @@ class Session:
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
 
-    def _install_refusals(self) -> None:
-        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> None:
-            raise UsageError(
-                f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
-                "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
-                "apart; it is not available in this version. Step the optimizer after backward, or use "
-                "--ranks 1"
-            )
+    def _install_gradient_hooks(self) -> None:
+        plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-        name = "register_post_accumulate_grad_hook"
-        self.patches.set(torch.Tensor, name, register_post_accumulate_grad_hook)
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return plain(tensor, hook)  # torch's own error
+            self.reducer.adopt(tensor)
+            return self.reducer.hooks.register(tensor, hook)
+
+        self.patches.set(
+            torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook
+        )
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group
@@ -166,7 +181,8 @@ class Session:
             os.environ.update(torchrun_environment(self.config))
             return plain(*args, **kwargs)
 
-        self.patches.set(torch.distributed, "init_process_group", init_process_group)
+        for module in _HOLDS_INIT & sys.modules.keys():
+            self.patches.set(sys.modules[module], "init_process_group", init_process_group)
 
     def adopt(self, thing: Any) -> None:
         """Take over a model, optimizer or loader that was made before the session.
@@ -195,6 +211,7 @@ class Session:
         self.files.uninstall()
         self._console.uninstall()
         self.patches.restore()
+        self._entropy.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -23,6 +23,7 @@ from ronde.runtime.torchrun import torchrun_environment
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
+    from ronde.boundary.patches import Patches
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -73,9 +74,10 @@ def _run(config: RankConfig) -> None:
     from ronde.boundary.patches import Patches
 
     lockstep.seed_all(config.seed)
-    lockstep.install(Patches(), config.seed)
+    entropy = Patches()
+    lockstep.install(entropy, config.seed)
     tally = open_tally(config)
-    session = _session(config, tally) if config.world_size > 1 else None
+    session = _session(config, tally, entropy) if config.world_size > 1 else None
     if session is None:
         _count_steps(tally)
     for extension in config.extensions:
@@ -91,12 +93,12 @@ def _run(config: RankConfig) -> None:
     _conclude(config, tally, session)
 
 
-def _session(config: RankConfig, tally: Tally) -> Session:
+def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
-    session = Session(config, Plan.parse(config.plan), tally)
+    session = Session(config, Plan.parse(config.plan), tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()

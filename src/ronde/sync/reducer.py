@@ -5,6 +5,9 @@ with two backwards, `backward(inputs=...)`, an unused branch or a method past fo
 drift silently. Here each leaf's post-accumulate hook marks its bucket, buckets leave in a fixed order as
 they fill up, and what is missing leaves when backward ends. Averaging a gradient that has been averaged
 before changes nothing, so accumulation over backwards needs no declaration.
+
+Leaves are held weakly: models and optimizers that the script has let go of (a model for each fold, a copy
+for each task) are forgotten as soon as they are gone on every rank.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.errors import RondeError
 from ronde.sync.bucket import Bucket, assign_buckets
+from ronde.sync.gradient_hooks import GradientHooks
+from ronde.sync.leaf import Leaf
 
 __all__ = ["Reducer"]
 
@@ -28,25 +34,21 @@ class _Group:
     """Leaves that are reduced together: those of one optimizer, or those without one."""
 
     def __init__(self) -> None:
-        self.leaves: list[torch.Tensor] = []
+        # In order of adoption, after the first backward in that in which backward reaches them.
+        self.leaves: list[Leaf] = []
         self.buckets: list[Bucket] = []
         self.of: dict[int, Bucket] = {}
         self.next = 0
         self.outdated = False
-        # Ids of leaves in the order in which backward reached them; recorded in the first backward only.
-        self.arrival: list[int] = []
-        self.recording = True
+        # Ids of tensors in the order in which the first backward reached them; None after it.
+        self.arrival: list[int] | None = []
 
     def rebuild(self, comm: Comm, bucket_bytes: int) -> None:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
-        if self.arrival:
-            place = {key: index for index, key in enumerate(self.arrival)}
-            order = sorted(self.leaves, key=lambda leaf: place.get(id(leaf), len(place)))
-        else:
-            order = self.leaves[::-1]
+        order = self.leaves if self.arrival is None else self.leaves[::-1]
         cut = assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = [Bucket(members, comm) for members in cut]
-        self.of = {id(leaf): bucket for bucket in self.buckets for leaf in bucket.parameters}
+        self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
         self.outdated = False
 
 
@@ -56,6 +58,9 @@ class Reducer:
     Args:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
+
+    Attributes:
+        hooks: the user's own on accumulated gradients.
     """
 
     def __init__(self, comm: Comm, bucket_bytes: int) -> None:
@@ -63,26 +68,34 @@ class Reducer:
         self._bucket_bytes = bucket_bytes
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
-        self._group_of: dict[int, _Group] = {}
+        # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
+        self._known: dict[int, tuple[Leaf, _Group]] = {}
         self._depth = 0
+        self._nested = False
+        self.hooks = GradientHooks()
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-    def adopt(self, leaf: torch.Tensor, optimizer: Any = None) -> None:
+    def adopt(self, tensor: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.
 
         Leaves that do not require a gradient are adopted when they do: call again.
         """
-        if id(leaf) in self._group_of or not leaf.requires_grad or not leaf.is_leaf:
+        known = self._known.get(id(tensor))
+        if known is not None and known[0].ref() is tensor:
+            leaf, group = known
+            if leaf.dtype is not tensor.dtype or leaf.device != tensor.device:
+                leaf.describe(tensor)
+                group.outdated = True
             return
-        group = self._groups[0] if optimizer is None else self._optimizers.get(optimizer)
-        if group is None:
-            group = self._optimizers[optimizer] = _Group()
-            self._groups.append(group)
-        self._group_of[id(leaf)] = group
+        if not tensor.requires_grad or not tensor.is_leaf:
+            return
+        group = self._group_of(optimizer)
+        leaf = Leaf(tensor)
+        self._known[id(tensor)] = leaf, group
         group.leaves.append(leaf)
         group.outdated = True
-        self._register(leaf, lambda accumulated: self._accumulated(group, accumulated))
+        self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
@@ -92,42 +105,89 @@ class Reducer:
 
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
-        """Every adopted leaf, in order of adoption within each optimizer."""
-        return [leaf for group in self._groups for leaf in group.leaves]
+        """Every adopted leaf that is there still, grouped by optimizer."""
+        tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
+        return [tensor for tensor in tensors if tensor is not None]
 
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced."""
         if self._depth:
+            self._nested = True
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
             return
-        for group in self._groups:
-            if group.outdated:
-                group.rebuild(self._comm, self._bucket_bytes)
+        self._prepare()
         self._depth = 1
+        self.hooks.waiting = True
         try:
             yield
             self._finish()
+        except BaseException:
+            self.hooks.forget()
+            # What was sent may still be on its way into these buffers: the next backward has others.
+            for group in self._groups:
+                group.outdated = group.outdated or any(bucket.launched for bucket in group.buckets)
+            raise
         finally:
             self._depth = 0
+            self._nested = False
             for group in self._groups:
                 group.next = 0
                 for bucket in group.buckets:
                     bucket.reset()
+        self.hooks.run(self._comm)
 
-    def _accumulated(self, group: _Group, leaf: torch.Tensor) -> None:
+    def _group_of(self, optimizer: Any) -> _Group:
+        if optimizer is None:
+            return self._groups[0]
+        group = self._optimizers.setdefault(optimizer, _Group())
+        if group not in self._groups:
+            self._groups.append(group)
+        return group
+
+    def _prepare(self) -> None:
+        """New buckets where leaves have come, changed or gone; ranks adopt alike, so all come here."""
+        if not any(group.outdated for group in self._groups):
+            return
+        self._forget_gone()
+        for group in self._groups:
+            if group.outdated:
+                group.rebuild(self._comm, self._bucket_bytes)
+
+    def _forget_gone(self) -> None:
+        """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
+        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        there = self._votes([leaf.ref() is not None for leaf in leaves])
+        gone = {id(leaf) for leaf, count in zip(leaves, there, strict=True) if not count}
+        if not gone:
+            return
+        for group in self._groups:
+            kept = [leaf for leaf in group.leaves if id(leaf) not in gone]
+            group.outdated = group.outdated or len(kept) < len(group.leaves)
+            group.leaves = kept
+        first, *others = self._groups
+        self._groups = [first, *(group for group in others if group.leaves)]
+        self._known = {key: known for key, known in self._known.items() if id(known[0]) not in gone}
+
+    def _votes(self, flags: Sequence[bool]) -> list[int]:
+        """How many ranks say yes to each."""
+        device = torch.device("cuda" if self._comm.on_cuda else "cpu")
+        votes = torch.tensor(flags, dtype=torch.int32, device=device)
+        return self._comm.all_reduce(votes).tolist() if flags else []
+
+    def _accumulated(self, group: _Group, tensor: torch.Tensor) -> None:
         if not self._depth:
             return
-        bucket = group.of.get(id(leaf))
+        bucket = group.of.get(id(tensor))
         if bucket is None:
             return
-        if group.recording:
-            group.arrival.append(id(leaf))
-        bucket.mark(leaf)
+        if group.arrival is not None:
+            group.arrival.append(id(tensor))
+        bucket.mark(tensor)
         while group.next < len(group.buckets) and group.buckets[group.next].complete:
             group.buckets[group.next].launch()
             group.next += 1
@@ -137,29 +197,44 @@ class Reducer:
         for group in active:
             for bucket in group.buckets[group.next :]:
                 bucket.launch()
-        for group in active:
-            for bucket in group.buckets:
-                bucket.finish()
+        buckets = [bucket for group in active for bucket in group.buckets]
+        self._send_stale(buckets)
+        for bucket in buckets:
+            bucket.finish()
         for group in active:
             self._learn_arrival(group)
+
+    def _send_stale(self, buckets: list[Bucket]) -> None:
+        """Send again what some rank computed a second time, after its bucket had left.
+
+        Only a backward within backward can do so (reentrant checkpoints whose segments share a parameter).
+        """
+        if not self._nested:
+            if any(bucket.stale for bucket in buckets):
+                raise RondeError("a gradient was accumulated twice in one backward; use Tensor.backward()")
+            return
+        for bucket, count in zip(buckets, self._votes([bucket.stale for bucket in buckets]), strict=True):
+            if count:
+                bucket.send_again()
 
     def _active_groups(self) -> list[_Group]:
         """Groups of which some rank computed a gradient in this backward."""
         groups = [group for group in self._groups if group.leaves]
         if len(groups) <= 1:
             return groups
-        device = groups[0].leaves[0].device
-        touched = [float(any(bucket.touched for bucket in group.buckets)) for group in groups]
-        votes = self._comm.all_reduce(torch.tensor(touched, device=device)).tolist()
+        votes = self._votes([any(bucket.touched for bucket in group.buckets) for group in groups])
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group) -> None:
-        """After its first backward a group's buckets follow the main rank's order of arrival."""
-        if not group.recording:
+        """After its first backward a group's leaves stand in the main rank's order of arrival."""
+        if group.arrival is None:
             return
-        place = {id(leaf): index for index, leaf in enumerate(group.leaves)}
-        seen = [place[key] for key in dict.fromkeys(group.arrival)]
-        group.arrival = [id(group.leaves[index]) for index in self._comm.broadcast_object(seen)]
-        if group.arrival:
-            group.recording = False
+        place = {id(leaf.tensor): index for index, leaf in enumerate(group.leaves)}
+        seen = [place[key] for key in dict.fromkeys(group.arrival) if key in place]
+        first = self._comm.broadcast_object(seen)
+        group.arrival = []
+        if first:
+            rest = sorted(set(range(len(group.leaves))) - set(first))
+            group.leaves = [group.leaves[index] for index in (*first, *rest)]
+            group.arrival = None
             group.rebuild(self._comm, self._bucket_bytes)

@@ -68,7 +68,7 @@ def gradient_not_reduced(session: Session) -> None:
     finish = Bucket.finish
 
     def finish_but_one(bucket: Bucket) -> None:
-        last = bucket.parameters[-1]
+        last = bucket.tensors[-1]
         own = None if last.grad is None else last.grad.clone()
         finish(bucket)
         if own is not None and last.grad is not None:
@@ -110,7 +110,7 @@ def local_clip_norm(session: Session) -> None:
     squares: dict[int, float] = {}
 
     def launch_and_measure(bucket: Bucket) -> None:
-        for parameter in bucket.parameters:
+        for parameter in bucket.tensors:
             if parameter.grad is not None:
                 squares[id(parameter)] = float(parameter.grad.detach().square().sum())
         launch(bucket)
@@ -191,7 +191,7 @@ def _after_reduction(change: Any) -> None:
     def finish_and_change(bucket: Bucket) -> None:
         finish(bucket)
         with torch.no_grad():
-            for parameter in bucket.parameters:
+            for parameter in bucket.tensors:
                 if parameter.grad is not None:
                     change(parameter)
 

@@ -28,6 +28,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
     steps: int = 20,
     dtype: str = "float64",
     plan: str = "ddp",
+    devices: tuple[str, ...] = (),
     plain: Run | None = None,
     starter: Starter = spawn,
 ) -> Proof:
@@ -39,6 +40,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         place: an empty directory for what the runs leave.
         steps: optimizer steps after which a run ends; a script that ends earlier is compared whole.
         dtype: "float64", with a tolerance of 1e-11, or "float32".
+        devices: a CUDA device for each rank, as `CUDA_VISIBLE_DEVICES` names it; by default the CPU.
         plain: the recorded plain run, when there is one already; by default it is made.
         starter: how processes are started; `WarmHost().start` saves the time of importing torch.
 
@@ -53,6 +55,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         dtype=dtype,
         plan=plan,
         directory=path.parent,
+        devices=devices,
     )
     if plain is None:
         plain = run_plain(job, place / "plain", starter=starter)

@@ -22,7 +22,7 @@ __all__ = ["main"]
 def main(arguments: list[str]) -> int:
     ranks, run_dir, text = arguments
     fields: dict[str, Any] = json.loads(text)
-    for name in ("arguments", "extensions"):
+    for name in ("arguments", "extensions", "devices"):
         fields[name] = tuple(fields[name])
     directory = RunDirectory.create(Path(run_dir), os.environ)
     return launch(Job(ranks=int(ranks), run_directory=directory, environment=os.environ, **fields)).exit_code

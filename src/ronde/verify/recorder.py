@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Protocol
+import sys
+from typing import Any, Protocol
 
 import torch
 
@@ -66,5 +67,12 @@ def record(config: RecordConfig, writer: Writer, unmediated: Unmediated = contex
 def _compute_in_double() -> None:
     """Double precision where the script does not insist: the default type, and `.float()`."""
     torch.set_default_dtype(torch.float64)
-    torch.Tensor.float = torch.Tensor.double
+    single = torch.Tensor.float
+
+    def double(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A GradScaler's kernels take its scale in single precision only.
+        within = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp.")
+        return (single if within else torch.Tensor.double)(tensor, *args, **kwargs)
+
+    torch.Tensor.float = double
     torch.nn.Module.float = torch.nn.Module.double

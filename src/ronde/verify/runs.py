@@ -26,6 +26,7 @@ class Job:
         steps: optimizer steps after which a run ends.
         directory: where the user stands; relative paths of the script start here.
         threads: threads of every process, plain or rank: another number rounds differently.
+        devices: a CUDA device for each rank, the first also for the plain run; empty: all on the CPU.
     """
 
     script: str
@@ -37,6 +38,7 @@ class Job:
     plan: str = "ddp"
     directory: Path = Path(".")
     threads: int = 1
+    devices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,7 @@ def spawn(start: Start) -> int:
             "plan": job.plan,
             "seed": job.seed,
             "threads": job.threads,
+            "devices": job.devices,
             "extensions": start.extensions,
         }
         command = ["ronde.verify.ranks", str(start.ranks), str(start.place / "run"), json.dumps(fields)]
@@ -161,6 +164,7 @@ def _environment(job: Job) -> dict[str, str]:
     paths = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     return {
         **os.environ,
+        "CUDA_VISIBLE_DEVICES": job.devices[0] if job.devices else "",
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": threads,

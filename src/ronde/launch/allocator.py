@@ -1,0 +1,26 @@
+"""How a rank on the CPU gives memory back: not at every step.
+
+glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
+page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
+Kept in the heap they cost nothing (figures in docs/adr/0007-ranks-keep-freed-memory.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["keeping_memory"]
+
+_KEEP = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 46),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of glibc's malloc to add; none where the user has set some or preloads an allocator."""
+    chosen = any(name.startswith("MALLOC_") for name in environment)
+    if chosen or environment.get("GLIBC_TUNABLES") or environment.get("LD_PRELOAD"):
+        return {}
+    return dict(_KEEP)

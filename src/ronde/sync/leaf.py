@@ -1,0 +1,41 @@
+"""A leaf tensor whose gradient is reduced, held weakly: it lives only as long as the script keeps it."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+__all__ = ["Leaf"]
+
+
+class Leaf:
+    """What a bucket has to know of a tensor, also when it is gone on this rank but not yet on another.
+
+    Attributes:
+        ref: `ref() is tensor` asks whether this is the leaf of a tensor at hand.
+        shape, dtype, device: the tensor's, when `describe` was last called.
+    """
+
+    __slots__ = ("device", "dtype", "ref", "shape")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.ref = weakref.ref(tensor)
+        self.describe(tensor)
+
+    def describe(self, tensor: torch.Tensor) -> None:
+        """Take over shape, dtype and device: `Module.to` changes them under the same tensor."""
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor, or None when it is gone."""
+        tensor = self.ref()
+        if tensor is not None:
+            # A tensor that only C++ holds comes back half dead (see torch.multiprocessing.reductions).
+            tensor._fix_weakref()  # pyright: ignore[reportAttributeAccessIssue]
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize

@@ -1,0 +1,37 @@
+"""Ranks on the CPU keep freed memory, unless the user has a say in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ronde.launch.allocator import keeping_memory
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import rank_environment
+
+
+def test_freed_memory_is_kept() -> None:
+    assert keeping_memory({"PATH": "/bin"})["MALLOC_MMAP_MAX_"] == "0"
+
+
+@pytest.mark.parametrize(
+    "name", ["MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"]
+)
+def test_the_users_choice_stands(name: str) -> None:
+    assert keeping_memory({name: "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "device", "kept"), [(2, None, True), (1, None, False), (2, "0", False)]
+)
+def test_only_ranks_on_the_cpu_are_told(world_size: int, device: str | None, kept: bool) -> None:
+    config = RankConfig(
+        rank=0,
+        world_size=world_size,
+        local_rank=0,
+        local_world_size=world_size,
+        run_dir="run",
+        store="file://run/store",
+        script="train.py",
+    )
+    found = rank_environment({}, config, run_id="x", threads=None, device=device)
+    assert ("MALLOC_MMAP_MAX_" in found) == kept
