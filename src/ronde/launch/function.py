@@ -26,13 +26,15 @@ CALL, RESULT = "call.pickle", "result.pickle"
 
 # A process of its own: it takes signals, children and their orphans over, which a notebook's kernel must not
 # give away. It dies with the kernel.
-LAUNCHER = """
-import sys
-from ronde.launch.linux_process import bind_to_parent, load_prctl
-bind_to_parent(load_prctl(), int(sys.argv[1]))
-from ronde.cli import main
-main(sys.argv[2:])
-"""
+LAUNCHER = "\n".join(
+    (
+        "import sys",
+        "import ronde.launch.linux_process as linux",
+        "linux.bind_to_parent(linux.load_prctl(), int(sys.argv[1]))",
+        "from ronde.cli import main",
+        "main(sys.argv[2:])",
+    )
+)
 
 
 def launch(
