@@ -15,6 +15,15 @@ UNSAID = {
     "shapes ... and ...": "the end of another sentence, which is explained",
     "shapes ... and ... for ... and ... rows": "the end of another sentence, which is explained",
     "it printed nothing on stderr": "in place of what a process printed",
+    "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "
+    "of the global batch, as on one device": "a line below the table of `ronde bench`",
+    "dropout is the single-device draw under ronde (rng=global), each rank's own with the peers": (
+        "a line below the table of `ronde bench`"
+    ),
+    "ronde's samples/s over the peer's": "the axis of a picture",
+    "microseconds a step, over plain python": "the axis of a picture",
+    "a tensor that is none of its own": "a part of another sentence, which is explained",
+    "EOF when reading a line": "Python's own words",
     "no system known to us": "what `ronde plan show` prints",
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",
