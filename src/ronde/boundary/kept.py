@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import random
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy
@@ -20,9 +21,9 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.reach import GENERATORS, Reach, is_users
+from ronde.boundary.reach import GENERATORS, Place, Reach, is_users
 
-__all__ = ["Surroundings", "generator_state", "kept_tensors", "module_state", "picture"]
+__all__ = ["Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
 _DEPTH = 6
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -142,6 +143,9 @@ class Surroundings:
             if _changeable(value) and id(value) not in own and id(value) not in mine
         ]
         self.generators = reach.generators()
+        # Something that goes on when it is used, and cannot go back: an iterator, an open file.
+        found = ((name, value) for name, value in reach.values if isinstance(value, (Iterator, io.IOBase)))
+        self.irrevocable = next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""
@@ -150,19 +154,24 @@ class Surroundings:
             found[f"what the variable {name} holds ({number})"] = picture(value, 2)
         return found
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self) -> AbstractContextManager[None]:
         """Whatever happens inside, variables and what they hold are afterwards as they were."""
-        variables = [(place, place.read()) for place in self._places]
-        ways_back = [way for _, value in self._values if (way := _way_back(value)) is not None]
-        try:
-            yield
-        finally:
-            for way in ways_back:
-                way()
-            for place, before in variables:
-                if place.read() is not before:
-                    place.write(before)
+        return restored(self._places, [value for _, value in self._values])
+
+
+@contextmanager
+def restored(places: Iterable[Place], values: Iterable[Any]) -> Iterator[None]:
+    """Whatever happens inside, variables and the contents of objects are afterwards as they were."""
+    variables = [(place, place.read()) for place in places]
+    ways_back = [way for value in values if (way := _way_back(value)) is not None]
+    try:
+        yield
+    finally:
+        for way in ways_back:
+            way()
+        for place, before in variables:
+            if place.read() is not before:
+                place.write(before)
 
 
 def _owned(module: torch.nn.Module) -> set[int]:
@@ -200,23 +209,40 @@ def _way_back(value: Any) -> Callable[[], None] | None:
         return _generator_back(value)
     if isinstance(value, (list, bytearray)):
         before = copy.copy(value)
-        return lambda: value.__setitem__(slice(None), before)
-    if isinstance(value, (dict, set)):
-        contents = dict(value) if isinstance(value, dict) else set(value)
-        return lambda: (value.clear(), value.update(contents))[0]  # pyright: ignore[reportArgumentType]
+        return lambda: None if _identical(value, before) else value.__setitem__(slice(None), before)
+    if isinstance(value, dict):
+        return _dict_back(value)
+    if isinstance(value, set):
+        members = set(value)
+        return lambda: None if value == members else (value.clear(), value.update(members))[0]
     if isinstance(value, collections.deque):
         items = list(value)
-        return lambda: (value.clear(), value.extend(items))[0]
+        return lambda: None if _identical(value, items) else (value.clear(), value.extend(items))[0]
     if isinstance(value, numpy.ndarray):
         if value.nbytes > _LARGEST or not value.flags.writeable:
             return None
         numbers = value.copy()
         return lambda: value.__setitem__(Ellipsis, numbers)
     attributes = getattr(value, "__dict__", None)
-    if not isinstance(attributes, dict):
-        return None
-    held = dict(attributes)
-    return lambda: (attributes.clear(), attributes.update(held))[0]
+    return _dict_back(attributes) if isinstance(attributes, dict) else None
+
+
+def _dict_back(value: dict[Any, Any]) -> Callable[[], None]:
+    before = dict(value)
+
+    def back() -> None:
+        """Only what has changed: another thread may be reading."""
+        for key in [key for key in value if key not in before]:
+            del value[key]
+        for key, item in before.items():
+            if key not in value or value[key] is not item:
+                value[key] = item
+
+    return back
+
+
+def _identical(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _generator_back(value: Any) -> Callable[[], None]:

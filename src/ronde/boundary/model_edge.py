@@ -83,6 +83,8 @@ class ModelEdge:
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         if type(module).__module__ in _HANDLED_BY_RULES or self._context.in_transform():
             return plain(module, *args, **kwargs)
+        if torch.jit.is_tracing():
+            return plain(module, *args, **kwargs)
         try:
             values = list(leaves((args, kwargs)))
         except Opaque:

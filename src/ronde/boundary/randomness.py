@@ -16,9 +16,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.boundary.guards import Refusal
 from ronde.boundary.layout import Layout, memory_order
 
 __all__ = [
+    "READ",
     "Draw",
     "HostReads",
     "RankStream",
@@ -112,7 +114,7 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 def _checks_arguments() -> bool:
     """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
     frame = sys._getframe(1)
-    for _ in range(8):
+    for _ in range(24):
         if frame is None:
             return False
         if frame.f_globals.get("__name__") == "torch.distributions.distribution":
@@ -121,8 +123,12 @@ def _checks_arguments() -> bool:
     return False
 
 
+READ = "its forward reads a value of the batch on the host"
+
+
 class RecordedDraws(TorchDispatchMode):
-    """Notes every random operation, and whether the model reads a tensor on the host."""
+    """Notes every random operation, and stops a model that reads a tensor on the host: what it would do with
+    the value (write it to a log, say) must not be done for a trial."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,6 +138,9 @@ class RecordedDraws(TorchDispatchMode):
         self.checking = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _reads_values(func, args) and not self.checking and not _checks_arguments():
+            self.host_reads += 1
+            raise Refusal(READ)
         result = func(*args, **(kwargs or {}))
         if is_random(func, args, kwargs):
             name = _name(func)
@@ -140,8 +149,6 @@ class RecordedDraws(TorchDispatchMode):
             if (kwargs or {}).get("generator") is not None:
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
-        elif _reads_values(func, args) and not self.checking and not _checks_arguments():
-            self.host_reads += 1
         return result
 
 
@@ -182,6 +189,7 @@ class HostReads(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _CONVERSIONS and not _checks_arguments():
             self.count += 1
+            raise Refusal(READ)
         if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
             return func(*args, **kwargs)
         # It looks whether its classes are in range; its shape does not depend on them.

@@ -17,7 +17,7 @@ from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
-from ronde.boundary.randomness import HostReads, RecordedDraws
+from ronde.boundary.randomness import READ, HostReads, RecordedDraws
 from ronde.boundary.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "same"]
@@ -71,6 +71,8 @@ class Trial:
         self._values = values
         self._axes = axes
         self._surroundings = Surroundings(module)
+        if self._surroundings.irrevocable:
+            raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
         self._untouched: torch.nn.Module | None = None
 
     def run(self, start: int, stop: int, draws: Any = None) -> Run:
@@ -129,7 +131,7 @@ class Trial:
         if refused:
             raise Refusal(refused)
         if recorder.host_reads or conversions.count:
-            raise Refusal("its forward reads a value of the batch on the host")
+            raise Refusal(READ)
         if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 import traceback
@@ -63,6 +64,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no start line, progress, summary.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
+    ] = 1800.0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -94,6 +98,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         devices=devices,
         threads=threads,
         quiet=quiet,
+        timeout=_timeout(timeout),
     )
     if not quiet and (place is None or place.rank == 0):
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
@@ -115,6 +120,12 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
+
+
+def _timeout(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+    return seconds
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:

@@ -26,6 +26,7 @@ class RankConfig:
         seed: seed of torch, numpy and random.
         native: the script is a distributed script already; ronde keeps out.
         master_address, master_port: what such a script is given by the torchrun environment.
+        timeout: seconds that a rank waits for its peers.
         extensions: `module:function` strings, called with the session before the script starts
             (the recorder of `ronde verify` and seeded faults are two).
         watched: a launcher of ours sees the run through and says at its end what there is to say; a main rank
@@ -49,6 +50,7 @@ class RankConfig:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     device: str = "cpu"
+    timeout: float = 1800.0
     extensions: tuple[str, ...] = ()
     watched: bool = False
     quiet: bool = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +17,19 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules, seed_marks
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
+from ronde.boundary.rules import losses
+from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
@@ -32,12 +37,14 @@ from ronde.plan import Plan
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
+from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 
 __all__ = ["Session"]
 
-_TIMEOUT = timedelta(minutes=30)
+# The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
+_BACKEND_LATER = 60.0
 # Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
 _HOLDS_INIT = {
     "torch.distributed",
@@ -90,8 +97,17 @@ class Session:
         config = self.config
         return join(
             config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
-            timeout=_TIMEOUT, host=host,
+            timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
         )  # fmt: skip
+
+    def _check(self, name: str) -> LockstepCheck | None:
+        """What compares the ranks of this host; None where there is only one."""
+        config = self.config
+        if config.local_world_size == 1:
+            return None
+        path = board_path(Path(config.run_dir), name)
+        board = LockstepBoard(path, config.local_rank, config.local_world_size)
+        return LockstepCheck(board, first_rank=config.rank - config.local_rank)
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
@@ -106,6 +122,8 @@ class Session:
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
         compiled.install(self.patches, self.context)
+        seed_marks.install(self.patches, self.context)
+        losses.install(self.patches, table)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -127,8 +145,15 @@ class Session:
             if self.context.region is Region.REHEARSAL:
                 raise RondeError("its forward runs backward, which a trial must not")
             if not self.context.on_main_thread():
+                if crosses_ranks(tensors):
+                    raise RondeError(
+                        "backward of a loss over ranks was called in another thread than the script's main one, "
+                        "where ranks are not in step; call it in the main thread"
+                    )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
+            # Gradients have a group of their own: without the mark nobody there would compare.
+            self.context.comm.mark("backward")
             with self.reducer.backward():
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
@@ -142,8 +167,15 @@ class Session:
             plain(optimizer, param_group)
             self.reducer.adopt_all(optimizer)
 
+        stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+
         def before_step(optimizer: Any, *_: Any) -> None:
             self.reducer.adopt_all(optimizer)
+            what = f"{type(optimizer).__name__}.step"
+            if optimizer not in stepped:
+                stepped.add(optimizer)
+                what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
+            self.context.comm.mark(what)
 
         def after_step(*_: Any) -> None:
             self.tally.step()
@@ -156,7 +188,7 @@ class Session:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
         def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
-            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
             self.reducer.adopt(tensor)
@@ -241,3 +273,14 @@ def _whole(value: Any, convert: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_whole(item, convert) for item in value)
     return materialize(convert(value))
+
+
+def _sum_of_parameters(optimizer: Any) -> float:
+    """A number that tells parameters apart which ranks have not drawn alike."""
+    values = [value.detach() for group in optimizer.param_groups for value in group["params"]]
+    known = [
+        value
+        for value in values
+        if value.is_floating_point() and value.layout is torch.strided and not value.is_meta
+    ]
+    return sum(float(value.sum()) for value in known)

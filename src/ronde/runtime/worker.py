@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -15,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ronde.errors import PeerLost, RondeError
+from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.standstill import STACK_SIGNAL
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
@@ -37,8 +39,17 @@ def main() -> None:
     config = RankConfig.take_from(os.environ)
     try:
         _run(config)
-    except SystemExit:
+    except SystemExit as end:
+        _report_exit(config, end)
         raise
+    except DivergedError as diverged:
+        _report(config, "diverged", diverged, str(diverged))
+        if not config.store.startswith("file://"):  # there is no launcher of ours to say it
+            print(f"ronde: error: {diverged}", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Without exit handlers: they might meet the other ranks again.
+        os._exit(1)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         signal.alarm(_WAIT_FOR_END)
@@ -98,6 +109,8 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
+    if config.store.startswith("file://"):
+        _write_stack_when_asked(config)
     session = Session(config, Plan.parse(config.plan), tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
@@ -111,6 +124,13 @@ def _count_steps(tally: Tally) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(lambda *_: tally.step())
+
+
+def _write_stack_when_asked(config: RankConfig) -> None:
+    """Let the launcher ask where this rank is; answered even while the interpreter is held up."""
+    path = Path(config.run_dir) / f"rank-{config.rank}.stack"
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
 def _conclude(config: RankConfig, tally: Tally, session: Session | None) -> None:
@@ -151,6 +171,13 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
+
+
+def _report_exit(config: RankConfig, end: SystemExit) -> None:
+    """Leave word of an exit code at once: the end of the interpreter takes time, and peers notice it."""
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if code:
+        _report(config, "exit", end, str(code & 0xFF))
 
 
 def _report(config: RankConfig, kind: str, error: BaseException, text: str) -> None:
