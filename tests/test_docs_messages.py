@@ -22,6 +22,18 @@ UNSAID = {
     ),
     "ronde's samples/s over the peer's": "the axis of a picture",
     "microseconds a step, over plain python": "the axis of a picture",
+    "value read by the script": "the axis of a picture",
+    "hollow: equal to the bit": "a word in a picture",
+    "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
+        "the title of a picture"
+    ),
+    "has not begun the script": "where a rank is, in a report that is explained",
+    "the start of the script": "where a rank is, in a report that is explained",
+    "(the first; sum of all parameters ...)": "what a rank does, in a report that is explained",
+    'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",
+    "Runs of each contender, in alternating order.": "a help text",
+    "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
+    "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
     "a tensor that is none of its own": "a part of another sentence, which is explained",
     "EOF when reading a line": "Python's own words",
     "no system known to us": "what `ronde plan show` prints",
