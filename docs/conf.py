@@ -26,7 +26,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
-    ("py:class", r"ronde\.(verify\.runs|verify\.clauses\.verdict|plan\.key|comm)\..*"),
+    ("py:class", r"ronde\.(verify|plan\.key|comm)\..*"),
     ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|np|optional)\b.*"),
     ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]

@@ -56,9 +56,9 @@ def normal(text: str) -> str:
 
 
 def matching(said: str, among: list[Sentence]) -> list[Sentence]:
-    """Sentences that `said` is an instance of; a third of its words are theirs, the others values."""
+    """Sentences that `said` is an instance of; a fifth of its words are theirs at least."""
     own = len([word for word in normal(said).split() if not word.isupper()])
-    return [sentence for sentence in among if sentence.matches(said) and 3 * _words(sentence.text) >= own]
+    return [sentence for sentence in among if sentence.matches(said) and 5 * _words(sentence.text) >= own]
 
 
 def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
