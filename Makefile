@@ -15,8 +15,10 @@ BASE_PYTHON ?= python3
 ifeq ($(PYTHON),)
   override PYTHON := $(CURDIR)/$(VENV)/bin/python
   READY := $(VENV)/.ready
+  DOCS_READY := $(VENV)/.docs-ready
 else
   READY :=
+  DOCS_READY :=
   export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 
@@ -32,7 +34,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 # directory to each rank, so it is a folder of its own).
 DEMO := XDG_STATE_HOME=$(CURDIR)/demo-out/state $(RONDE)
 
-.PHONY: help env demo test lint format soak gpu bench clean
+.PHONY: help env demo test lint format soak gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -68,8 +70,12 @@ gpu: $(READY) ## the tests that need a CUDA device
 bench: $(READY) ## data-parallel steps against hand-written DDP
 	$(RONDE) bench dp $(ARGS)
 
+docs: $(READY) $(DOCS_READY) ## the documentation, into docs/_build; warnings are errors
+	$(PYTHON) -m sphinx -E -W --keep-going -n -q -b html docs docs/_build $(ARGS)
+	@echo "docs/_build/index.html"
+
 clean: ## remove the environment, the demo's output and caches
-	rm -rf $(VENV) demo-out dist build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) demo-out dist build docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -83,4 +89,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@[ -x $(VENV)/bin/python ] || $(BASE_PYTHON) -m venv --clear $(VENV)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
 	  $(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[test,demo]'
+	@touch $@
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
+	  $(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -4,24 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.bench.pairs import Pair
+from ronde.bench.machine import Machine
+from ronde.bench.report import Report
+from ronde.bench.rounds import Result, Round
 from ronde.bench.sample import Sample
+
+MACHINE = Machine(cpu="Example 9000", cores=2, memory_gib=15.6, load=0.1, python="3.11.7", torch="2.13.0")
 
 
 def sample(speed: float, **changed: Any) -> Sample:
     """100 samples at `speed` samples/s in 10 steps."""
     fields: dict[str, Any] = {
         "workload": "mlp",
+        "batch_size": 10,
         "samples_per_second": speed,
         "steps": 10,
         "seconds": 100 / speed,
         "loss": 2.0,
+        "losses": (),
         "threads": 1,
         "torch": "2.13.0",
+        "device": "cpu",
         "wall_seconds": 100 / speed + 3,
     }
     return Sample(**{**fields, **changed})
 
 
-def pair(ours: float, peer: float, *, ours_first: bool = True) -> Pair:
-    return Pair(ours=sample(ours), peer=sample(peer), ours_first=ours_first)
+def result(workload: str, **speeds: list[float]) -> Result:
+    """Each contender's samples/s, round by round."""
+    rounds = [
+        Round(samples={name: sample(speed) for name, speed in zip(speeds, each)})
+        for each in zip(*speeds.values(), strict=True)
+    ]
+    return Result(
+        workload=workload, commands={name: f"python {name}" for name in speeds}, rounds=tuple(rounds)
+    )
+
+
+def report(
+    *results: Result, kind: str = "dp", ranks: int = 2, threads: int | None = 1, **changed: Any
+) -> Report:
+    fields: dict[str, Any] = {"method": "global", "versions": {"ddp": "torch 2.13.0"}}
+    return Report(
+        kind=kind, machine=MACHINE, ranks=ranks, threads=threads, results=results, **{**fields, **changed}
+    )

@@ -9,12 +9,15 @@ from ronde.errors import BenchError
 
 LINE = {
     "workload": "mlp",
+    "batch_size": 64,
     "samples_per_second": 640.0,
     "steps": 20,
     "seconds": 2.0,
     "loss": 0.5,
+    "losses": [],
     "threads": 1,
     "torch": "2.13.0",
+    "device": "cpu",
 }
 
 

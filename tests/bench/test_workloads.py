@@ -1,22 +1,56 @@
-"""The workloads are fair: a script and its twin do the same training, and none knows ronde."""
+"""The workloads are fair: a script and its twins do the same training, and none knows ronde."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import ronde.bench.workloads
 from ronde.bench import data_parallel, overhead
-from ronde.bench.contenders import plain, twin
-from ronde.bench.pairs import Pair, check_same_training
-from ronde.errors import UsageError
+from ronde.bench.contenders import plain, under_ronde, with_peer
+from ronde.bench.method import METHODS
+from ronde.bench.peers import PEERS, Peer
+from ronde.bench.rounds import check_same_training
+from ronde.bench.sample import Sample
+from ronde.errors import BenchError, UsageError
 
 FOLDER = Path(ronde.bench.workloads.__file__).parent
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.name != "__init__.py")
+# Where the peers compute what one device would: no dropout of a rank's own, no statistics of its own.
+LIKE_ONE_DEVICE = [name for name in data_parallel.WORKLOADS if name not in data_parallel.NOTES]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+TRAJECTORY = ["--steps", "2", "--warm-up", "1", "--trajectory"]
+
+
+def peer_of(name: str) -> Peer:
+    if importlib.util.find_spec(PEERS[name].module) is None:
+        pytest.skip(f"{PEERS[name].distribution} is not installed")
+    return PEERS[name]
+
+
+def twin(peer: Peer, workload: str) -> Sample:
+    return with_peer(peer, workload, TRAJECTORY, ranks=2, threads=1, environment=ENVIRONMENT).run()
+
+
+def alone(workload: str) -> Sample:
+    return plain(workload, TRAJECTORY, environment=ENVIRONMENT).run()
+
+
+@pytest.fixture(scope="module")
+def trajectories() -> Mapping[str, Sample]:
+    """Plain runs by workload, made when first asked for."""
+
+    class Runs(dict[str, Sample]):
+        def __missing__(self, workload: str) -> Sample:
+            self[workload] = alone(workload)
+            return self[workload]
+
+    return Runs()
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -30,42 +64,151 @@ def test_no_workload_imports_ronde(path: Path) -> None:
     assert not any(name.split(".")[0] == "ronde" for name in imported)
 
 
-@pytest.mark.parametrize("name", data_parallel.WORKLOADS)
-def test_every_workload_has_its_script_and_twin(name: str) -> None:
-    names = {path.stem for path in SCRIPTS}
-    assert {name.replace("-", "_"), f"{name.replace('-', '_')}_ddp"} <= names
+def test_the_command_line_knows_the_catalogue() -> None:
+    """Without importing it: the catalogue imports torch."""
+    (names,) = [
+        ast.literal_eval(ast.List([key for key in node.value.keys if key is not None]))
+        for node in ast.parse((FOLDER / "catalogue.py").read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    ]
+    assert sorted(names) == sorted(data_parallel.WORKLOADS)
 
 
-def test_the_mlps_twin_trains_like_its_script() -> None:
-    arguments: Sequence[str] = ["--steps", "3", "--warm-up", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    alone = plain("mlp", list(arguments), environment=environment)
-    both = twin("mlp", list(arguments), ranks=2, threads=1, environment=environment)
-    check_same_training(Pair(ours=alone, peer=both, ours_first=True))
-    assert alone.loss == pytest.approx(both.loss, rel=1e-4)
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_has_its_twin(name: str) -> None:
+    assert (FOLDER / PEERS[name].script).is_file()
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_mlps_twins_train_like_its_script(name: str, trajectories: Mapping[str, Sample]) -> None:
+    check_trajectory(trajectories["mlp"], twin(peer_of(name), "mlp"), name)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", data_parallel.WORKLOADS)
-def test_every_workload_can_be_compared(name: str) -> None:
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("workload", [name for name in LIKE_ONE_DEVICE if name != "mlp"])
+def test_every_twin_trains_like_its_script(
+    workload: str, name: str, trajectories: Mapping[str, Sample]
+) -> None:
+    check_trajectory(trajectories[workload], twin(peer_of(name), workload), name)
+
+
+def check_trajectory(script: Sample, other: Sample, name: str) -> None:
+    """A twin that trained otherwise would be a weak peer."""
+    assert len(script.losses) == len(other.losses) == 3
+    assert len(set(script.losses)) == 3
+    assert other.losses == pytest.approx(script.losses, rel=1e-3)
+    check_same_training(script, other, peer=name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("workload", data_parallel.NOTES)
+def test_a_twin_that_computes_otherwise_begins_near(
+    workload: str, name: str, trajectories: Mapping[str, Sample]
+) -> None:
+    script, other = trajectories[workload], twin(peer_of(name), workload)
+    assert other.losses == pytest.approx(script.losses, rel=0.3)
+    assert other.losses != pytest.approx(script.losses, rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("workload", data_parallel.WORKLOADS)
+def test_ronde_trains_every_workload_like_one_device(
+    workload: str, trajectories: Mapping[str, Sample]
+) -> None:
+    ours = under_ronde(workload, TRAJECTORY, ranks=2, threads=1, environment=ENVIRONMENT).run()
+    assert ours.losses == pytest.approx(trajectories[workload].losses, rel=1e-3)
+
+
+@pytest.mark.soak
+def test_all_peers_can_be_compared_in_one_call() -> None:
+    peers = tuple(peer_of(name) for name in PEERS)
     report = data_parallel.compare(
-        [name], ranks=2, pairs=1, steps=3, environment=os.environ, progress=lambda *_: None
+        ["mlp", "bert"],
+        against=peers,
+        method=METHODS["global"],
+        ranks=2,
+        rounds=1,
+        steps=2,
+        environment=os.environ,
+        progress=lambda *_: None,
     )
-    (result,) = report.results
-    assert result.workload == name
-    assert result.ratio.median > 0
+    assert list(report.versions) == list(PEERS)
+    for measured in report.results:
+        assert measured.peers == tuple(PEERS)
+        assert all(measured.against(name).ratio_of_medians > 0 for name in PEERS)
+
+
+@pytest.mark.soak
+def test_dlperfs_method_scales_the_batch() -> None:
+    report = data_parallel.compare(
+        ["mlp"],
+        against=(PEERS["ddp"],),
+        method=METHODS["dlperf"],
+        ranks=2,
+        rounds=1,
+        steps=None,
+        environment=os.environ,
+        progress=lambda *_: None,
+    )
+    (measured,) = report.results
+    for each in measured.rounds[0].samples.values():
+        assert (each.batch_size, each.steps) == (128, 100)
 
 
 @pytest.mark.soak
 def test_overhead_can_be_measured() -> None:
     report = overhead.compare(
-        overhead.WORKLOADS, pairs=1, steps=20, environment=os.environ, progress=lambda *_: None
+        overhead.USUAL, device="cpu", rounds=1, steps=20, environment=os.environ, progress=lambda *_: None
     )
-    assert [result.workload for result in report.results] == list(overhead.WORKLOADS)
+    assert [result.workload for result in report.results] == list(overhead.USUAL)
+
+
+@pytest.mark.gpu
+def test_overhead_can_be_measured_on_cuda() -> None:
+    report = overhead.compare(
+        ["tiny", "mlp-512", "start-up"],
+        device="cuda",
+        rounds=1,
+        steps=20,
+        environment=os.environ,
+        progress=lambda *_: None,
+    )
+    assert all(each.samples["ronde"].device != "cpu" for result in report.results for each in result.rounds)
+
+
+@pytest.mark.soak
+def test_a_batch_that_cannot_be_cut_equally_is_refused() -> None:
+    with pytest.raises(BenchError, match="a batch of 64 cannot be cut into 3 equal slices"):
+        with_peer(PEERS["ddp"], "mlp", TRAJECTORY, ranks=3, threads=1, environment=ENVIRONMENT).run()
 
 
 def test_an_unknown_workload_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no workload 'bert'.*transformer, gpt"):
-        data_parallel.compare(["bert"], ranks=2, pairs=1, steps=1, environment={}, progress=lambda *_: None)
-    with pytest.raises(UsageError, match=r"no workload 'gpt'.*tiny, mlp, start-up"):
-        overhead.compare(["gpt"], pairs=1, steps=1, environment={}, progress=lambda *_: None)
+    with pytest.raises(UsageError, match=r"no workload 'alexnet'.*transformer, gpt"):
+        data_parallel.compare(
+            ["alexnet"],
+            against=(PEERS["ddp"],),
+            method=METHODS["global"],
+            ranks=2,
+            rounds=1,
+            steps=1,
+            environment={},
+            progress=lambda *_: None,
+        )
+    with pytest.raises(UsageError, match=r"no workload 'alexnet'.*tiny, mlp-512"):
+        overhead.compare(
+            ["alexnet"], device="cpu", rounds=1, steps=1, environment={}, progress=lambda *_: None
+        )
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda", "needs a CUDA device"), ("tpu", "no --device 'tpu'; choose among cpu, cuda")],
+)
+def test_a_device_that_there_is_not_is_refused(device: str, message: str) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "-1"}
+    with pytest.raises(UsageError, match=message):
+        overhead.compare(
+            ["tiny"], device=device, rounds=1, steps=1, environment=environment, progress=lambda *_: None
+        )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.samples import report, result
 from ronde.cli.app import main
 
 
@@ -15,21 +16,52 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_an_unknown_workload_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "dp", "--workloads", "bert") == 2
-    assert (
-        "there is no workload 'bert'; choose among transformer, gpt, resnet18-gn, mlp"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_report_that_cannot_be_written_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--workloads", "alexnet"),
+            "there is no workload 'alexnet'; choose among transformer, gpt, resnet18-gn",
+        ),
+        (("--against", "ddp,horovod"), "there is no peer 'horovod'; choose among ddp, accelerate, fabric"),
+        (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
+        (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),
+        (("--ranks", "1"), "--ranks 1 leaves nothing to compare"),
+        (("--plot", "x.txt"), "--plot x.txt does not end in .png"),
+    ],
+)
+def test_a_mistake_is_a_usage_error(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bench", "overhead", "--json", str(tmp_path / "absent" / "x.json")) == 2
-    assert "cannot write --json" in capsys.readouterr().err
+    assert run("bench", "dp", *words) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_one_rank_is_nothing_to_compare_with_ddp(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "dp", "--ranks", "1") == 2
-    assert "--ranks" in capsys.readouterr().err
+@pytest.mark.parametrize(("option", "file"), [("--json", "x.json"), ("--plot", "x.png")])
+def test_a_file_that_cannot_be_written_is_refused_at_once(
+    option: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    assert run("bench", "overhead", option, str(tmp_path / "absent" / file)) == 2
+    assert f"cannot write {option}" in capsys.readouterr().err
+
+
+def test_a_report_is_shown_and_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    kept, picture = tmp_path / "kept.json", tmp_path / "kept.png"
+    kept.write_text(report(result("mlp", ronde=[98], ddp=[100])).to_json())
+    assert run("bench", "show", str(kept), "--plot", str(picture)) == 0
+    assert "0.980" in capsys.readouterr().out
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot read"), ("{}", "no report of ronde bench")])
+def test_what_is_no_report_is_not_shown(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.json"
+    if content is not None:
+        kept.write_text(content)
+    assert run("bench", "show", str(kept)) == 2
+    assert message in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ronde.boundary.context import Region
+from ronde.errors import UsageError
 from ronde.testing.run_ranks import Rank
 
 _D = torch.float64
@@ -354,6 +356,86 @@ def converted(rank: Rank) -> list[str]:
         return _check(rank, expected, net.parameters())
 
 
+def hooks_see_the_mean(rank: Rank) -> list[str]:
+    """The user's post-accumulate hooks: after the reduction, once, in the order of backward."""
+    backward: Callable[[Any], None] = lambda net: net(_rows(rank)).square().sum().backward()  # noqa: E731
+    expected = _locally(backward, _net())
+    with _inside_a_model(rank):
+        net = _net()
+        names = {id(p): name for name, p in net.named_parameters()}
+        optimizers = {id(p): torch.optim.SGD([p], 0.0) for p in net.parameters()}
+        found: dict[str, Any] = {}
+
+        def hook(parameter: Any) -> None:
+            found[names[id(parameter)]] = parameter.grad.clone()
+            optimizers[id(parameter)].step()
+            optimizers[id(parameter)].zero_grad()
+
+        handles = [p.register_post_accumulate_grad_hook(hook) for p in net.parameters()]
+        problems: list[str] = []
+        for _ in range(2):
+            found.clear()
+            backward(net)
+            problems += [f"{name} is left" for name, p in net.named_parameters() if p.grad is not None]
+            if sorted(list(found)[:2]) != ["2.bias", "2.weight"] or len(found) != 4:
+                problems.append(f"called for {list(found)}")
+            for (name, _), local in zip(net.named_parameters(), expected, strict=True):
+                if local is None or not torch.allclose(_mean(rank, local), found[name], rtol=1e-12):
+                    problems.append(f"{name} was not the mean")
+        for handle in handles:
+            handle.remove()
+        found.clear()
+        backward(net)
+        problems += [f"called for {name} after its removal" for name in found]
+        return problems + _check(rank, expected, net.parameters())
+
+
+def hooks_where_one_rank_went(rank: Rank) -> list[str]:
+    """A leaf that only the last rank's rows reach has its hook run on all, others have not."""
+    last = rank.world_size - 1
+    with _inside_a_model(rank):
+        net: Any = _net()
+        called: list[Any] = []
+        for part in (net[0], net[2]):
+            part.weight.register_post_accumulate_grad_hook(lambda p: called.append(p.grad.clone()))
+        branch = net[0].weight if rank.rank == last else net[2].bias
+        (branch.sum() + net[0].bias.sum()).backward()
+        share = torch.full((5, 4), 1 / rank.world_size, dtype=_D)
+        return [] if len(called) == 1 and torch.equal(called[0], share) else [f"{called}"]
+
+
+def hooks_of_what_is_gone(rank: Rank) -> list[str]:
+    with _inside_a_model(rank) as session:
+        for _ in range(3):
+            net = _net()
+            net[0].weight.register_post_accumulate_grad_hook(lambda p: None)
+            net(_rows(rank)).sum().backward()
+        del net
+        gc.collect()
+        _net()(_rows(rank)).sum().backward()
+        return [str(kept) for kept in session.reducer.hooks._registered]
+
+
+def hooks_after_an_exception(rank: Rank) -> list[str]:
+    """Not called for a backward that failed; a second accumulation in one backward is refused."""
+    with _inside_a_model(rank):
+        net: Any = _net()
+        called: list[Any] = []
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(called.append)
+        shared = checkpoint(net[0], _rows(rank).requires_grad_(), use_reentrant=True)
+        again = checkpoint(net[0], shared[:, :4], use_reentrant=True)
+        try:
+            net[2](again).square().sum().backward()
+            return ["did not raise"]
+        except UsageError as error:
+            problems = [] if "use_reentrant=False" in str(error) else [str(error)]
+        problems += [f"called {len(called)} times"] if called else []
+        net.zero_grad()
+        net(_rows(rank)).sum().backward()
+        return problems + ([] if len(called) == 4 else [f"then called {len(called)} times"])
+
+
 SITUATIONS = {
     function.__name__: function
     for function in (
@@ -375,6 +457,10 @@ SITUATIONS = {
         twice_on_one_rank_only,
         forgotten,
         converted,
+        hooks_see_the_mean,
+        hooks_where_one_rank_went,
+        hooks_of_what_is_gone,
+        hooks_after_an_exception,
     )
 }
 

@@ -1,74 +1,128 @@
-"""The ways to run a workload: under ronde, as plain python, as the ranks of a DDP script."""
+"""The ways to run a workload: under ronde, as plain python, as the ranks of a peer's script."""
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from ronde.bench.peers import Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sample import Sample, parse
 
-__all__ = ["plain", "twin", "under_ronde"]
+__all__ = ["Contender", "plain", "under_ronde", "with_peer"]
 
 _FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
 
+# Workloads that are a script of their own; the others are names that `plain.py` takes.
+_OWN_SCRIPT = {"tiny": "tiny.py", "start-up": "start_up.py"}
 
-def _script(name: str) -> str:
-    return str(_FOLDER / f"{name.replace('-', '_')}.py")
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One way to run one workload.
 
-def _sample(*processes: Process) -> Sample:
-    output, wall = run_together(processes, timeout=_TIMEOUT)
-    return parse(output, wall_seconds=wall)
+    Attributes:
+        command: how it is run, for the report: without the paths of this host.
+        run: measures one run.
+    """
+
+    name: str
+    command: str
+    run: Callable[[], Sample]
 
 
 def under_ronde(
-    workload: str, arguments: list[str], *, ranks: int, threads: int | None, environment: Mapping[str, str]
-) -> Sample:
-    """`ronde run` of the workload's script; `threads` None leaves their number to `ronde run`."""
-    with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
-        asked = [] if threads is None else ["--threads", str(threads)]
-        options = ["--ranks", str(ranks), "--seed", "0", "--run-dir", folder, *asked]
-        command = (sys.executable, "-m", "ronde", "run", *options, _script(workload), *arguments)
-        return _sample(Process(command=command, environment=environment))
+    workload: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    threads: int | None,
+    environment: Mapping[str, str],
+) -> Contender:
+    """`ronde run` of the plain script; `threads` None leaves their number to `ronde run`."""
+    asked = () if threads is None else ("--threads", str(threads))
+    start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--seed", "0", *asked)
+    words = _plain_words(workload, arguments)
+
+    def run() -> Sample:
+        with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
+            command = (*start, "--run-dir", folder, *words)
+            return _measure([Process(command=command, environment=environment)])
+
+    return Contender(name="ronde", command=_shown((*start, *words)), run=run)
 
 
-def plain(workload: str, arguments: list[str], *, environment: Mapping[str, str]) -> Sample:
+def plain(workload: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Contender:
     """The script by itself, as `python SCRIPT`."""
-    return _sample(Process(command=(sys.executable, _script(workload), *arguments), environment=environment))
+    command = (sys.executable, *_plain_words(workload, arguments))
+    process = Process(command=command, environment=environment)
+    return Contender(name="plain", command=_shown(command), run=partial(_measure, [process]))
 
 
-def twin(
-    workload: str, arguments: list[str], *, ranks: int, threads: int, environment: Mapping[str, str]
-) -> Sample:
-    """The hand-written DDP script on `ranks` processes of `threads` threads.
+def with_peer(
+    peer: Peer,
+    workload: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    threads: int,
+    environment: Mapping[str, str],
+) -> Contender:
+    """The peer's script on `ranks` processes of `threads` threads.
 
     They are given what torchrun would give them, without its agent, whose watching would cost them time.
     """
-    command = (sys.executable, _script(f"{workload}-ddp"), *arguments)
-    port = _free_port()
-    return _sample(
-        *(
-            Process(
-                command=command, environment={**environment, **_rank_variables(rank, ranks, port, threads)}
-            )
-            for rank in range(ranks)
+    command = (sys.executable, str(_FOLDER / peer.script), workload, *arguments)
+
+    def run() -> Sample:
+        port = _free_port()
+        return _measure(
+            [
+                Process(
+                    command=command,
+                    environment={**environment, **_rank_variables(rank, ranks, port, threads)},
+                )
+                for rank in range(ranks)
+            ]
         )
-    )
+
+    return Contender(name=peer.name, command=_shown(command), run=run)
+
+
+def _plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    script = _OWN_SCRIPT.get(workload)
+    words = (str(_FOLDER / "plain.py"), workload) if script is None else (str(_FOLDER / script),)
+    return (*words, *arguments)
+
+
+def _shown(command: Sequence[str]) -> str:
+    short = {sys.executable: "python"}
+    return shlex.join(short.get(word, word.replace(str(_FOLDER), "workloads")) for word in command)
+
+
+def _measure(processes: Sequence[Process]) -> Sample:
+    output, wall = run_together(processes, timeout=_TIMEOUT)
+    return parse(output, wall_seconds=wall)
 
 
 def _rank_variables(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        # By which Fabric knows that processes were started for it.
+        "TORCHELASTIC_RUN_ID": "ronde-bench",
         "OMP_NUM_THREADS": str(threads),
         # The interface that ronde's local ranks use too.
         "GLOO_SOCKET_IFNAME": "lo",

@@ -18,11 +18,13 @@ class Machine:
     """The host of a measurement.
 
     Attributes:
+        memory_gib: of the host, which a container's limit may undercut.
         load: processes that ran or wanted to run in the minute before: above nought, others disturb.
     """
 
     cpu: str
     cores: int
+    memory_gib: float
     load: float
     python: str
     torch: str
@@ -36,6 +38,7 @@ class Machine:
         return cls(
             cpu=cpu_model(Path("/proc/cpuinfo")),
             cores=available_cores(),
+            memory_gib=round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
             load=round(os.getloadavg()[0], 2),
             python=platform.python_version(),
             torch=torch,

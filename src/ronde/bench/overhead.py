@@ -5,48 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from ronde.bench import data_parallel
+from ronde.bench.choice import check_known
 from ronde.bench.contenders import plain, under_ronde
 from ronde.bench.machine import Machine
-from ronde.bench.pairs import Pair, measure
 from ronde.bench.report import Report
+from ronde.bench.rounds import Round, measure
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.errors import UsageError
 
-__all__ = ["WORKLOADS", "compare"]
+__all__ = ["DEVICES", "USUAL", "WORKLOADS", "compare"]
 
-WORKLOADS = ("tiny", "mlp", "start-up")
+DEVICES = ("cpu", "cuda")
+USUAL = ("tiny", "mlp-512", "mlp", "start-up")
+WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS)))
 
 
 def compare(
     workloads: Sequence[str],
     *,
-    pairs: int,
+    device: str,
+    rounds: int,
     steps: int | None,
     environment: Mapping[str, str],
-    progress: Callable[[str, int, Pair], None],
+    progress: Callable[[str, int, int, Round], None],
 ) -> Report:
-    """Measure each workload in alternating pairs; threads are what torch chooses in both.
+    """Measure each workload in rounds; threads are what torch chooses in both.
 
     Args:
         steps: timed steps of every run; None for each workload's own number. Start-up has one.
+        progress: hears the workload, a round's number, how many there are, and the round.
 
     Raises:
-        UsageError: for a workload that there is not.
+        UsageError: for a workload or a device that there is not.
         BenchError: when a run fails, or the two did not train alike.
     """
-    for name in workloads:
-        if name not in WORKLOADS:
-            raise UsageError(f"there is no workload {name!r}; choose among {', '.join(WORKLOADS)}")
+    check_known(workloads, WORKLOADS, what="workload")
+    _check_device(device, environment)
     machine = Machine.here()
     results = []
     for name in workloads:
         arguments = [] if steps is None or name == "start-up" else ["--steps", str(steps)]
-        results.append(
-            measure(
-                name,
-                pairs,
-                partial(under_ronde, name, arguments, ranks=1, threads=None, environment=environment),
-                partial(plain, name, arguments, environment=environment),
-                partial(progress, name),
-            )
+        if device != "cpu":
+            arguments += ["--device", device]
+        contenders = [
+            under_ronde(name, arguments, ranks=1, threads=None, environment=environment),
+            plain(name, arguments, environment=environment),
+        ]
+        results.append(measure(name, contenders, rounds=rounds, progress=partial(progress, name, rounds)))
+    return Report(
+        kind="overhead",
+        method="global",
+        machine=machine,
+        versions={},
+        ranks=1,
+        threads=None,
+        results=tuple(results),
+    )
+
+
+def _check_device(device: str, environment: Mapping[str, str]) -> None:
+    check_known([device], DEVICES, what="--device")
+    if device == "cuda" and not (torch_has_cuda() and cuda_devices(environment)):
+        raise UsageError(
+            "--device cuda needs a CUDA device and a torch built for it, and one of them is missing here; "
+            "leave it out to measure on the CPU"
         )
-    return Report(kind="overhead", machine=machine, ranks=1, threads=None, results=tuple(results))

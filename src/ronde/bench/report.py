@@ -1,18 +1,18 @@
-"""What was measured, as JSON and as a table."""
+"""What was measured, and how it is kept as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ronde.bench.machine import Machine
-from ronde.bench.pairs import Pair, Result
+from ronde.bench.rounds import Result, Round
 from ronde.bench.sample import Sample
-from ronde.bench.spread import Spread
+from ronde.errors import UsageError
 
-__all__ = ["Report", "data_parallel_table", "overhead_table"]
+__all__ = ["Report"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +21,15 @@ class Report:
 
     Attributes:
         kind: `dp` or `overhead`.
+        method: the name of the rule by which it was measured.
+        versions: of the peers' libraries, by the peer's name.
         ranks, threads: ranks, and threads of each (None: what torch chose).
     """
 
     kind: str
+    method: str
     machine: Machine
+    versions: Mapping[str, str]
     ranks: int
     threads: int | None
     results: tuple[Result, ...]
@@ -34,94 +38,45 @@ class Report:
         """Every sample, and the figures made of them."""
         fields = dataclasses.asdict(self)
         for result, described in zip(self.results, fields["results"], strict=True):
-            described["ratio"] = dataclasses.asdict(result.ratio)
-            described["added_microseconds"] = dataclasses.asdict(result.added_microseconds)
-            described["added_wall_seconds"] = dataclasses.asdict(result.added_wall_seconds)
+            described["figures"] = {peer: _figures(result, peer) for peer in result.peers}
         return json.dumps(fields, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report that `to_json` wrote; its figures are made of the samples again."""
-        fields = json.loads(text)
-        fields["machine"] = Machine(**fields["machine"])
-        fields["results"] = tuple(_result(described) for described in fields["results"])
-        return cls(**fields)
+        """The report that `to_json` wrote; its figures are made of the samples again.
+
+        Raises:
+            UsageError: for anything else.
+        """
+        try:
+            fields = json.loads(text)
+            fields["machine"] = Machine(**fields["machine"])
+            fields["results"] = tuple(_result(described) for described in fields["results"])
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"this is no report of ronde bench ({error!r}); give a file that --json has written"
+            ) from None
+
+
+def _figures(result: Result, peer: str) -> dict[str, Any]:
+    comparison = result.against(peer)
+    return {
+        "ratio_of_medians": comparison.ratio_of_medians,
+        **{
+            name: dataclasses.asdict(getattr(comparison, name))
+            for name in ("ratio", "added_microseconds", "added_per_cent", "added_wall_seconds")
+        },
+    }
 
 
 def _result(fields: dict[str, Any]) -> Result:
-    pairs = tuple(
-        Pair(ours=Sample(**pair["ours"]), peer=Sample(**pair["peer"]), ours_first=pair["ours_first"])
-        for pair in fields["pairs"]
+    rounds = tuple(
+        Round(samples={name: _sample(sample) for name, sample in each["samples"].items()})
+        for each in fields["rounds"]
     )
-    return Result(workload=fields["workload"], pairs=pairs)
+    return Result(workload=fields["workload"], commands=fields["commands"], rounds=rounds)
 
 
-def _heading(report: Report) -> str:
-    machine, threads = report.machine, report.threads
-    each = "" if threads is None else f" of {threads} thread{'s' if threads > 1 else ''}"
-    return (
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''}{each} on {machine.cpu}, "
-        f"{machine.cores} cores, load {machine.load:.1f} before; "
-        f"torch {machine.torch}, python {machine.python}"
-    )
-
-
-def data_parallel_table(report: Report) -> str:
-    """Throughput against the DDP twin: medians, and the quartiles of the pairs' ratios."""
-    rows = [("workload", "ronde samples/s", "DDP samples/s", "ratio", "quartiles", "pairs")]
-    for result in report.results:
-        ratio = result.ratio
-        rows.append(
-            (
-                result.workload,
-                f"{result.ours.median:.1f}",
-                f"{result.peer.median:.1f}",
-                f"{ratio.median:.3f}",
-                f"{ratio.low:.3f} to {ratio.high:.3f}",
-                str(len(result.pairs)),
-            )
-        )
-    legend = "ratio: ronde over hand-written DDP, median of the pairs' ratios"
-    return "\n\n".join([_heading(report), _columns(rows), legend])
-
-
-def overhead_table(report: Report) -> str:
-    """What one rank costs over plain python, per step and at the start."""
-    rows = [("workload", "plain us/step", "added us/step", "quartiles", "added %")]
-    start: list[str] = []
-    for result in report.results:
-        if result.workload == "start-up":
-            added = result.added_wall_seconds
-            start.append(
-                f"start-up: {added.median:+.3f} s over plain python "
-                f"(quartiles {_range(added, 3)} s, whole process)"
-            )
-            continue
-        plain = Spread.of(pair.peer.step_microseconds for pair in result.pairs)
-        percent = Spread.of((1 / pair.ratio - 1) * 100 for pair in result.pairs)
-        added = result.added_microseconds
-        rows.append(
-            (
-                result.workload,
-                f"{plain.median:.1f}",
-                f"{added.median:+.1f}",
-                _range(added, 1),
-                f"{percent.median:+.2f}",
-            )
-        )
-    table = [_columns(rows)] if len(rows) > 1 else []
-    return "\n\n".join([_heading(report), *table, *start])
-
-
-def _range(spread: Spread, digits: int) -> str:
-    return f"{spread.low:+.{digits}f} to {spread.high:+.{digits}f}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """First column to the left, figures to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+def _sample(fields: dict[str, Any]) -> Sample:
+    return Sample(**{**fields, "losses": tuple(fields["losses"])})

@@ -19,21 +19,27 @@ class Sample:
 
     Attributes:
         workload: its name.
+        batch_size: samples of a global batch.
         samples_per_second: of the timed steps.
         steps, seconds: how many were timed, and how long they took together.
         loss: of the last global batch.
+        losses: of every global batch, where the run was asked for its trajectory.
         threads: of each process.
         torch: its version.
+        device: `cpu`, or the name of the CUDA device.
         wall_seconds: from the start of the first process to the end of the last.
     """
 
     workload: str
+    batch_size: int
     samples_per_second: float
     steps: int
     seconds: float
     loss: float
+    losses: tuple[float, ...]
     threads: int
     torch: str
+    device: str
     wall_seconds: float
 
     @property
@@ -54,8 +60,9 @@ def parse(output: str, *, wall_seconds: float) -> Sample:
             f"its output ends with: {output[-300:]!r}"
         )
     try:
-        sample = Sample(**json.loads(lines[0].removeprefix(MARK)), wall_seconds=wall_seconds)
-    except (ValueError, TypeError) as error:
+        fields = json.loads(lines[0].removeprefix(MARK))
+        sample = Sample(**{**fields, "losses": tuple(fields["losses"])}, wall_seconds=wall_seconds)
+    except (ValueError, TypeError, KeyError) as error:
         raise BenchError(
             f"cannot read {lines[0]!r} ({error}); print it with workloads/stopwatch.py"
         ) from error

@@ -37,7 +37,8 @@ def install(patches: Patches, context: Context) -> None:
         if not training or context.region not in (Region.SHARDED, Region.REHEARSAL):
             return plain_functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if context.region is Region.REHEARSAL:
-            return _affine(input, weight, bias)
+            # A copy: what follows may work in place, and the result is never the input itself.
+            return _affine(input.clone(), weight, bias)
         return _global_batch_norm(context, input, running_mean, running_var, weight, bias, momentum, eps)
 
     def native(  # noqa: PLR0913 - torch.batch_norm's own parameters

@@ -11,6 +11,7 @@ import torch
 
 from ronde.boundary.layout import Layout
 from ronde.comm.process_group import Comm
+from ronde.trace.tally import Tally
 
 __all__ = ["Context", "Region"]
 
@@ -40,9 +41,18 @@ class Context:
         region: where execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
+        tally: counts batches and calls that were cut.
+        model_calls: calls of models on a batch so far.
     """
 
-    def __init__(self, *, comm: Comm, batch_dim: int, adopt: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        *,
+        comm: Comm,
+        batch_dim: int,
+        adopt: Callable[[torch.Tensor], None],
+        tally: Tally | None = None,
+    ) -> None:
         self.comm = comm
         self.rank = comm.rank
         self.world_size = comm.world_size
@@ -51,8 +61,14 @@ class Context:
         self.region = Region.SCRIPT
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
-        self.sharded_calls = 0
+        self.tally = tally or Tally()
+        self.model_calls = 0
         self._thread = threading.get_ident()
+
+    @property
+    def sharded_calls(self) -> int:
+        """How many calls of modules ran on shards."""
+        return sum(self.tally.sharded.values())
 
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks."""

@@ -65,7 +65,9 @@ class Gather(Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
         ctx.context, ctx.layout = context, layout
-        return gather_data(context, local, layout)
+        whole = gather_data(context, local, layout)
+        # The same memory as a tensor that is no view: a view made in here could not be changed in place.
+        return whole.new_empty(0).set_(whole)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

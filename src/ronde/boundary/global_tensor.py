@@ -19,8 +19,10 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Gather, Slice, gather_data
+from ronde.boundary.guards import Refusal
 from ronde.boundary.layout import Layout
 from ronde.boundary.tree import map_leaves
+from ronde.errors import RondeError
 
 __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
@@ -63,9 +65,13 @@ class GlobalTensor(torch.Tensor):
         kwargs = kwargs or {}
         first = _first(args, kwargs)
         context = first._context
-        if context.region in (Region.SHARDED, Region.REHEARSAL):
-            # The model holds on to a batch from outside: inside, its rows are what is meant.
-            return func(*_map(localize, args), **_map(localize, kwargs))
+        if context.region is Region.REHEARSAL:
+            raise Refusal("it uses a batch that is not among its arguments")
+        if context.region is Region.SHARDED:
+            raise RondeError(
+                "a model used a batch that is not among its arguments, as it did not in its rehearsal; "
+                "pass it to the model as an argument"
+            )
         if func in _METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
@@ -262,7 +268,10 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             full = _hold_whole(args[0])
         result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
         return args[0] if result is full else result
-    return func(*_map(materialize, args), **_map(materialize, kwargs))
+    result = func(*_map(materialize, args), **_map(materialize, kwargs))
+    if args and isinstance(args[0], GlobalTensor) and result is args[0]._full:
+        return args[0]  # it worked in place, or had nothing to do
+    return result
 
 
 class _Shell(torch.autograd.Function):

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["leaves_behind", "now", "uses_older"]
+from ronde.boundary.deferred import DeferredScalar
+
+__all__ = ["crosses_ranks", "custom_backwards", "leaves_behind", "now", "uses_older"]
 
 
 def now() -> int:
@@ -33,6 +35,26 @@ def _nodes(results: Iterable[Any], since: int, known: Iterable[Any]) -> Iterator
 def uses_older(results: Iterable[Any], since: int, known: Iterable[Any]) -> bool:
     """Whether tensors come from a value in the midst of a graph that was made before `since`."""
     return any(node._sequence_nr() < since for node in _nodes(results, since, known))
+
+
+def _homes_of_functions(results: Iterable[Any]) -> Iterator[str]:
+    """The packages of the `torch.autograd.Function`s behind tensors."""
+    for node in _nodes(results, 0, ()):
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            yield getattr(getattr(node, "_forward_cls", None), "__module__", "torch").split(".")[0]
+
+
+def custom_backwards(results: Iterable[Any]) -> bool:
+    """Whether a function of the user's lies behind tensors."""
+    return any(home not in ("torch", "ronde") for home in _homes_of_functions(results))
+
+
+def crosses_ranks(results: Any) -> bool:
+    """Whether backward from these tensors would communicate."""
+    found = list(results) if isinstance(results, (tuple, list)) else [results]
+    if any(isinstance(value, DeferredScalar) for value in found):
+        return True
+    return any(home == "ronde" for home in _homes_of_functions(found))
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:

@@ -4,8 +4,9 @@ Ids, order, lengths and random state are thereby those of one device: no Distrib
 no padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
 queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
 custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
-answer: another collate function than torch's own (it may pad to the longest sample), samples that draw random
-numbers, iterable datasets, values that are no tensors, and batches with fewer samples than ranks.
+answer: another collate function than torch's own (it may pad to the longest sample), samples that draw
+random numbers or depend on what was read before them, iterable datasets, values that are no tensors, and
+batches with fewer samples than ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import random
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
 from typing import Any
 
 import numpy
@@ -27,13 +28,22 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
+from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
+from ronde.boundary.reach import Reach
 from ronde.boundary.tree import Opaque, leaves, map_leaves
+from ronde.boundary.trial import preserved_random_state
 from ronde.errors import RondeError, UsageError
 
 __all__ = ["LoaderEdge"]
 
-_UNKNOWN, _STILL, _MOVED = 0, 1, 2
+# What fetching has shown: nothing yet; a sample is a function of its index; it is not.
+_UNKNOWN, _STILL, _MOVED, _ORDERED = 0, 1, 2, 3
+_WHY = {
+    _STILL: "its batches hold other values than one row of a tensor for each sample",
+    _MOVED: "its samples draw random numbers",
+    _ORDERED: "a sample depends on the order in which samples are read, or on those read with it",
+}
 _AHEAD_BYTES = 1 << 16
 
 
@@ -49,10 +59,11 @@ class _Watched:
 
 
 class _Loading:
-    """What is known of one loader: whether its batches may be loaded in slices."""
+    """What is known of one loader: whether its batches may be loaded in slices, and if not, why."""
 
-    def __init__(self, sliceable: bool, always: bool) -> None:
+    def __init__(self, reason: str = "", *, sliceable: bool = False, always: bool = False) -> None:
         self.flag: Any = multiprocessing.RawValue("b", _UNKNOWN)
+        self.reason = reason
         self.sliceable = sliceable
         self.proven = always
 
@@ -79,7 +90,7 @@ class LoaderEdge:
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
-        edge = self
+        edge, comm = self, self._context.comm
         plain_init: Any = _BaseDataLoaderIter.__init__
         plain_reset: Any = _BaseDataLoaderIter._reset
         plain_index: Any = _BaseDataLoaderIter._next_index
@@ -100,9 +111,13 @@ class LoaderEdge:
             return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
+            begun, waited = perf_counter_ns(), comm.waited_ns
             with edge._fetching(iterator):
                 data = plain_next(iterator)
-            return edge._deliver(iterator, data)
+            data = edge._deliver(iterator, data)
+            if edge._context.on_main_thread():
+                edge._context.tally.deliver(perf_counter_ns() - begun - (comm.waited_ns - waited))
+            return data
 
         def fetch(fetcher: Any, index: Any) -> Any:
             watched = fetcher.collate_fn
@@ -110,9 +125,10 @@ class LoaderEdge:
                 return plain_fetch(fetcher, index)
             before = _random_state()
             data = plain_fetch(fetcher, index)
-            moved = not _same_state(before, _random_state())
-            if moved or watched.flag.value == _UNKNOWN:
-                watched.flag.value = _MOVED if moved else _STILL
+            if not _same_state(before, _random_state()):
+                watched.flag.value = _MOVED
+            elif watched.flag.value == _UNKNOWN:
+                watched.flag.value = _STILL if _repeats(plain_fetch, fetcher, index, data) else _ORDERED
             return data
 
         patches.set(_BaseDataLoaderIter, "__init__", init)
@@ -125,6 +141,8 @@ class LoaderEdge:
         iterator._ronde_queue = collections.deque()
         iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
         iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
+        if loading.reason:
+            self._say(loader.dataset, loading.reason)
         if loading.sliceable:
             iterator._collate_fn = _Watched(iterator._collate_fn, loading.flag)
 
@@ -137,6 +155,10 @@ class LoaderEdge:
         if not loading.proven:
             loading.sliceable = False
             iterator._ronde_queue.clear()
+            self._say(iterator._dataset, _WHY.get(loading.flag.value, _WHY[_STILL]))
+
+    def _say(self, dataset: Any, reason: str) -> None:
+        self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Ranks are out of step while each loads samples of its own in this very process."""
@@ -149,14 +171,21 @@ class LoaderEdge:
         return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
 
     def _judge(self, loader: Any) -> _Loading:
-        map_style = loader._dataset_kind == _DatasetKind.Map and loader._auto_collation
-        if not map_style or self._loading == "full":
-            return _Loading(False, False)
+        if self._loading == "full":
+            return _Loading()
+        if loader._dataset_kind != _DatasetKind.Map:
+            return _Loading("an iterable dataset has no indices to be cut")
+        if not loader._auto_collation:
+            return _Loading("the loader makes no batches of samples")
         if self._loading == "sliced":
-            return _Loading(True, True)
-        forked = loader.num_workers == 0 or _start_method(loader) == "fork"
-        own = loader.collate_fn is not default_collate
-        return _Loading(forked and not own and not _uses_generator(loader.dataset), False)
+            return _Loading(sliceable=True, always=True)
+        if loader.num_workers and _start_method(loader) != "fork":
+            return _Loading("its workers are not forked, and what they do is not seen")
+        if loader.collate_fn is not default_collate:
+            return _Loading("its collate_fn may look at all samples, to pad them say")
+        if _uses_generator(loader.dataset):
+            return _Loading("it uses a random generator of its own")
+        return _Loading(sliceable=True)
 
     def _mark(self, index: Any) -> None:
         """Let ranks be found whose samplers drew different batches."""
@@ -246,26 +275,28 @@ def _same_numpy(a: Any, b: Any) -> bool:
     return bool(same and a["has_gauss"] == b["has_gauss"])
 
 
-_GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
-
-
 def _uses_generator(dataset: Any) -> bool:
-    """Whether a dataset, or the module that defines it, keeps a random generator of its own."""
-    home = sys.modules.get(type(dataset).__module__)
-    around = vars(home).values() if home is not None and home.__name__.split(".")[0] != "torch" else ()
-    return _holds_generator(dataset) or any(isinstance(item, _GENERATORS) for item in around)
+    """Whether a dataset or its code, transforms and closures among it, uses a random generator of its own."""
+    reach = Reach()
+    reach.visit(dataset)
+    return bool(reach.generators())
 
 
-def _holds_generator(value: Any, depth: int = 4) -> bool:
-    """Whether an object keeps a random generator of its own, which slices would use out of step."""
-    if isinstance(value, _GENERATORS):
-        return True
-    if depth == 0:
+def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> bool:
+    """Whether a batch's first sample comes out the same when it is read again, alone and unnoticed."""
+    reach = Reach()
+    reach.visit(fetcher.dataset)
+    try:
+        with restored(reach.places, [value for _, value in reach.values]), preserved_random_state():
+            alone = list(leaves(fetch(fetcher, list(index)[:1])))
+        batch = list(leaves(data))
+        if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):
+            return True  # it will not be cut
+        return len(alone) == len(batch) and all(map(_same_row, alone, batch))
+    except Exception:
         return False
-    if isinstance(value, (list, tuple)):
-        return len(value) <= 64 and any(_holds_generator(item, depth - 1) for item in value)
-    if isinstance(value, dict):
-        return len(value) <= 64 and any(_holds_generator(item, depth - 1) for item in value.values())
-    if isinstance(value, (torch.Tensor, numpy.ndarray, type)) or not hasattr(value, "__dict__"):
-        return False
-    return any(_holds_generator(item, depth - 1) for item in vars(value).values())
+
+
+def _same_row(alone: torch.Tensor, batch: torch.Tensor) -> bool:
+    a, b = alone[:1], batch[:1]
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())

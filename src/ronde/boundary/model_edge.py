@@ -8,7 +8,6 @@ every module; what it costs is gathering where the body needs the whole batch.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,26 +22,13 @@ from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream, SlicedDraws
-from ronde.boundary.rehearsal import Verdict, rehearse
+from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
-from ronde.boundary.tree import Opaque, leaves, map_leaves, structure
+from ronde.boundary.tree import Opaque, leaves, map_leaves
+from ronde.boundary.verdicts import Batch, Verdicts
+from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Batch:
-    """What of a call's arguments is the batch.
-
-    Attributes:
-        rows: global rows, the unit in which ranks are given their part.
-        inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
-        axes: the batch axis of every leaf, None for leaves that enter whole.
-    """
-
-    rows: int
-    inner: int
-    axes: tuple[int | None, ...]
 
 
 class ModelEdge:
@@ -57,9 +43,7 @@ class ModelEdge:
         self._context = context
         self._rules = rules
         self._stream = stream
-        self._verdicts: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, Verdict]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._verdicts = Verdicts(context, torch.nn.Module.__call__)
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -72,9 +56,34 @@ class ModelEdge:
             return self._call(plain, module, args, kwargs)
 
         patches.set(torch.nn.Module, "__call__", call)
+        self._install_register_hook(patches)
+
+    def _install_register_hook(self, patches: Patches) -> None:
+        plain: Any = torch.Tensor.register_hook
+        context = self._context
+
+        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+            if context.region is not Region.SCRIPT or not isinstance(tensor, torch.nn.Parameter):
+                return plain(tensor, hook)
+            calls = context.model_calls
+
+            def checked(gradient: torch.Tensor) -> Any:
+                if calls and context.model_calls == calls:
+                    raise RondeError(
+                        f"a hook was registered on a parameter of shape {list(tensor.shape)} between a "
+                        f"forward pass and its backward, where it would see the gradient of one rank's "
+                        f"rows; register it before the forward pass"
+                    )
+                return hook(gradient)
+
+            return plain(tensor, checked)
+
+        patches.set(torch.Tensor, "register_hook", register_hook)
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         if type(module).__module__ in _HANDLED_BY_RULES or self._context.in_transform():
+            return plain(module, *args, **kwargs)
+        if torch.jit.is_tracing():
             return plain(module, *args, **kwargs)
         try:
             values = list(leaves((args, kwargs)))
@@ -86,20 +95,28 @@ class ModelEdge:
         batch = self._find_batch(values)
         if batch is None:
             return plain(module, *args, **kwargs)
-        if batch.rows < self._context.world_size:
-            with self._context.enter(Region.REPLICATED, None):
-                whole_args, whole_kwargs = map_leaves(materialize, (args, kwargs))
-                return plain(module, *whole_args, **whole_kwargs)
-        verdict = self._verdict(plain, module, (args, kwargs), values, batch)
+        if module.training and torch.is_grad_enabled():
+            self._context.tally.train_on(batch.rows)
+        self._context.model_calls += 1
+        if batch.rows < self._context.world_size or any(map(_is_nested, values)):
+            return self._replicated(plain, module, (args, kwargs))
+        verdict = self._verdicts.of(module, (args, kwargs), values, batch)
         if verdict.sharded:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
+        if isinstance(module, torch.jit.ScriptModule):  # its body is not Python's to carry out
+            return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, batch.rows
         try:
             return plain(module, *args, **kwargs)
         finally:
             self._context.rows = before
 
-    def _find_batch(self, values: list[Any]) -> _Batch | None:
+    def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
+        with self._context.enter(Region.REPLICATED, None):
+            args, kwargs = map_leaves(materialize, call)
+            return plain(module, *args, **kwargs)
+
+    def _find_batch(self, values: list[Any]) -> Batch | None:
         """The batch among the leaves of a call's arguments, or None when there is none."""
         dim = self._context.batch_dim
         held = [value for value in values if isinstance(value, GlobalTensor)]
@@ -109,51 +126,17 @@ class ModelEdge:
                 return None
             rows, inner = first.rows, first.inner
         else:
-            sizes = [
-                value.shape[dim] for value in values if isinstance(value, torch.Tensor) and value.dim() > dim
-            ]
+            sizes = [value.shape[dim] for value in values if _may_be_batch(value) and value.dim() > dim]
             if not sizes:
                 return None
             rows, inner = self._context.rows or sizes[0], 1
             if rows not in sizes:
                 return None
         axes = tuple(_axis(value, rows * inner, dim) for value in values)
-        return _Batch(rows, inner, axes)
-
-    def _verdict(
-        self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch
-    ) -> Verdict:
-        known = self._verdicts.setdefault(module, {})
-        key = _signature(module, call, values, batch, exact=len(known) < _MANY_SIGNATURES)
-        if key not in known:
-            known[key] = verdict = self._rehearsed(plain, module, call, values, batch)
-            name = type(module).__name__
-            if not verdict.sharded:
-                self._context.note(f"{name} runs in parts, not as one piece: {verdict.reason}")
-        return known[key]
-
-    def _rehearsed(
-        self, plain: Any, module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch
-    ) -> Verdict:
-        if any(_has_user_hooks(part) for part in module.modules()):
-            return Verdict(False, "it has hooks, which are to see the whole batch")
-        few = [_some_rows(value, axis) for value, axis in zip(values, batch.axes, strict=True)]
-
-        def run(twin: torch.nn.Module, leaf_values: list[Any]) -> Any:
-            remaining = iter(leaf_values)
-            args, kwargs = map_leaves(lambda _: next(remaining), call)
-            return plain(twin, *args, **kwargs)
-
-        rows = min(value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None)
-        verdict = rehearse(self._context, module, run, few, batch.axes, rows)
-        others = _other_axes(values, batch)
-        if verdict.sharded or others == batch.axes:
-            return verdict
-        second = rehearse(self._context, module, run, few, others, rows)
-        return second if second.sharded else verdict
+        return Batch(rows, inner, axes)
 
     def _sharded(
-        self, plain: Any, module: torch.nn.Module, call: Any, batch: _Batch, verdict: Verdict
+        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
         context = self._context
         axes = iter(verdict.inputs)
@@ -167,14 +150,36 @@ class ModelEdge:
             self._entered(module),
         ):
             output = plain(module, *args, **kwargs)
-        context.sharded_calls += 1
-        if verdict not in self._adopted.setdefault(module, []):
-            # Once: leaves that are no parameters of the module, but its attributes or global variables.
-            self._adopted[module].append(verdict)
+        context.tally.cut(type(module).__name__)
+        adopted = self._adopted.setdefault(module, [])
+        if verdict.foreign or verdict not in adopted:
+            # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
+            # at every call where there are such: the script may make them anew.
+            if verdict not in adopted:
+                adopted.append(verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
-        outputs = iter(verdict.outputs)
-        return map_leaves(lambda value: self._global(value, next(outputs), batch.rows), output)
+        return self._made_global(module, call, output, batch, verdict)
+
+    def _made_global(
+        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict
+    ) -> Any:
+        """The output for the script: rows become global tensors, an argument that is returned is itself."""
+        given = list(leaves(call)) if any(place is not None for place in verdict.same_as) else []
+        expected = iter(zip(verdict.outputs, verdict.same_as, strict=True))
+
+        def whole(value: Any) -> Any:
+            axis, place = next(expected, (None, None))
+            if axis is None or axis.dims != (value.dim() if isinstance(value, torch.Tensor) else None):
+                raise _another_form(module)
+            if place is not None:
+                return given[place]
+            return self._global(value, axis, batch.rows)
+
+        result = map_leaves(whole, output)
+        if next(expected, None) is not None:
+            raise _another_form(module)
+        return result
 
     @contextmanager
     def _entered(self, module: torch.nn.Module) -> Iterator[None]:
@@ -195,12 +200,12 @@ class ModelEdge:
 
     def _drawing(self, verdict: Verdict, rows: int) -> Any:
         if not verdict.draws:
-            return _nothing
+            return _NoDraws()
         if self._stream is not None:
             return self._stream
         return SlicedDraws(verdict.draws, self._context.layout(0, rows), self._context.rank)
 
-    def _local(self, value: Any, axis: int | None, batch: _Batch) -> Any:
+    def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):
             return localize(value)
         if not isinstance(value, torch.Tensor):
@@ -212,7 +217,7 @@ class ModelEdge:
         rows = cut(self._context, value, layout)
         return rows if rows.requires_grad else rows.clone()
 
-    def _global(self, value: Any, axis: Any, rows: int) -> Any:
+    def _global(self, value: Any, axis: OutputAxis, rows: int) -> Any:
         if not isinstance(value, torch.Tensor) or axis.dim is None:
             return value
         mine = self._context.layout(0, rows).count(self._context.rank)
@@ -229,12 +234,38 @@ class ModelEdge:
                     self._context.adopt(parameter)
 
 
-class _Nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
+class _NoDraws:
+    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks."""
+
+    def __enter__(self) -> None:
+        self._before = torch.default_generator.get_state()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
+            raise RondeError(
+                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
+                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+                "own, as a number or a flag"
+            )
 
 
-_nothing = _Nothing()
+def _another_form(module: torch.nn.Module) -> RondeError:
+    return RondeError(
+        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
+        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
+    )
+
+
+def _may_be_batch(value: Any) -> bool:
+    """A parametrization is a module called on a parameter."""
+    return (
+        isinstance(value, torch.Tensor) and not value.is_nested and not isinstance(value, torch.nn.Parameter)
+    )
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
+
 
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
@@ -243,61 +274,8 @@ _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
 def _axis(value: Any, length: int, dim: int) -> int | None:
     if isinstance(value, GlobalTensor):
         return value._layout.dim
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return None
     if isinstance(value, torch.Tensor) and value.dim() > dim and value.shape[dim] == length:
         return dim
     return None
-
-
-def _other_axes(values: list[Any], batch: _Batch) -> tuple[int | None, ...]:
-    """The batch where it is not in front: a recurrent network's hidden state is [layers, batch, features]."""
-
-    def place(value: Any, axis: int | None) -> int | None:
-        if axis is not None or not isinstance(value, torch.Tensor):
-            return axis
-        fitting = [dim for dim, size in enumerate(value.shape) if size == batch.rows * batch.inner]
-        return fitting[0] if fitting else None
-
-    return tuple(place(value, axis) for value, axis in zip(values, batch.axes, strict=True))
-
-
-def _some_rows(value: Any, axis: int | None) -> Any:
-    """Rows for a rehearsal: this rank's own, or the whole where a rank has fewer than two."""
-    if axis is None or not isinstance(value, GlobalTensor):
-        return value
-    layout = value._layout
-    fewest = min(layout.count(rank) for rank in range(layout.world_size))
-    return (localize(value) if fewest >= 2 else materialize(value)).detach()
-
-
-def _has_user_hooks(part: torch.nn.Module) -> bool:
-    kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    on_gradients = any(
-        parameter is not None and parameter._backward_hooks for parameter in part._parameters.values()
-    )
-    return on_gradients or any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values())
-
-
-def _is_torchs(hook: Any) -> bool:
-    owner = getattr(hook, "__module__", None) or type(hook).__module__
-    return owner.split(".")[0] == "torch"
-
-
-def _signature(module: torch.nn.Module, call: Any, values: list[Any], batch: _Batch, *, exact: bool) -> Any:
-    described = tuple(
-        (value.dtype, value.dim(), value.requires_grad)
-        if isinstance(value, torch.Tensor)
-        else _kind(value, exact)
-        for value in values
-    )
-    modes = tuple((part.training, _has_user_hooks(part)) for part in module.modules())
-    return structure(call), described, batch.axes, modes, torch.is_grad_enabled(), batch.rows < 4
-
-
-def _kind(value: Any, exact: bool) -> Any:
-    """A flag or a number may choose another branch; a number that changes at every call is given up on."""
-    if isinstance(value, (bool, str, type(None))) or (exact and isinstance(value, (int, float))):
-        return value
-    return type(value)
-
-
-_MANY_SIGNATURES = 16

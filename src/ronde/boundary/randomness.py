@@ -16,9 +16,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.boundary.guards import Refusal
 from ronde.boundary.layout import Layout, memory_order
 
 __all__ = [
+    "READ",
     "Draw",
     "HostReads",
     "RankStream",
@@ -112,7 +114,7 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 def _checks_arguments() -> bool:
     """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
     frame = sys._getframe(1)
-    for _ in range(8):
+    for _ in range(24):
         if frame is None:
             return False
         if frame.f_globals.get("__name__") == "torch.distributions.distribution":
@@ -121,15 +123,24 @@ def _checks_arguments() -> bool:
     return False
 
 
+READ = "its forward reads a value of the batch on the host"
+
+
 class RecordedDraws(TorchDispatchMode):
-    """Notes every random operation, and whether the model reads a tensor on the host."""
+    """Notes every random operation, and stops a model that reads a tensor on the host: what it would do with
+    the value (write it to a log, say) must not be done for a trial."""
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[tuple[str, list[int]]] = []
         self.host_reads = 0
+        # Whether an operation is under way that reads a value only to check it.
+        self.checking = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _reads_values(func, args) and not self.checking and not _checks_arguments():
+            self.host_reads += 1
+            raise Refusal(READ)
         result = func(*args, **(kwargs or {}))
         if is_random(func, args, kwargs):
             name = _name(func)
@@ -138,8 +149,6 @@ class RecordedDraws(TorchDispatchMode):
             if (kwargs or {}).get("generator") is not None:
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
-        elif _reads_values(func, args) and not _checks_arguments():
-            self.host_reads += 1
         return result
 
 
@@ -151,12 +160,18 @@ _READS = {
     "_unique2",
     "unique_dim",
     "unique_consecutive",
+    "_unique",
+    "bincount",
 }
 
 
 def _reads_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether the host learns a value, or a shape comes to depend on one."""
     name = _name(func)
+    if name == "repeat_interleave":
+        return any(
+            isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) for value in args
+        )
     if name == "index":
         return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
     return name in _READS
@@ -165,17 +180,27 @@ def _reads_values(func: Any, args: Sequence[Any]) -> bool:
 class HostReads(TorchFunctionMode):
     """Counts conversions to Python and NumPy, which no dispatched operation shows."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: RecordedDraws) -> None:
         super().__init__()
+        self._recorder = recorder
         self.count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func in _CONVERSIONS and not _checks_arguments():
             self.count += 1
-        return func(*args, **(kwargs or {}))
+            raise Refusal(READ)
+        if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
+            return func(*args, **kwargs)
+        # It looks whether its classes are in range; its shape does not depend on them.
+        self._recorder.checking = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.checking = False
 
 
-_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__}
 
 
 class SlicedDraws(TorchDispatchMode):

@@ -3,40 +3,46 @@
 Before a model first runs on shards, a copy of it (sharing the parameters) runs on a few rows in one
 process: on all of them, on the first part, on the second part, as ranks would. What holds of the real
 run must hold here: the parts' outputs are the rows of the whole's, draws included, nothing about the
-batch is left behind on the module, and no value is read on the host. Anything else, any error too, means
+batch is left behind on the module or around it, nothing but its own is changed, and no value is read on the
+host. Then each row in turn is spoilt, and the others must not notice. Anything else, any error too, means
 that the module is not cut as one piece. The verdict is the main rank's, shared with all.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.graph import now, uses_older
+from ronde.boundary.graph import custom_backwards, leaves_behind
+from ronde.boundary.guards import Refusal, memory
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw, HostReads, RecordedDraws, SlicedDraws, UnknownDraw, find_axis
-from ronde.boundary.tree import Opaque, leaves, map_leaves, structure
+from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
+from ronde.boundary.tree import Opaque, leaves, structure
+from ronde.boundary.trial import Run, Trial, same
 
-__all__ = ["OutputAxis", "Verdict", "rehearse"]
+__all__ = ["ROWS", "OutputAxis", "Verdict", "rehearse"]
 
-_ROWS = 4
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+# Odd, so that pairs and groups do not fall into halves.
+ROWS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputAxis:
-    """The batch dimension of one tensor of the output; `dim` None when it does not depend on the batch."""
+    """Where the batch lies in one leaf of the output.
+
+    Attributes:
+        dim: the dimension, None for what does not depend on the batch.
+        outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
+        dims: how many dimensions the tensor has, None for a leaf that is no tensor.
+    """
 
     dim: int | None
     outer_first: bool = False
+    dims: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class Verdict:
         inputs: the batch axis of every leaf of the arguments, in order.
         outputs: the axis of every leaf of the output, in order.
         draws: the random operations of a forward pass, in order.
+        same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
+        foreign: it uses tensors with a gradient that are no parameters of its own.
     """
 
     sharded: bool
@@ -56,55 +64,14 @@ class Verdict:
     inputs: tuple[int | None, ...] = ()
     outputs: tuple[OutputAxis, ...] = ()
     draws: tuple[Draw, ...] = ()
-
-
-class _Refusal(Exception):
-    """The module must not be cut; the message is the reason."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    output: Any
-    draws: list[tuple[str, list[int]]]
-    left_behind: dict[str, Any]
-
-
-class _Trial:
-    """Runs copies of one module on parts of a few rows."""
-
-    def __init__(
-        self, context: Context, module: torch.nn.Module, call: Any, values: list[Any], axes: list[int | None]
-    ):
-        self._context = context
-        self._module = module
-        self._call = call
-        self._values = values
-        self._axes = axes
-
-    def run(self, start: int, stop: int, draws: Any) -> _Run:
-        """One forward of a fresh copy on rows `start` to `stop`, from the same random state."""
-        twin = _twin(self._module)
-        before = _state(twin)
-        values = [
-            value if axis is None else _row_part(value, axis, start, stop)
-            for value, axis in zip(self._values, self._axes, strict=True)
-        ]
-        recorder, conversions, start = RecordedDraws(), HostReads(), now()
-        with _preserved_random_state(), draws or nullcontext(), recorder, conversions:
-            output = self._call(twin, values)
-        if recorder.host_reads or conversions.count:
-            raise _Refusal("its forward reads a value of the batch on the host")
-        if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
-            raise _Refusal("it uses a value with a gradient that was computed outside of it")
-        after = _state(twin)
-        left = {key: value for key, value in after.items() if not _same(before.get(key), value)}
-        return _Run(output, recorder.draws, left)
+    same_as: tuple[int | None, ...] = ()
+    foreign: bool = False
 
 
 def rehearse(
     context: Context,
     module: torch.nn.Module,
-    call: Any,
+    call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
     values: list[Any],
     axes: Sequence[int | None],
     rows: int,
@@ -112,16 +79,17 @@ def rehearse(
     """Try `module` on the first rows of `values`.
 
     Args:
-        call: `call(module, values)` runs a module with the leaves of its arguments replaced.
+        call: `call(module, values)` runs a module with the leaves of its arguments replaced; gives the output
+            and the arguments as the module left them.
         values: the leaves; those with an axis hold `rows` rows there, at least 2.
         axes: the batch axis of each leaf, None for leaves that enter whole.
     """
-    trial = _Trial(context, module, call, values, list(axes))
-    rows = min(rows, _ROWS)
+    rows = min(rows, ROWS)
     try:
         with context.enter(Region.REHEARSAL, rows):
-            verdict = dataclasses.replace(_judge(trial, rows), inputs=tuple(axes))
-    except _Refusal as refusal:
+            trial = Trial(module, call, values, axes)
+            verdict = dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
+    except Refusal as refusal:
         verdict = Verdict(False, str(refusal))
     except UnknownDraw as draw:
         verdict = Verdict(False, f"its random draws cannot be cut ({draw})")
@@ -132,36 +100,58 @@ def rehearse(
     return context.comm.broadcast_object(verdict)
 
 
-def _judge(trial: _Trial, rows: int) -> Verdict:
+def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
     part_rows = rows // 2
-    whole, first = trial.run(0, rows, None), trial.run(0, part_rows, None)
+    whole, first = trial.run(0, rows), trial.run(0, part_rows)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
+    problem: str | None = None
     for outer_first in (False, True):
         candidate = [dataclasses.replace(axis, outer_first=outer_first) for axis in outputs]
         recorded = tuple(dataclasses.replace(draw, outer_first=outer_first) for draw in draws)
-        problem = _compare_parts(trial, whole, candidate, recorded, rows)
+        parts = list(_parts(trial, recorded, rows))
+        problem = _compare_parts(whole, parts, candidate, rows)
         if problem is None:
-            return Verdict(True, outputs=tuple(candidate), draws=recorded)
+            _spoil_rows(trial, whole, candidate, rows)
+            _compare_gradients(module, whole, parts, candidate, rows)
+            return _verdict(module, whole, candidate, recorded)
     assert problem is not None
-    raise _Refusal(problem)
+    raise Refusal(problem)
 
 
-def _find_axes(whole: _Run, part: _Run, rows: int, part_rows: int) -> tuple[list[OutputAxis], list[Draw]]:
+def _verdict(
+    module: torch.nn.Module, whole: Run, outputs: list[OutputAxis], draws: tuple[Draw, ...]
+) -> Verdict:
+    results = list(leaves(whole.output))
+    tensors = [isinstance(value, torch.Tensor) for value in whole.values]
+    same_as = tuple(
+        next((i for i, value in enumerate(whole.values) if tensors[i] and value is result), None)
+        for result in results
+    )
+    given = {memory(value) for value in whole.values if isinstance(value, torch.Tensor)} - {None}
+    for result, same_one in zip(results, same_as, strict=True):
+        if same_one is None and isinstance(result, torch.Tensor) and memory(result) in given:
+            raise Refusal("it returns a view of its argument, which shares memory with it")
+    known = {id(parameter) for parameter in module.parameters()} | {id(value) for value in whole.values}
+    foreign = any(id(leaf) not in known for leaf in leaves_behind(results, 0))
+    return Verdict(True, "", (), tuple(outputs), draws, same_as, foreign)
+
+
+def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[OutputAxis], list[Draw]]:
     if structure(whole.output) != structure(part.output):
-        raise _Refusal("the form of its output depends on the number of rows")
+        raise Refusal("the form of its output depends on the number of rows")
     outputs: list[OutputAxis] = []
     for a, b in zip(leaves(whole.output), leaves(part.output), strict=True):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             try:
-                outputs.append(OutputAxis(find_axis(a.shape, b.shape, rows, part_rows)))
+                outputs.append(OutputAxis(find_axis(a.shape, b.shape, rows, part_rows), dims=a.dim()))
             except UnknownDraw as shapes:
-                raise _Refusal(f"an output's {shapes}") from None
+                raise Refusal(f"an output's {shapes}") from None
         else:
             outputs.append(OutputAxis(None))
     if all(axis.dim is None for axis in outputs):
-        raise _Refusal("its output has no batch axis")
+        raise Refusal("its output has no batch axis")
     if [name for name, _ in whole.draws] != [name for name, _ in part.draws]:
-        raise _Refusal("what it draws depends on the number of rows")
+        raise Refusal("what it draws depends on the number of rows")
     draws = [
         Draw(name, len(shape), find_axis(shape, part_shape, rows, part_rows))
         for (name, shape), (_, part_shape) in zip(whole.draws, part.draws, strict=True)
@@ -169,106 +159,144 @@ def _find_axes(whole: _Run, part: _Run, rows: int, part_rows: int) -> tuple[list
     return outputs, draws
 
 
-def _compare_parts(
-    trial: _Trial, whole: _Run, outputs: list[OutputAxis], draws: tuple[Draw, ...], rows: int
-) -> str | None:
-    """Run both parts as two ranks would; say what differs from the rows of the whole, or None."""
+def _parts(trial: Trial, draws: tuple[Draw, ...], rows: int) -> Iterator[Run]:
+    """The same call as two ranks would carry it out."""
     cut = Layout(0, rows, 2)
     for rank in range(2):
         start, stop = cut.bounds(rank)
-        part = trial.run(start, stop, SlicedDraws(draws, cut, rank) if draws else None)
+        yield trial.run(start, stop, SlicedDraws(draws, cut, rank) if draws else None)
+
+
+def _compare_parts(whole: Run, parts: list[Run], outputs: list[OutputAxis], rows: int) -> str | None:
+    """Say what differs between the parts and the rows of the whole, or None."""
+    for rank, part in enumerate(parts):
         if structure(whole.output) != structure(part.output):
             return "the form of its output depends on the rows"
         for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):
             if axis.dim is not None:
-                others = a.shape[axis.dim] // rows
-                outer, inner = (others, 1) if axis.outer_first else (1, others)
-                a = Layout(axis.dim, rows, 2, outer, inner).take(a, rank)
-            if not _same(a, b):
-                if axis.dim is None:
-                    return "an output without a batch axis depends on the batch (a loss of its own?)"
-                return "rows of its output depend on other rows, or on their number"
-        if whole.left_behind.keys() != part.left_behind.keys():
-            return "what it keeps on itself depends on the rows"
-        for key, value in whole.left_behind.items():
-            if not _same(value, part.left_behind[key]):
-                return f"it keeps {key}, which depends on the batch, on itself"
+                a = _cut(a, axis, rows).take(a, rank)
+            if not same(a, b):
+                return _DEPENDS if axis.dim is not None else _LOSS
+        problem = _compare_kept(whole, part)
+        if problem is not None:
+            return problem
     return None
+
+
+_DEPENDS = "rows of its output depend on other rows, or on their number"
+_LOSS = "an output without a batch axis depends on the batch (a loss of its own?)"
+
+
+def _cut(value: torch.Tensor, axis: OutputAxis, rows: int) -> Layout:
+    assert axis.dim is not None
+    others = value.shape[axis.dim] // rows
+    outer, inner = (others, 1) if axis.outer_first else (1, others)
+    return Layout(axis.dim, rows, 2, outer, inner)
+
+
+def _compare_kept(whole: Run, part: Run) -> str | None:
+    if whole.left_behind.keys() != part.left_behind.keys():
+        names = sorted(whole.left_behind.keys() ^ part.left_behind.keys())
+        return f"what it keeps on itself depends on the rows ({names[0]})"
+    for key, value in whole.left_behind.items():
+        if not same(value, part.left_behind[key]):
+            if key.startswith(("the variable", "what")):
+                return f"{key} depends on the batch"
+            return f"it keeps {key}, which depends on the batch, on itself"
+    return None
+
+
+def _spoil_rows(trial: Trial, whole: Run, outputs: list[OutputAxis], rows: int) -> None:
+    """No row may notice when another is not a number: that finds what a shut gate lets through later.
+
+    Comparing values, as above, overlooks what is smaller than rounding.
+    """
+    for row in range(rows):
+        spoilt = _try_spoilt(trial, row, rows)
+        if spoilt is None or structure(spoilt.output) != structure(whole.output):
+            continue
+        alike = spoilt.shapes == whole.shapes
+        for a, b, axis in zip(leaves(whole.output), leaves(spoilt.output), outputs, strict=True):
+            if axis.dim is not None:
+                a, b = _without(a, axis, row, rows), _without(b, axis, row, rows)
+            if not same(a, b) or (alike and not _identical(a, b)):
+                raise Refusal(_DEPENDS if axis.dim is not None else _LOSS)
+        problem = _compare_kept(whole, spoilt)
+        if problem is not None:
+            raise Refusal(problem)
+
+
+def _try_spoilt(trial: Trial, row: int, rows: int) -> Run | None:
+    for finite in (False, True):
+        try:
+            return trial.spoilt(row, rows, finite=finite)
+        except Exception:  # the model may check its input, or make an index of it
+            continue
+    return None
+
+
+def _without(value: torch.Tensor, axis: OutputAxis, row: int, rows: int) -> torch.Tensor:
+    assert axis.dim is not None
+    layout = _cut(value, axis, rows)
+    split = value.detach().unflatten(axis.dim, (layout.outer, rows, layout.inner))
+    others = [place for place in range(rows) if place != row]
+    return split.index_select(axis.dim + 1, torch.tensor(others, device=value.device))
+
+
+def _identical(a: Any, b: Any) -> bool:
+    """Equal to the bit: the same kernels ran on the same numbers."""
+    if not isinstance(a, torch.Tensor) or a.device.type != "cpu":
+        return True
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _compare_gradients(
+    module: torch.nn.Module, whole: Run, parts: list[Run], outputs: list[OutputAxis], rows: int
+) -> None:
+    """A function with a backward of its own may mix rows there: the parts' gradients must add up."""
+    if not custom_backwards(leaves(whole.output)):
+        return
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    before = torch.get_rng_state()
+    try:
+        expected = _gradients(whole, parameters, whole, outputs, rows, None)
+        found = [_gradients(part, parameters, whole, outputs, rows, rank) for rank, part in enumerate(parts)]
+    except Exception as error:
+        raise Refusal(f"a trial of its backward failed ({type(error).__name__}: {_short(error)})") from None
+    drawn = not torch.equal(before, torch.get_rng_state())
+    torch.set_rng_state(before)
+    if drawn:
+        raise Refusal("its backward draws random numbers")
+    for a, *others in zip(expected, *found, strict=True):
+        if not same(a, sum(others[1:], others[0])):
+            raise Refusal("its backward (a torch.autograd.Function) mixes rows")
+
+
+def _gradients(
+    run: Run,
+    parameters: Sequence[torch.Tensor],
+    whole: Run,
+    outputs: list[OutputAxis],
+    rows: int,
+    rank: int | None,
+) -> list[torch.Tensor]:
+    """Gradients of parameters for a fixed gradient of each output row."""
+    generator = torch.Generator().manual_seed(0)
+    results: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
+    for value, full, axis in zip(leaves(run.output), leaves(whole.output), outputs, strict=True):
+        if not isinstance(value, torch.Tensor) or not value.requires_grad or axis.dim is None:
+            continue
+        weights = torch.rand(full.shape, generator=generator, dtype=torch.float64).to(full)
+        results.append(value)
+        given.append(weights if rank is None else _cut(full, axis, rows).take(weights, rank))
+    found = torch.autograd.grad(results, parameters, given, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, found, strict=True)
+    ]
 
 
 def _short(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:120] if lines else ""
-
-
-def _row_part(value: torch.Tensor, axis: int, start: int, stop: int) -> torch.Tensor:
-    part = value.detach().narrow(axis, start, stop - start).clone()
-    return part.requires_grad_(value.requires_grad)
-
-
-def _twin(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with buffers of its own that shares the parameters and does not run the user's hooks."""
-    shared = {id(parameter): parameter for parameter in module.parameters()}
-    return copy.deepcopy(module, shared)
-
-
-def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """Everything kept on the module but parameters and batch statistics, copied where it is a tensor."""
-    found: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            continue
-        attributes = {key: value for key, value in vars(part).items() if key not in _OWN}
-        for name, value in (*part._buffers.items(), *attributes.items()):
-            label = f"{path}.{name}" if path else name
-            found[label] = map_leaves(_snapshot, value) if _holds_state(value) else None
-    return found
-
-
-_OWN = {"_parameters", "_modules", "_non_persistent_buffers_set"} | {
-    key for key in vars(torch.nn.Module()) if key.endswith("_hooks") or "hooks_" in key
-} | {"_buffers"}  # fmt: skip
-
-
-def _holds_state(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, tuple, list, dict, int, float, numpy.ndarray))
-
-
-def _snapshot(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal within the rounding of a different number of rows."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        tolerance = _TOLERANCE.get(a.dtype, 0.0)
-        if not tolerance:
-            return torch.equal(a, b)
-        scale = a.detach().abs().nan_to_num().max().item() if a.numel() else 0.0
-        return torch.allclose(a.detach(), b.detach(), rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-    if isinstance(a, numpy.ndarray) or isinstance(b, numpy.ndarray):
-        return bool(numpy.array_equal(a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) or (a != a and b != b)
-    if isinstance(a, (tuple, list, dict)):
-        if structure(a) != structure(b):
-            return False
-        return all(_same(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
-    if isinstance(a, (int, str, bool, type(None))):
-        return type(a) is type(b) and a == b
-    return type(a) is type(b)
-
-
-@contextmanager
-def _preserved_random_state() -> Iterator[None]:
-    """Leave every generator as it was; each run in here starts from the same state."""
-    python, numbers = random.getstate(), numpy.random.get_state()
-    devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(numbers)

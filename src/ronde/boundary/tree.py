@@ -65,15 +65,16 @@ def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
     return new
 
 
-def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """Rebuild `value` with `fn` applied to every leaf; unchanged containers are returned as they are."""
+def map_leaves(fn: Callable[[Any], Any], value: Any, *, always: bool = False) -> Any:
+    """Rebuild `value` with `fn` applied to every leaf; unchanged containers are returned as they are, but
+    for those that can be changed when they are `always` to be rebuilt."""
     if isinstance(value, torch.Tensor):
         return fn(value)
     children = _children(value)
     if children is None:
         return fn(value)
-    mapped = {key: map_leaves(fn, child) for key, child in children}
-    if all(mapped[key] is child for key, child in children):
+    mapped = {key: map_leaves(fn, child, always=always) for key, child in children}
+    if not always and all(mapped[key] is child for key, child in children):
         return value
     return _rebuilt(value, mapped)
 

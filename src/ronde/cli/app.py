@@ -81,13 +81,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ronde and keeps its traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = typer.main.get_command(_application(asked_for=words[0] if words else None))
+    application = _application(asked_for=words[0] if words else None)
+    name, command, rest = _descend(typer.main.get_command(application), words)
     try:
-        command.main(args=words, prog_name="ronde")
+        command.main(args=rest, prog_name=name)
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:
+    """The command that `words` begin with, by its whole name, and the words behind it.
+
+    Parsing them by the root would make typer coerce the root's own options, for which it imports pydantic:
+    twice the time of `ronde run --help`.
+    """
+    name, command, rest = "ronde", root, list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest[0]]
+        name = f"{name} {rest.pop(0)}"
+    return name, command, rest
 
 
 def _application(*, asked_for: str | None) -> typer.Typer:

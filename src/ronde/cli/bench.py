@@ -10,20 +10,28 @@ from typing import Annotated
 import typer
 
 from ronde.bench import data_parallel, overhead
-from ronde.bench.pairs import Pair
-from ronde.bench.report import Report, data_parallel_table, overhead_table
+from ronde.bench.choice import check_known
+from ronde.bench.method import METHODS
+from ronde.bench.peers import PEERS, choose
+from ronde.bench.picture import check_drawable, save
+from ronde.bench.report import Report
+from ronde.bench.rounds import OURS, Round
+from ronde.bench.table import table
 from ronde.errors import UsageError
 
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure against hand-written PyTorch.", no_args_is_help=True, rich_markup_mode=None)
 
-_Pairs = Annotated[int, typer.Option(min=1, help="Alternating pairs of runs for each workload.")]
+_RUNS = "Runs of each contender, in alternating order."
 _Steps = Annotated[
     int | None, typer.Option(min=1, help="Timed steps of a run, instead of the workload's own number.")
 ]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write every sample and the machine to FILE.")
+]
+_Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the medians and quartiles.")
 ]
 
 
@@ -31,77 +39,126 @@ _Json = Annotated[
 def dp(
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(data_parallel.WORKLOADS)}.")
-    ] = ",".join(data_parallel.WORKLOADS),
-    ranks: Annotated[int, typer.Option(min=2, help="Ranks of both contenders.")] = 2,
-    pairs: _Pairs = 9,
+    ] = ",".join(data_parallel.USUAL),
+    against: Annotated[
+        str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
+    ] = "ddp",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender.")] = 2,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(METHODS),
+            help="global: one global batch for any number of ranks. dlperf: as the DLPerf project measures, "
+            "one batch per rank, 20 steps ignored, 100 timed, 7 runs.",
+        ),
+    ] = "global",
+    pairs: Annotated[int | None, typer.Option(min=1, help=_RUNS, show_default="9; 7 with dlperf")] = None,
     steps: _Steps = None,
     json: _Json = None,
+    plot: _Plot = None,
 ) -> None:
-    """Train the same model as a plain script under ronde and as a DDP script written by hand.
+    """Train the same model as a plain script under ronde and as scripts written for other libraries.
 
-    Both have the same global batch, model, optimizer and threads for each rank. Prints samples/s and
-    the ratio ronde over DDP, median and quartiles over the pairs.
+    All have the same global batch, model, optimizer and threads for each rank. Prints samples/s and
+    the ratio ronde over each peer: of the medians, and median and quartiles of the pairs.
     """
-    _check_writable(json)
+    check_known([method], METHODS, what="method")
+    peers = choose(_names(against))
+    _check_writable(json=json, plot=plot)
     report = data_parallel.compare(
-        workloads.split(","),
+        _names(workloads),
+        against=peers,
+        method=METHODS[method],
         ranks=ranks,
-        pairs=pairs,
+        rounds=pairs,
         steps=steps,
         environment=os.environ,
-        progress=lambda name, number, pair: _say(name, number, pairs, pair),
+        progress=_say,
     )
-    _write(json, report)
-    print(data_parallel_table(report))
+    _tell(report, json=json, plot=plot)
 
 
 @bench.command("overhead")
 def overhead_(
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(overhead.WORKLOADS)}.")
-    ] = ",".join(overhead.WORKLOADS),
-    pairs: _Pairs = 9,
+    ] = ",".join(overhead.USUAL),
+    device: Annotated[
+        str, typer.Option(metavar="|".join(overhead.DEVICES), help="Where the scripts train.")
+    ] = "cpu",
+    pairs: Annotated[int, typer.Option(min=1, help=_RUNS)] = 9,
     steps: _Steps = None,
     json: _Json = None,
+    plot: _Plot = None,
 ) -> None:
     """Run the same script on one rank under ronde and in plain python.
 
     Prints what a step takes longer, in microseconds and per cent, and what starting takes longer.
     """
-    _check_writable(json)
+    _check_writable(json=json, plot=plot)
     report = overhead.compare(
-        workloads.split(","),
-        pairs=pairs,
+        _names(workloads),
+        device=device,
+        rounds=pairs,
         steps=steps,
         environment=os.environ,
-        progress=lambda name, number, pair: _say(name, number, pairs, pair),
+        progress=_say,
     )
-    _write(json, report)
-    print(overhead_table(report))
+    _tell(report, json=json, plot=plot)
 
 
-def _say(name: str, number: int, pairs: int, pair: Pair) -> None:
-    ours, peer = pair.ours, pair.peer
-    if name == "start-up":
-        figures = f"{ours.wall_seconds:.2f} s against {peer.wall_seconds:.2f} s"
-    else:
-        speeds = f"{ours.samples_per_second:.1f} against {peer.samples_per_second:.1f} samples/s"
-        figures = f"{speeds}, ratio {pair.ratio:.3f}"
-    print(f"ronde: {name}, pair {number} of {pairs}: {figures}", file=sys.stderr, flush=True)
-
-
-def _check_writable(path: Path | None) -> None:
-    """Say that a report cannot be written before measuring it for minutes, not after."""
-    if path is None:
-        return
+@bench.command()
+def show(
+    report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
+    plot: _Plot = None,
+) -> None:
+    """Print the table of a report once more, or draw it."""
+    _check_writable(plot=plot)
     try:
-        path.open("a").close()
+        text = report.read_text()
     except OSError as error:
-        raise UsageError(
-            f"cannot write --json {path}: {error.strerror}; give a file in an existing folder"
-        ) from None
+        raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
+    _tell(Report.from_json(text), plot=plot)
 
 
-def _write(path: Path | None, report: Report) -> None:
-    if path is not None:
-        path.write_text(report.to_json())
+def _names(separated: str) -> list[str]:
+    return [name.strip() for name in separated.split(",")]
+
+
+def _say(workload: str, rounds: int, number: int, measured: Round) -> None:
+    """One line on stderr for each round."""
+    samples = measured.samples
+    if workload == "start-up":
+        figures = [f"{name} {sample.wall_seconds:.2f} s" for name, sample in samples.items()]
+    else:
+        ours = samples[OURS].samples_per_second
+        figures = [f"{OURS} {ours:.1f} samples/s"]
+        figures += [
+            f"{name} {sample.samples_per_second:.1f} (ratio {ours / sample.samples_per_second:.3f})"
+            for name, sample in samples.items()
+            if name != OURS
+        ]
+    print(f"ronde: {workload}, round {number} of {rounds}: {', '.join(figures)}", file=sys.stderr, flush=True)
+
+
+def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:
+    """Say that a file cannot be written before measuring for minutes, not after."""
+    if plot is not None:
+        check_drawable(plot)
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path is None:
+            continue
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {option} {path}: {error.strerror}; give a file in an existing folder"
+            ) from None
+
+
+def _tell(report: Report, *, json: Path | None = None, plot: Path | None = None) -> None:
+    if json is not None:
+        json.write_text(report.to_json())
+    if plot is not None:
+        save(report, plot)
+    print(table(report))

@@ -60,6 +60,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per rank, instead of an equal share of the cores.")
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no start line, progress, summary.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
     ] = 1800.0,
@@ -94,9 +97,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         native=native,
         devices=devices,
         threads=threads,
+        quiet=quiet,
         timeout=_timeout(timeout),
     )
-    if place is None or place.rank == 0:
+    if not quiet and (place is None or place.rank == 0):
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
     if place is not None:
         from ronde.launch.torchrun import become_rank

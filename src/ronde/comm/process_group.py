@@ -7,6 +7,7 @@ Private, because libraries change their behaviour when `torch.distributed` is in
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,13 @@ import torch
 import torch.distributed as dist
 
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.errors import LaunchError, PeerLost
+from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
+
+# How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
+_DEBUGGER_TIMEOUT = timedelta(days=7)
+_LOOK_EVERY = 0.02
 
 # Gloo reduces these natively; the others travel in a wider type.
 _WIDER = {
@@ -43,37 +48,38 @@ class Pending:
     """A collective under way; `wait` returns when the tensor may be read.
 
     Args:
+        comm: whose collective it is.
         work: the backend's handle; None where nothing was sent.
-        check, number: where to note who waits, and under which number.
+        number: under which the board of who waits where knows it.
         finish: what is to be done when it is complete.
     """
 
-    __slots__ = ("_check", "_finish", "_number", "_work")
+    __slots__ = ("_comm", "_finish", "_number", "_work")
 
     def __init__(
-        self,
-        work: Any,
-        check: LockstepCheck | None = None,
-        number: int = 0,
-        finish: Callable[[], None] | None = None,
+        self, comm: Comm, work: Any, number: int = 0, finish: Callable[[], None] | None = None
     ) -> None:
+        self._comm = comm
         self._work = work
-        self._check = check
         self._number = number
         self._finish = finish
 
     def then(self, finish: Callable[[], None]) -> Pending:
         """The same collective, with something to do when it is complete."""
-        return Pending(self._work, self._check, self._number, finish)
+        return Pending(self._comm, self._work, self._number, finish)
 
     def wait(self) -> None:
         if self._work is not None:
-            self._wait()
+            begun = time.perf_counter_ns()
+            try:
+                self._wait()
+            finally:
+                self._comm.waited_ns += time.perf_counter_ns() - begun
         if self._finish is not None:
             self._finish()
 
     def _wait(self) -> None:
-        check = self._check
+        check = self._comm.check
         try:
             if check is None:
                 self._work.wait()
@@ -93,16 +99,24 @@ class Comm:
     Raises:
         PeerLost: when a peer died or did not come within the time limit.
         DivergedError: when a peer on this host calls something else. Seen with a `check` only.
+        UsageError: when this rank alone is in a debugger.
+
+    Attributes:
+        waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
+        alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
     """
 
     def __init__(
         self, group: Any, *, rank: int, world_size: int, store: dist.Store, check: LockstepCheck | None = None
     ) -> None:
         self._group: Any = group
-        self._check = check
+        self.check = check
         self.rank = rank
         self.world_size = world_size
         self.store = store
+        self.waited_ns = 0
+        self.alone = False
+        self._answers = 0
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
@@ -133,7 +147,7 @@ class Comm:
         sent = tensor.contiguous()
         out = torch.empty((self.world_size, *sent.shape), dtype=sent.dtype, device=sent.device)
         if not sent.numel():
-            return out, Pending(None)
+            return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
         received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
         return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
@@ -168,6 +182,23 @@ class Comm:
             payload = torch.empty(int(size), dtype=torch.uint8, device=device)
         return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
 
+    def answer_of_main(self, ask: Callable[[], Any]) -> Any:
+        """What `ask()` returns on the main rank, on every rank; the others wait without a time limit."""
+        self._answers += 1
+        key = f"answer/{self._answers}"
+        if self.rank == 0:
+            answer = ask()
+            store: Any = self.store  # takes bytes, which its stub does not know
+            store.set(key, pickle.dumps(answer))
+            return answer
+        while not self.store.check([key]):
+            time.sleep(_LOOK_EVERY)
+        return pickle.loads(self.store.get(key))
+
+    def be_patient(self) -> None:
+        """From now on collectives wait as long as a user may sit in a debugger on another rank."""
+        self._group._set_default_timeout(_DEBUGGER_TIMEOUT)
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce(torch.zeros(1, device=self._control_device))
@@ -179,7 +210,7 @@ class Comm:
         that lets go of a tensor while the interpreter ends would abort the process.
         """
         group, self._group = self._group, None
-        check, self._check = self._check, None
+        check, self.check = self.check, None
         if check is not None:
             check.close()
         if group is not None:
@@ -187,8 +218,8 @@ class Comm:
 
     def mark(self, what: str) -> None:
         """Say what all ranks do now though they send nothing, so that one that does not is found."""
-        if self._check is not None:
-            self._check.mark(what)
+        if self.check is not None:
+            self.check.mark(what)
 
     @property
     def on_cuda(self) -> bool:
@@ -200,10 +231,15 @@ class Comm:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
     def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
-        check = self._check
+        if self.alone:
+            raise UsageError(
+                "this needs every rank, but only the main rank is in the debugger; let the script compute it "
+                "in a line before the breakpoint, or step over one that does"
+            )
+        check = self.check
         number = 0 if check is None else check.collective(operation, tensor)
         try:
-            return Pending(launch(), check, number)
+            return Pending(self, launch(), number)
         except RuntimeError as error:
             raise _lost(error, check) from error
 

@@ -27,6 +27,7 @@ class Job:
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: the main rank's output is passed on to this process's; otherwise it is logged only.
+        quiet: nothing is said but errors.
         worker: the command of a rank process.
     """
 
@@ -44,6 +45,7 @@ class Job:
     threads: int | None = None
     timeout: float = 1800.0
     shown: bool = True
+    quiet: bool = False
     worker: tuple[str, ...] = WORKER
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,18 @@ from ronde.launch.failure_report import report
 from ronde.launch.job import Job, Outcome
 from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
+from ronde.launch.progress_line import ProgressLine
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
+from ronde.launch.screen import Screen
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory
 from ronde.launch.terminal import in_foreground
+from ronde.trace.pulse import Pulse
+from ronde.trace.summary import read_summary, summary_lines
 
 __all__ = ["launch"]
 
@@ -42,10 +47,9 @@ def launch(job: Job) -> Outcome:
     library = load_prctl()
     with SignalInbox() as inbox, _subreaper(library):
         ranks: list[RankProcess] = []
-        outputs = [
-            RankOutput.open(job.run_directory.log(rank), shown=job.shown and rank == 0, like_user=job.shown)
-            for rank in range(job.ranks)
-        ]
+        screen = Screen.of_user(job.environment) if job.shown and not job.quiet else None
+        pulse = Pulse.create(job.run_directory.pulse)
+        outputs = [_open_output(job, rank, screen) for rank in range(job.ranks)]
         try:
             shares_group = in_foreground()
             for config, output in zip(_configs(job), outputs, strict=True):
@@ -60,11 +64,23 @@ def launch(job: Job) -> Outcome:
             ranks,
             job.run_directory,
             inbox,
-            lambda: [output.resize() for output in outputs],
-            Standstill(ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)),
+            on_resize=lambda: [output.resize() for output in outputs],
+            on_stop=lambda: screen and screen.wipe(),
+            debugged=lambda: pulse is not None and pulse.debugged,
+            waiting=Standstill(
+                ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
+            ),
         )
-        supervisor.watch()
+        with _progress(screen, pulse):
+            supervisor.watch()
         return _finish(job, supervisor, outputs)
+
+
+def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
+    shown = job.shown and rank == 0
+    return RankOutput.open(
+        job.run_directory.log(rank), shown=shown, like_user=job.shown, screen=screen if shown else None
+    )
 
 
 def _check(job: Job) -> None:
@@ -98,6 +114,9 @@ def _configs(job: Job) -> list[RankConfig]:
             device="cuda" if job.devices else "cpu",
             timeout=job.timeout,
             extensions=job.extensions,
+            watched=True,
+            quiet=job.quiet,
+            terminal=os.isatty(0),
         )
         for rank in range(job.ranks)
     ]
@@ -141,6 +160,7 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
         output.drain(until=supervisor.interrupted_again)
     remove_shared_memory(supervisor.pids | {process.pid for process in left})
     words = ""
+    lines: list[str] = []
     if failure is not None:
         words = report(
             failure,
@@ -152,17 +172,41 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             standings=read_standings(job.run_directory, job.ranks),
             standstill=supervisor.standstill,
         )
-    elif left and supervisor.interrupted_by is None:
-        names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
-        words = f"ended what the script had left running: {names}"
-    if words:
-        _say(job, outputs, words)
+    elif supervisor.exit_code() == 0 and not job.quiet:
+        lines = _summary(job)
+        if left and supervisor.interrupted_by is None:
+            names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
+            lines.append(f"ended what the script had left running: {names}")
+    new_line = outputs[0].stderr_in_mid_line
+    for text in [*lines, *([words] if words else [])]:
+        if job.shown:
+            say(text, new_line=new_line)
+            new_line = False
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 
 def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
     if job.shown:
         say(words, new_line=outputs[0].stderr_in_mid_line)
+
+
+def _summary(job: Job) -> list[str]:
+    """What the ranks wrote down about the run; nothing for a script that did without ronde."""
+    found = (read_summary(job.run_directory.summary(rank)) for rank in range(job.ranks))
+    return summary_lines([summary for summary in found if summary is not None])
+
+
+@contextlib.contextmanager
+def _progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
+    """Inside, a terminal shows how far the run is."""
+    line = ProgressLine(screen, pulse) if screen is not None and pulse is not None else None
+    if line is not None:
+        line.start()
+    try:
+        yield
+    finally:
+        if line is not None:
+            line.stop()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ronde.launch.bytes_out import write_all
+from ronde.launch.screen import Screen
 from ronde.launch.terminal import copy_size, open_pty
 
 __all__ = ["OutputPump", "RankOutput", "fill_standard_descriptors"]
@@ -37,12 +39,15 @@ def fill_standard_descriptors() -> None:
 class OutputPump:
     """Copies one channel to `log`, and to `sink` if there is one, until all its writers are gone.
 
-    `like` is the user's stream whose terminal size the channel follows.
+    `like` is the user's stream whose terminal size the channel follows, `screen` the terminal on which
+    ronde may show a line of its own.
     """
 
-    def __init__(self, source: int, sink: int | None, log: int, *, like: int) -> None:
+    def __init__(
+        self, source: int, sink: int | None, log: int, *, like: int, screen: Screen | None = None
+    ) -> None:
         self._source = source
-        self._sink = sink
+        self._pass_on = _passing(sink, screen)
         self._like = like
         self._log = log
         self._idle = threading.Event()
@@ -82,11 +87,11 @@ class OutputPump:
                     break
                 if logging:
                     try:
-                        _write_all(self._log, data)
+                        write_all(self._log, data)
                     except OSError:
                         logging = False  # a full disk must not stop the script's output
-                if self._sink is not None:
-                    _write_all(self._sink, data)
+                if self._pass_on is not None:
+                    self._pass_on(data)
                 self._last = data[-1:]
         os.close(self._source)
         os.close(self._log)
@@ -101,7 +106,7 @@ class RankOutput:
     pumps: tuple[OutputPump, ...]
 
     @classmethod
-    def open(cls, log: Path, *, shown: bool, like_user: bool) -> RankOutput:
+    def open(cls, log: Path, *, shown: bool, like_user: bool, screen: Screen | None = None) -> RankOutput:
         """Open the log and what leads to it.
 
         `shown`: passed on to this process's stdout and stderr as well; the main rank's is.
@@ -119,7 +124,7 @@ class RankOutput:
             elif shown or (like_user and os.isatty(descriptor)):
                 ours, theirs = _open_channel(descriptor)
                 sink = descriptor if shown else None
-                pumps.append(OutputPump(ours, sink, os.dup(log_file), like=descriptor))
+                pumps.append(OutputPump(ours, sink, os.dup(log_file), like=descriptor, screen=screen))
                 ends.append(theirs)
             else:
                 ends.append(log_file)
@@ -149,6 +154,14 @@ class RankOutput:
             pump.resize()
 
 
+def _passing(sink: int | None, screen: Screen | None) -> Callable[[bytes], None] | None:
+    if sink is None:
+        return None
+    if screen is not None and screen.is_behind(sink):
+        return lambda data: screen.pass_on(sink, data)
+    return lambda data: write_all(sink, data)
+
+
 def _open_channel(sink: int) -> tuple[int, int]:
     if os.isatty(sink):
         with contextlib.suppress(OSError):  # no pty left, or none in this container
@@ -161,12 +174,3 @@ def _readable(descriptor: int, timeout: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout)[0])
     except (OSError, ValueError):
         return False
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody made the user's terminal non-blocking
-            select.select([], [descriptor], [])

@@ -32,6 +32,10 @@ class RankConfig:
         timeout: seconds that a rank waits for its peers.
         extensions: `module:function` strings, called with the session before the script starts
             (the recorder of `ronde verify` and seeded faults are two).
+        watched: a launcher of ours sees the run through and says at its end what there is to say; a main rank
+            without one says so itself.
+        quiet: the user wants to read nothing of ronde but errors.
+        terminal: the main rank's stdin is a terminal, at which a user may sit.
     """
 
     rank: int
@@ -51,6 +55,9 @@ class RankConfig:
     device: str = "cpu"
     timeout: float = 1800.0
     extensions: tuple[str, ...] = ()
+    watched: bool = False
+    quiet: bool = False
+    terminal: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -11,6 +11,7 @@ for a rank that waits for a dead one:
 
 After Ctrl-C or SIGTERM the script decides, as under plain python. Only when some rank is gone by it
 do the others follow: the main rank, which may be saving, within 10 s.
+Once a debugger has been opened on the main rank, the terminal's Ctrl-C is for that rank alone.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class Supervisor:
         ranks: Sequence[RankProcess],
         directory: RunDirectory,
         inbox: SignalInbox,
+        *,
         on_resize: Callable[[], object],
+        on_stop: Callable[[], object],
+        debugged: Callable[[], bool],
         waiting: Standstill,
     ) -> None:
         self.deaths: list[RankDeath] = []
@@ -69,6 +73,8 @@ class Supervisor:
         self._directory = directory
         self._inbox = inbox
         self._on_resize = on_resize
+        self._on_stop = on_stop
+        self._debugged = debugged
         self._waiting = waiting
         self._alive = list(ranks)
         self._failed_at: float | None = None
@@ -132,6 +138,8 @@ class Supervisor:
                 rank.send(signal.SIGWINCH)
         elif number == signal.SIGTSTP:
             self._stop_and_continue(message)
+        elif number == signal.SIGINT and SignalInbox.from_terminal(message) and self._debugged():
+            self.interrupted_by = number  # the main rank has it from the terminal
         elif number == signal.SIGINT and self.interrupted_by == signal.SIGINT:
             self._killed_by_user = True
             self._kill_all()
@@ -155,6 +163,7 @@ class Supervisor:
         stopped = [rank for rank in self._alive if rank.own_group or not by_key]
         for rank in stopped:
             rank.send_to_group(signal.SIGSTOP)
+        self._on_stop()
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in stopped:
             rank.send_to_group(signal.SIGCONT)
@@ -184,6 +193,9 @@ class Supervisor:
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
 
     def _notice_standstill(self) -> None:
+        if self._debugged():
+            self._waiting.forgive()
+            return
         if len(self._ranks) > 1 and self._failed_at is None and self.interrupted_by is None:
             self.standstill = self._waiting.look()
             if self.standstill:

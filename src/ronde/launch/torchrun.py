@@ -94,6 +94,8 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         device="cuda" if job.devices else "cpu",
         timeout=job.timeout,
         extensions=job.extensions,
+        quiet=job.quiet,
+        terminal=os.isatty(0),
     )
 
 

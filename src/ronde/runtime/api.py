@@ -81,7 +81,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     lockstep.seed_all(seed)
     entropy = Patches()
     lockstep.install(entropy, seed)
-    session = Session(config, read_plan(config.plan), entropy)
+    session = Session(config, read_plan(config.plan), entropy=entropy)
     atexit.register(session.close)
     session.install()
     activate(session)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -19,23 +17,31 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, recompute, rules, seed_marks
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances import Circumstances
+from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
+from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.summary import RankSummary
+from ronde.trace.tally import Tally
 
 __all__ = ["Session"]
 
@@ -59,28 +65,42 @@ class Session:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
+        agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
-        steps: optimizer steps so far.
+        tally: counts steps, samples and time.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
-    def __init__(self, config: RankConfig, plan: Plan, entropy: Patches | None = None) -> None:
+    def __init__(
+        self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
+    ) -> None:
         self.config = config
         self.plan = plan
         self.patches = Patches()
+        self.tally = tally or Tally()
         self._entropy = entropy or Patches()
-        self.steps = 0
-        self.started = time.time()
         self.retired = False
         host = "127.0.0.1" if config.store.startswith("file://") else None
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
         boundary_comm, reducer_comm = self._groups
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
-        self.context = Context(comm=boundary_comm, batch_dim=plan.data.batch_dim, adopt=self.reducer.adopt)
-        self.files = FileMediator(
-            meeting=StoreMeeting(boundary_comm), rank=config.rank, exempt=[config.run_dir]
+        self.context = Context(
+            comm=boundary_comm,
+            batch_dim=plan.data.batch_dim,
+            adopt=self.reducer.adopt,
+            tally=self.tally,
         )
+        self._meeting = StoreMeeting(boundary_comm)
+        self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
+        self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
+        self._waited_before = self._waited_ns()
+        self.agreement = Agreement(boundary_comm)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._handles: list[Any] = []
+
+    def _in_step(self) -> bool:
+        alone = self.context.comm.alone  # a debugger's commands are the main rank's own
+        return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
@@ -101,6 +121,8 @@ class Session:
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
+        self._console.install(self.patches)
+        self._circumstances.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -109,12 +131,13 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
-        seed_marks.install(self.patches, self.context)
+        losses.install(self.patches, table)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
-        self._install_refusals()
+        self._install_gradient_hooks()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -131,12 +154,18 @@ class Session:
             if self.context.region is Region.REHEARSAL:
                 raise RondeError("its forward runs backward, which a trial must not")
             if not self.context.on_main_thread():
+                if crosses_ranks(tensors):
+                    raise RondeError(
+                        "backward of a loss over ranks was called in another thread than the script's main "
+                        "one, where ranks are not in step; call it in the main thread"
+                    )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
             with self.reducer.backward():
                 plain(tensors, grad_tensors, *args, **kwargs)
+            self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
 
@@ -158,30 +187,32 @@ class Session:
             self.context.comm.mark(what)
 
         def after_step(*_: Any) -> None:
-            self.steps += 1
+            self.tally.step()
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
 
-    def _install_refusals(self) -> None:
-        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> None:
-            raise UsageError(
-                f"register_post_accumulate_grad_hook on a tensor of shape {list(tensor.shape)}: such a hook "
-                "runs before gradients are reduced over ranks, so an optimizer in it would let ranks drift "
-                "apart; it is not available in this version. Step the optimizer after backward, or use "
-                "--ranks 1"
-            )
+    def _install_gradient_hooks(self) -> None:
+        plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-        name = "register_post_accumulate_grad_hook"
-        self.patches.set(torch.Tensor, name, register_post_accumulate_grad_hook)
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return plain(tensor, hook)  # torch's own error
+            self.reducer.adopt(tensor)
+            return self.reducer.hooks.register(tensor, hook)
+
+        self.patches.set(
+            torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook
+        )
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group
 
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             """The script distributes its work itself: give it what torchrun would, and keep out."""
-            if self.config.rank == 0:
+            if self.config.rank == 0 and not self.config.quiet:
                 print(
                     "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
                     "(use --native to say so from the start)",
@@ -219,35 +250,32 @@ class Session:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
         self.files.uninstall()
+        self._console.uninstall()
+        self._circumstances.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def summary(self) -> dict[str, Any]:
-        """What the launcher reports when the script has ended."""
+    def summary(self) -> RankSummary:
+        """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes]
-        if not self.context.sharded_calls:
+        if not self.tally.sharded:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
             )
-        return {
-            "steps": self.steps,
-            "sharded_calls": self.context.sharded_calls,
-            "seconds": time.time() - self.started,
-            "notes": notes,
-        }
+        waited = self._waited_ns() - self._waited_before
+        return summarize(self.config, self.tally, communication_ns=waited, notes=notes)
 
-    def write_summary(self) -> None:
-        path = Path(self.config.run_dir) / f"rank-{self.config.rank}.summary.json"
-        with self.files.unmediated():
-            path.write_text(json.dumps(self.summary()))
+    def _waited_ns(self) -> int:
+        return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
+        self._circumstances.uninstall()
         for group in self._groups:
             group.close()
 

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING
 
 from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
+from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.boundary.patches import Patches
@@ -91,19 +93,22 @@ def _run(config: RankConfig) -> None:
     lockstep.seed_all(config.seed)
     entropy = Patches()
     lockstep.install(entropy, config.seed)
-    session = _session(config, entropy) if config.world_size > 1 else None
+    tally = open_tally(config)
+    session = _session(config, tally, entropy) if config.world_size > 1 else None
+    if session is None:
+        _count_steps(tally)
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
     _hear_interrupts()
+    tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
     except SystemExit as end:
-        if session is not None and end.code in (None, 0):
-            _conclude(session)
+        if end.code in (None, 0):
+            _conclude(config, tally, session)
         raise
-    if session is not None:
-        _conclude(session)
+    _conclude(config, tally, session)
 
 
 def _hear_interrupts() -> None:
@@ -112,19 +117,26 @@ def _hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _session(config: RankConfig, entropy: Patches) -> Session:
+def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
     if config.store.startswith("file://"):
         _write_stack_when_asked(config)
-    session = Session(config, Plan.parse(config.plan), entropy)
+    session = Session(config, Plan.parse(config.plan), tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
     activate(session)
     return session
+
+
+def _count_steps(tally: Tally) -> None:
+    """One rank runs as plain python does, but for this."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda *_: tally.step())
 
 
 def _write_stack_when_asked(config: RankConfig) -> None:
@@ -134,14 +146,12 @@ def _write_stack_when_asked(config: RankConfig) -> None:
     faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
-def _conclude(session: Session) -> None:
-    """Write down what the run was, and say what the user should know about it, once."""
-    if session.retired:
-        return
-    session.write_summary()
-    if session.config.rank == 0:
-        for note in session.summary()["notes"]:
-            print(f"ronde: {note}", file=sys.stderr)
+def _conclude(config: RankConfig, tally: Tally, session: Session | None) -> None:
+    """Write down what the run was, and what the user should know about it."""
+    if session is None:
+        give_account(config, summarize(config, tally))
+    elif not session.retired:
+        give_account(config, session.summary())
 
 
 def formatted(error: BaseException) -> str:

@@ -22,6 +22,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.sync.bucket import Bucket, assign_buckets
+from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Reducer"]
@@ -57,6 +58,9 @@ class Reducer:
     Args:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
+
+    Attributes:
+        hooks: the user's own on accumulated gradients.
     """
 
     def __init__(self, comm: Comm, bucket_bytes: int) -> None:
@@ -68,6 +72,7 @@ class Reducer:
         self._known: dict[int, tuple[Leaf, _Group]] = {}
         self._depth = 0
         self._nested = False
+        self.hooks = GradientHooks()
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -117,10 +122,12 @@ class Reducer:
             return
         self._prepare()
         self._depth = 1
+        self.hooks.waiting = True
         try:
             yield
             self._finish()
         except BaseException:
+            self.hooks.forget()
             # What was sent may still be on its way into these buffers: the next backward has others.
             for group in self._groups:
                 group.outdated = group.outdated or any(bucket.launched for bucket in group.buckets)
@@ -132,6 +139,7 @@ class Reducer:
                 group.next = 0
                 for bucket in group.buckets:
                     bucket.reset()
+        self.hooks.run(self._comm)
 
     def _group_of(self, optimizer: Any) -> _Group:
         if optimizer is None:

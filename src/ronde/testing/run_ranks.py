@@ -41,7 +41,8 @@ class Rank:
     """What a function run by a pool is given: its place among the ranks, and their groups.
 
     Attributes:
-        rank, world_size: position and number of the ranks.
+        rank: position of this rank.
+        world_size: number of the ranks.
         groups: a `Comm` for "boundary" and one for "reducer".
         directory: a folder of the pool's own, the same on every rank.
     """

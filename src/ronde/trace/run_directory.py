@@ -4,7 +4,8 @@
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
         rank-1.stack          where rank 1 was when its launcher asked
-        rank-0.summary.json   what the run did
+        rank-0.summary.json   what rank 0 was busy with
+        pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
         lock                  held by whoever uses the directory
@@ -32,7 +33,7 @@ __all__ = ["RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +93,10 @@ class RunDirectory:
 
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"
+
+    @property
+    def pulse(self) -> Path:
+        return self.path / "pulse"
 
     def release(self) -> None:
         """Let go of the lock: from now on the directory may be pruned or used again."""

@@ -1,5 +1,5 @@
-"""Training scripts as users write them, and their twins written by hand for DistributedDataParallel.
+"""Training scripts as users write them: one for a single device, and its twin for each peer.
 
-None imports ronde: they are run as scripts, `NAME.py` by `ronde run` or plain python,
-`NAME_ddp.py` as torchrun would.
+`plain.py WORKLOAD` is run by `ronde run` or by plain python, `with_PEER.py WORKLOAD` as torchrun would. What
+a workload is (model, optimizer, data) stands in a file of its own. None imports ronde.
 """

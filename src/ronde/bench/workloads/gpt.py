@@ -1,39 +1,74 @@
-"""A GPT with a vocabulary of 8,000; draws its batches from one long text with `torch.randint`."""
+"""A GPT with a vocabulary of 8,000 on batches of 32 x 64 tokens, drawn from one long text."""
+
+from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from models import GPT
-from stopwatch import Stopwatch, arguments
+from text import Text
+from torch import Tensor, nn
+from workload import Workload
 
-BATCH, LENGTH, VOCABULARY = 32, 64, 8000
-
-
-def get_batch(text):
-    starts = torch.randint(len(text) - LENGTH, (BATCH,))
-    x = torch.stack([text[start : start + LENGTH] for start in starts])
-    y = torch.stack([text[start + 1 : start + 1 + LENGTH] for start in starts])
-    return x, y
+LENGTH, VOCABULARY = 64, 8000
 
 
-def main():
-    args = arguments(steps=25, warm_up=5)
-    torch.manual_seed(0)
-    text = torch.randint(VOCABULARY, (100_000,))
-    model = GPT(VOCABULARY, length=LENGTH)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
-    for step in range(args.warm_up + args.steps):
-        x, y = get_batch(text)
-        logits = model(x)
-        loss = F.cross_entropy(logits.view(-1, VOCABULARY), y.view(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 10 == 0:
-            print(f"step {step} loss {loss.item():.4f}")
-        stopwatch.step()
-    stopwatch.report("gpt", BATCH, loss.item())
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.feed_forward(self.norm_2(x))
 
 
-if __name__ == "__main__":
-    main()
+class GPT(nn.Module):
+    """A decoder with tied embeddings; returns logits [batch, length, vocabulary]."""
+
+    def __init__(self, width: int = 256, layers: int = 4, heads: int = 4):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(LENGTH, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.size(1), device=x.device)
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+def text(_: int) -> Text:
+    """One text for any number of samples: places are drawn with replacement."""
+    return Text(VOCABULARY, LENGTH)
+
+
+def next_word_loss(logits: Tensor, words: Tensor) -> Tensor:
+    return F.cross_entropy(logits.view(-1, VOCABULARY), words.view(-1))
+
+
+GPT_SMALL = Workload(
+    batch_size=32,
+    steps=25,
+    warm_up=5,
+    data=text,
+    model=GPT,
+    optimizer=partial(torch.optim.AdamW, lr=3e-4),
+    loss=next_word_loss,
+)

@@ -1,37 +1,30 @@
-"""A perceptron 784-2048-2048-10 with batch 64: more communication than computation."""
+"""Perceptrons 784-width-width-10: more communication than computation."""
+
+from __future__ import annotations
+
+from functools import partial
 
 import torch
-import torch.nn.functional as F
-from models import mlp
-from stopwatch import Stopwatch, arguments
-from torch.utils.data import DataLoader, TensorDataset
-
-BATCH, CLASSES = 64, 10
+from images import CLASSES, images
+from torch import nn
+from workload import Workload
 
 
-def main():
-    args = arguments(steps=160, warm_up=10)
-    torch.manual_seed(0)
-    images, labels = torch.randn(2048, 1, 28, 28), torch.randint(CLASSES, (2048,))
-    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
-    step, total = 0, args.warm_up + args.steps
-    while step < total:
-        for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if step % 10 == 0:
-                print(f"step {step} loss {loss.item():.4f}")
-            stopwatch.step()
-            step += 1
-            if step == total:
-                break
-    stopwatch.report("mlp", BATCH, loss.item())
+def mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, CLASSES),
+    )
 
 
-if __name__ == "__main__":
-    main()
+_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
+MLP = Workload(batch_size=64, steps=160, warm_up=10, data=images, model=partial(mlp, 2048), optimizer=_sgd)
+# Some hundred steps a second: what a step costs beside its arithmetic can be seen.
+MLP_512 = Workload(
+    batch_size=32, steps=1500, warm_up=100, data=images, model=partial(mlp, 512), optimizer=_sgd
+)

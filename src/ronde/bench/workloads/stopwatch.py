@@ -1,43 +1,83 @@
-"""Times a training loop behind its warm-up, and prints what it read as one line."""
+"""Times a training loop behind its warm-up, logs its loss, and prints what it read as one line."""
 
-import argparse
+from __future__ import annotations
+
 import json
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
+
+def value(loss: Tensor) -> float:
+    return loss.item()
 
 
 class Stopwatch:
-    """Call `step()` behind each optimizer step; the clock starts when the warm-up is over."""
+    """Call `step(loss)` behind each optimizer step; the clock starts when the warm-up is over.
 
-    def __init__(self, warm_up):
-        self.warm_up = warm_up
-        self.steps = -warm_up
+    Args:
+        warm_up: steps before the clock starts.
+        device: `cuda` waits for the device where the clock is read.
+        speaks: whether this process prints.
+        mean: makes of a process's loss that of the global batch; a collective on the ranks of a twin.
+        log_every: print the loss once in so many steps, as training scripts do; None for never.
+        trajectory: keep the loss of every step.
+    """
+
+    def __init__(
+        self,
+        warm_up: int,
+        *,
+        device: str = "cpu",
+        speaks: bool = True,
+        mean: Callable[[Tensor], float] = value,
+        log_every: int | None = 10,
+        trajectory: bool = False,
+    ):
+        self.warm_up, self.device, self.speaks, self.mean = warm_up, device, speaks, mean
+        self.log_every, self.trajectory = log_every, trajectory
+        self.done, self.losses, self.last = 0, [], torch.tensor(0.0)
         self.start = self.stop = time.perf_counter()
 
-    def step(self):
-        self.steps += 1
+    def step(self, loss: Tensor) -> None:
+        self.last = loss
+        if self.trajectory:
+            self.losses.append(self.mean(loss))
+        if self.log_every and self.done % self.log_every == 0:
+            shown = loss.item()
+            if self.speaks:
+                print(f"step {self.done} loss {shown:.4f}")
+        self.done += 1
+        if self.done == self.warm_up:
+            self._wait()
+            self.start = time.perf_counter()
         self.stop = time.perf_counter()
-        if self.steps == 0:
-            self.start = self.stop
 
-    def report(self, workload, batch_size, loss):
-        """`loss` is the mean over the last global batch, by which runs prove that they trained alike."""
-        seconds = self.stop - self.start
+    def report(self, workload: str, batch_size: int) -> None:
+        """Print the measurement; every rank of a twin must call this."""
+        self._wait()
+        if self.device == "cuda":
+            self.stop = time.perf_counter()
+        loss = self.mean(self.last)  # by which runs prove that they trained alike
+        if not self.speaks:
+            return
+        steps, seconds = self.done - self.warm_up, self.stop - self.start
         line = {
             "workload": workload,
-            "samples_per_second": self.steps * batch_size / seconds,
-            "steps": self.steps,
+            "batch_size": batch_size,
+            "samples_per_second": steps * batch_size / seconds,
+            "steps": steps,
             "seconds": seconds,
             "loss": loss,
+            "losses": self.losses,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else "cpu",
         }
         print("bench-line " + json.dumps(line), flush=True)
 
-
-def arguments(steps, warm_up):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=steps, help="timed steps")
-    parser.add_argument("--warm-up", type=int, default=warm_up, help="steps before the clock starts")
-    return parser.parse_args()
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()

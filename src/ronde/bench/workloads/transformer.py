@@ -1,34 +1,46 @@
 """A small transformer encoder, 4 layers of 256, on batches of 32 x 64 tokens."""
 
+from __future__ import annotations
+
+from functools import partial
+
 import torch
-import torch.nn.functional as F
-from models import Transformer
-from stopwatch import Stopwatch, arguments
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from workload import Workload
 
-BATCH, LENGTH, VOCABULARY, CLASSES = 32, 64, 1000, 10
-
-
-def main():
-    args = arguments(steps=40, warm_up=5)
-    torch.manual_seed(0)
-    total = args.warm_up + args.steps
-    tokens = torch.randint(VOCABULARY, (total * BATCH, LENGTH))
-    labels = tokens[:, 0] % CLASSES
-    loader = DataLoader(TensorDataset(tokens, labels), batch_size=BATCH, shuffle=True)
-    model = Transformer(VOCABULARY, CLASSES, length=LENGTH)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    stopwatch, loss = Stopwatch(args.warm_up), torch.tensor(0.0)
-    for step, (x, y) in enumerate(loader):
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 10 == 0:
-            print(f"step {step} loss {loss.item():.4f}")
-        stopwatch.step()
-    stopwatch.report("transformer", BATCH, loss.item())
+LENGTH, VOCABULARY, CLASSES = 64, 1000, 10
 
 
-if __name__ == "__main__":
-    main()
+class Transformer(nn.Module):
+    """An encoder over tokens that classifies the sequence."""
+
+    def __init__(self, width: int = 256, layers: int = 4, heads: int = 4):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.position = nn.Parameter(torch.zeros(LENGTH, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.encoder(self.embedding(tokens) + self.position[: tokens.size(1)])
+        return self.head(hidden.mean(1))
+
+
+def sequences(count: int) -> TensorDataset:
+    """Random tokens; the first one tells the class."""
+    tokens = torch.randint(VOCABULARY, (count, LENGTH))
+    return TensorDataset(tokens, tokens[:, 0] % CLASSES)
+
+
+TRANSFORMER = Workload(
+    batch_size=32,
+    steps=40,
+    warm_up=5,
+    data=sequences,
+    model=Transformer,
+    optimizer=partial(torch.optim.AdamW, lr=3e-4),
+)

@@ -18,9 +18,10 @@ from ronde.boundary.context import Context
 from ronde.boundary.edges import SumRanks, sum_ranks_deferred
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize
 from ronde.boundary.layout import Layout
+from ronde.boundary.patches import Patches
 from ronde.boundary.rules.common import enter, is_sharded, local_operand, rewrap
 
-__all__ = ["rules"]
+__all__ = ["install", "rules"]
 
 _POINTWISE = (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
@@ -36,6 +37,36 @@ def rules() -> dict[Any, Rule]:
     table[F.cross_entropy] = class_loss
     table[F.nll_loss] = class_loss
     return table
+
+
+def install(patches: Patches, table: dict[Any, Rule]) -> None:
+    """Replace `l1_loss`, which does not tell `__torch_function__` of its `weight`."""
+    plain: Any = F.l1_loss
+
+    def rule(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        return pointwise(context, plain, args, kwargs)
+
+    def l1_loss(
+        input: torch.Tensor,
+        target: torch.Tensor,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        known = size_average is None and reduce is None and reduction in ("none", "sum", "mean")
+        given = (input, target, weight)
+        if weight is None or not known or not any(isinstance(value, GlobalTensor) for value in given):
+            return plain(input, target, size_average, reduce, reduction, weight)
+        if not input.size() == target.size() == weight.size():
+            return plain(*map(materialize, given[:2]), None, None, reduction, materialize(weight))
+        errors = (input - target).abs() * weight
+        if reduction == "none":
+            return errors
+        return errors.sum() if reduction == "sum" else errors.sum() / weight.sum()
+
+    patches.set(F, "l1_loss", l1_loss)
+    table[l1_loss] = rule
 
 
 def _arguments(

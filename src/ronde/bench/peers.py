@@ -1,0 +1,64 @@
+"""The other ways to train data-parallel that ronde is measured against."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from ronde.bench.choice import check_known
+from ronde.errors import UsageError
+
+__all__ = ["PEERS", "Peer", "choose"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A library and the script in `workloads/` that uses it as its documentation says.
+
+    Attributes:
+        name: as `--against` takes it; the script is `with_NAME.py`.
+        title: as a table names it.
+        distribution, module: what is installed, and what is imported.
+    """
+
+    name: str
+    title: str
+    distribution: str
+    module: str
+
+    @property
+    def script(self) -> str:
+        return f"with_{self.name}.py"
+
+    @property
+    def version(self) -> str:
+        return f"{self.distribution} {version(self.distribution)}"
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(name="ddp", title="DDP", distribution="torch", module="torch"),
+        Peer(name="accelerate", title="Accelerate", distribution="accelerate", module="accelerate"),
+        Peer(name="fabric", title="Fabric", distribution="lightning-fabric", module="lightning_fabric"),
+    )
+}
+
+
+def choose(names: Sequence[str]) -> tuple[Peer, ...]:
+    """The peers of these names, once each.
+
+    Raises:
+        UsageError: for one that there is not, or that is not installed.
+    """
+    check_known(names, PEERS, what="peer")
+    chosen = tuple(PEERS[name] for name in dict.fromkeys(names))
+    for peer in chosen:
+        if importlib.util.find_spec(peer.module) is None:
+            raise UsageError(
+                f"the peer {peer.name!r} is not installed: pip install 'ronde[bench]' brings "
+                f"{peer.distribution}, or leave it out of --against"
+            )
+    return chosen

@@ -1,0 +1,53 @@
+"""`torch.compile` of a function: what the script itself does on global values is carried out eagerly.
+
+A compiled module runs on this rank's rows, as plain tensors, and stays compiled. A compiled function of the
+script (a loss, a whole training step) is given global tensors, or calls models and backward; a graph that was
+traced through them would hold this rank's rows and collectives as constants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.context import Context, Region
+from ronde.boundary.patches import Patches
+
+__all__ = ["install"]
+
+
+def install(patches: Patches, context: Context) -> None:
+    plain: Any = torch.compile
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda decorated: compile_(decorated, **options)
+        compiled = plain(model, **options)
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            return compiled
+        return _eager_in_scripts(context, model, compiled)
+
+    patches.set(torch, "compile", functools.wraps(plain)(compile_))
+
+
+def _eager_in_scripts(
+    context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
+) -> Callable[..., Any]:
+    name = getattr(function, "__qualname__", type(function).__name__)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if context.region is Region.REHEARSAL:
+            return function(*args, **kwargs)
+        if context.region is not Region.SCRIPT or not context.on_main_thread():
+            return compiled(*args, **kwargs)
+        context.note(
+            f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
+            f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
+        )
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,163 @@
+"""What stands around a trial run of a model, so that it harms nothing and nothing escapes notice."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import logging
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.boundary.reach import is_users
+
+__all__ = ["ForeignWrites", "Marks", "Refusal", "apart", "memory", "moved_random_state"]
+
+
+class Refusal(Exception):
+    """The module must not be cut; the message is the reason."""
+
+
+def memory(value: Any) -> int | None:
+    """What two tensors that share memory have in common; None for a tensor without any of its own."""
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class ForeignWrites(TorchDispatchMode):
+    """Stops a write to memory that is not the model's own before it is done: to a parameter, an argument,
+    a tensor from elsewhere. Buffers of the trial's copy and what the trial has made itself may be written.
+
+    Args:
+        own: memory of the copy's buffers and other tensors.
+        named: memory that is to be called by a name.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor], named: dict[int, str]) -> None:
+        super().__init__()
+        self._named = named
+        self._own = {place for tensor in own if (place := memory(tensor)) is not None} - named.keys()
+        self.shapes = 0
+        self.refused = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for written in _written(func, args, kwargs):
+                self._check(memory(written), func)
+        result = func(*args, **kwargs)
+        inside = {memory(value) for value in _tensors((args, tuple(kwargs.values())))}
+        new = func is torch.ops.aten.lift_fresh.default
+        for value in _tensors(result):
+            place = memory(value)
+            if place is not None and (new or place not in inside):
+                self._own.add(place)
+            self.shapes = hash((self.shapes, func, tuple(value.shape)))
+        return result
+
+    def _check(self, place: int | None, func: Any) -> None:
+        if place is None or place in self._own:
+            return
+        what = self._named.get(place, "a tensor that is none of its own")
+        self.refused = f"it changes {what} in place ({func._schema.name.split('::')[1]})"
+        raise Refusal(self.refused)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
+            yield from _tensors(value)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+class Marks(TorchFunctionMode):
+    """Refuses what is done to a tensor object rather than to its memory: hooks, `.data =`, `requires_grad_`.
+
+    Args:
+        held: ids of parameters and arguments.
+    """
+
+    def __init__(self, held: dict[int, str]) -> None:
+        super().__init__()
+        self._held = held
+        self.refused = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _HOOKS:
+            self._refuse(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
+        if (name == "__set__" or func is torch.Tensor.requires_grad_) and args and id(args[0]) in self._held:
+            what = name if name != "__set__" else f".{func.__self__.__name__} ="
+            self._refuse(f"it changes {self._held[id(args[0])]} ({what})")
+        return func(*args, **(kwargs or {}))
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        raise Refusal(reason)
+
+
+# By name: a session replaces some of them.
+_HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
+
+
+@contextmanager
+def apart(told: dict[str, str]) -> Iterator[None]:
+    """Inside, nothing is printed, logged, warned of or written; what would have been said is in `told`."""
+    printed, logged, thread = io.StringIO(), [], threading.get_ident()
+    plain_handle, plain_open, plain_io = logging.Logger.handle, builtins.open, io.open
+
+    def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() != thread:
+            return plain_handle(logger, record)
+        logged.append(record.getMessage())
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+") and is_users(sys._getframe(1).f_code):
+            raise Refusal(f"it opens a file for writing ({file})")
+        return plain_open(file, mode, *args, **kwargs)
+
+    grad = torch.is_grad_enabled()
+    logging.Logger.handle, builtins.open, io.open = handle, opened, opened  # type: ignore[assignment]
+    try:
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            warnings.catch_warnings(),
+            torch.set_grad_enabled(grad),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.Logger.handle, builtins.open, io.open = plain_handle, plain_open, plain_io  # type: ignore[assignment]
+        told["what it prints"], told["what it logs"] = printed.getvalue(), "\n".join(logged)
+
+
+def moved_random_state(before: tuple[Any, Any]) -> bool:
+    """Whether Python's or numpy's global generator has gone on since."""
+    python, numbers = random.getstate(), numpy.random.get_state(legacy=False)
+    return python != before[0] or not _same_numpy(numbers, before[1])
+
+
+def _same_numpy(a: Any, b: Any) -> bool:
+    same = a["state"]["pos"] == b["state"]["pos"] and numpy.array_equal(a["state"]["key"], b["state"]["key"])
+    return bool(same and a["has_gauss"] == b["has_gauss"])

@@ -1,0 +1,256 @@
+"""What a model keeps between calls, on itself and around it: pictures to compare, and the way back.
+
+A picture is a copy of what a value holds, of tensors, numbers, texts and containers only. The surroundings
+of a model are the variables that its code names beside its arguments (global ones, those of enclosing
+functions) and what is behind them.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import io
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.global_tensor import GlobalTensor
+from ronde.boundary.reach import GENERATORS, Place, Reach, is_users
+
+__all__ = ["Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
+
+_DEPTH = 6
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_LARGEST = 1 << 26
+_SMALL = 1 << 16
+
+
+def generator_state(value: Any) -> Any:
+    """The state of a random generator, as something that can be compared."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, numpy.random.Generator):
+        return picture(value.bit_generator.state)
+    return picture(value.get_state(legacy=False))
+
+
+def picture(value: Any, depth: int = _DEPTH) -> Any:
+    """A copy of what `value` holds; what cannot be copied is named by its type."""
+    if isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter)):
+        return "held", id(value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if depth > 2 or value.numel() <= _SMALL else ("held", id(value))
+    if isinstance(value, numpy.ndarray):
+        return value.copy() if value.nbytes <= _LARGEST and value.dtype != object else ("array", value.shape)
+    if isinstance(value, _SIMPLE):
+        return value
+    if isinstance(value, GENERATORS):
+        return "generator", generator_state(value)
+    if depth == 0:
+        return type(value).__name__
+    if isinstance(value, dict):
+        return {_key(key): picture(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, collections.deque)):
+        return [picture(item, depth - 1) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(str(_key(item)) for item in value)
+    inside = _inside(value)
+    return (
+        type(value).__name__
+        if inside is None
+        else {"type": type(value).__name__, **picture(inside, depth - 1)}
+    )
+
+
+def _key(key: Any) -> Any:
+    return key if isinstance(key, (*_SIMPLE, tuple)) else repr(type(key))
+
+
+def _inside(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that is data."""
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return None
+    if isinstance(value, torch.nn.Module):
+        return {name: item for name, item in vars(value).items() if name not in _OWN}
+    return getattr(value, "__dict__", None)
+
+
+# Bookkeeping of torch's; parameters and modules are looked at by themselves.
+_OWN = {"_non_persistent_buffers_set", "_parameters"} | {
+    key for key in vars(torch.nn.Module()) if key.endswith("_hooks") or "hooks_" in key
+}
+
+
+def module_state(module: torch.nn.Module) -> dict[str, Any]:
+    """Pictures of everything kept on the module but parameters' values and batch statistics."""
+    found: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            continue
+        attributes = {
+            key: value for key, value in vars(part).items() if key not in _OWN | {"_modules", "_buffers"}
+        }
+        for name, value in (*part._buffers.items(), *attributes.items()):
+            found[f"{path}.{name}" if path else name] = picture(value)
+    return found
+
+
+def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Every tensor that a value leads to."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if depth == 0 or isinstance(value, _SIMPLE) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.nn.Module):
+        items = [*value._parameters.values(), *value._buffers.values(), *value._modules.values()]
+        items += [item for name, item in vars(value).items() if name not in _OWN | {"_modules", "_buffers"}]
+        depth += 1
+    elif isinstance(value, dict):
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        items = list(value)
+    else:
+        items = list((_inside(value) or {}).values())
+    for item in items:
+        yield from kept_tensors(item, depth - 1, seen)
+
+
+class Surroundings:
+    """The variables that a model's code names beside its arguments, and the objects behind them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        reach = Reach()
+        mine = {id(part) for part in module.modules()}
+        for part in module.modules():
+            reach.visit(part)
+        self._places = [place for place in reach.places if id(place.read()) not in mine]
+        # What is kept on the module itself has been copied with it.
+        own = _owned(module)
+        self._values = [
+            (name, value)
+            for name, value in reach.values
+            if _changeable(value) and id(value) not in own and id(value) not in mine
+        ]
+        self.generators = reach.generators()
+        # Something that goes on when it is used, and cannot go back: an iterator, an open file.
+        found = ((name, value) for name, value in reach.values if isinstance(value, (Iterator, io.IOBase)))
+        self.irrevocable = next((f"the {type(value).__name__} {name}" for name, value in found), "")
+
+    def state(self) -> dict[str, Any]:
+        """Pictures of all of it, by what a reader would look for."""
+        found = {f"the variable {place.name}": _shallow(place.read()) for place in self._places}
+        for number, (name, value) in enumerate(self._values):
+            found[f"what the variable {name} holds ({number})"] = picture(value, 2)
+        return found
+
+    def restored(self) -> AbstractContextManager[None]:
+        """Whatever happens inside, variables and what they hold are afterwards as they were."""
+        return restored(self._places, [value for _, value in self._values])
+
+
+@contextmanager
+def restored(places: Iterable[Place], values: Iterable[Any]) -> Iterator[None]:
+    """Whatever happens inside, variables and the contents of objects are afterwards as they were."""
+    variables = [(place, place.read()) for place in places]
+    ways_back = [way for value in values if (way := _way_back(value)) is not None]
+    try:
+        yield
+    finally:
+        for way in ways_back:
+            way()
+        for place, before in variables:
+            if place.read() is not before:
+                place.write(before)
+
+
+def _owned(module: torch.nn.Module) -> set[int]:
+    """Ids of objects that hang on the module's own attributes."""
+    reach: set[int] = set()
+
+    def walk(value: Any, depth: int) -> None:
+        if depth == 0 or id(value) in reach or isinstance(value, (*_SIMPLE, types.FunctionType, type)):
+            return
+        reach.add(id(value))
+        inside = value if isinstance(value, dict) else _inside(value)
+        for item in value if isinstance(value, (list, tuple, set)) else (inside or {}).values():
+            walk(item, depth - 1)
+
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in _OWN | {"_modules", "_buffers"}:
+                walk(value, _DEPTH)
+    return reach
+
+
+def _changeable(value: Any) -> bool:
+    if isinstance(value, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
+        return True
+    return is_users(type(value)) and bool(_inside(value))
+
+
+def _shallow(value: Any) -> Any:
+    return value if isinstance(value, _SIMPLE) else ("held", id(value))
+
+
+def _way_back(value: Any) -> Callable[[], None] | None:
+    """What puts an object's contents back as they are now."""
+    if isinstance(value, GENERATORS):
+        return _generator_back(value)
+    if isinstance(value, (list, bytearray)):
+        before = copy.copy(value)
+        return lambda: None if _identical(value, before) else value.__setitem__(slice(None), before)
+    if isinstance(value, dict):
+        return _dict_back(value)
+    if isinstance(value, set):
+        members = set(value)
+        return lambda: None if value == members else (value.clear(), value.update(members))[0]
+    if isinstance(value, collections.deque):
+        items = list(value)
+        return lambda: None if _identical(value, items) else (value.clear(), value.extend(items))[0]
+    if isinstance(value, numpy.ndarray):
+        if value.nbytes > _LARGEST or not value.flags.writeable:
+            return None
+        numbers = value.copy()
+        return lambda: value.__setitem__(Ellipsis, numbers)
+    attributes = getattr(value, "__dict__", None)
+    return _dict_back(attributes) if isinstance(attributes, dict) else None
+
+
+def _dict_back(value: dict[Any, Any]) -> Callable[[], None]:
+    before = dict(value)
+
+    def back() -> None:
+        """Only what has changed: another thread may be reading."""
+        for key in [key for key in value if key not in before]:
+            del value[key]
+        for key, item in before.items():
+            if key not in value or value[key] is not item:
+                value[key] = item
+
+    return back
+
+
+def _identical(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _generator_back(value: Any) -> Callable[[], None]:
+    if isinstance(value, random.Random):
+        python = value.getstate()
+        return lambda: value.setstate(python)
+    if isinstance(value, numpy.random.Generator):
+        bits = copy.deepcopy(value.bit_generator.state)
+        return lambda: setattr(value.bit_generator, "state", bits)
+    state = value.get_state()
+    return lambda: value.set_state(state) and None

@@ -1,0 +1,226 @@
+"""What a user's code reaches past its arguments: global variables, closures, defaults, what these lead to.
+
+Found by reading the code, not by running it: the names that a function loads, the functions that it calls by
+such names, their names, and so on. Libraries are not followed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import random
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+__all__ = ["GENERATORS", "Place", "Reach", "is_users"]
+
+GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+
+_ROOT = __file__.rpartition("boundary")[0]
+_LIBRARIES = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")), "<frozen"})
+_ENOUGH = 20_000
+_FEW = 64
+# What every module of torch has for its own bookkeeping; the modules inside are followed apart.
+_BOOKKEEPING = vars(torch.nn.Module()).keys()
+
+
+class _Cell(Mapping[str, Any]):
+    """A variable of an enclosing function, read as an entry of a namespace."""
+
+    def __init__(self, name: str, cell: types.CellType) -> None:
+        self.name, self.cell = name, cell
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:  # not assigned yet
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.name,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A variable: an entry of a namespace.
+
+    Attributes:
+        owner: whose namespace it is where it cannot be written itself (a class), else None.
+    """
+
+    name: str
+    namespace: Mapping[str, Any]
+    owner: Any = None
+
+    def read(self) -> Any:
+        return self.namespace.get(self.name)
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.namespace, _Cell):
+            self.namespace.cell.cell_contents = value
+        elif self.owner is not None:
+            setattr(self.owner, self.name, value)
+        else:
+            self.namespace[self.name] = value  # pyright: ignore[reportIndexIssue]
+
+
+def is_users(code: Any) -> bool:
+    """Whether a function, class or code object was written by the user, and is no library's."""
+    if isinstance(code, type):
+        return _is_users_class(code)
+    code = getattr(code, "__code__", code)
+    path = getattr(code, "co_filename", "<frozen")
+    installed = "site-packages" in path or "dist-packages" in path
+    return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users_class(kind: type) -> bool:
+    return any(is_users(item) for item in vars(kind).values() if isinstance(item, types.FunctionType))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Global names and all names that a piece of code uses, with the functions inside it."""
+    loads = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"}
+    found = {step.argval for step in dis.get_instructions(code) if step.opname in loads}
+    every = set(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            inner_globals, inner_every = _names(inner)
+            found |= inner_globals
+            every |= inner_every
+    return frozenset(found), frozenset(every)
+
+
+class Reach:
+    """Everything that was reached from the roots given to `visit`.
+
+    Attributes:
+        places: variables that code names.
+        values: objects that were come by, each once, with the name of the variable that led there.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.values: list[tuple[str, Any]] = []
+        self._seen: set[Any] = set()
+        self._attributes: set[str] = set()
+        self._under = ""
+
+    def generators(self) -> list[Any]:
+        return [value for _, value in self.values if isinstance(value, GENERATORS)]
+
+    def visit(self, value: Any) -> None:
+        """Follow a value: a function, a class, an object with methods, a container."""
+        if len(self._seen) > _ENOUGH or isinstance(value, (str, bytes, int, float, type(None))):
+            return
+        if isinstance(value, torch.Tensor) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        self.values.append((self._under, value))  # also keeps it alive, so that its id stays its own
+        if isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__func__)
+            self.visit(value.__self__)
+        elif isinstance(value, functools.partial):
+            for item in (value.func, *value.args, *value.keywords.values()):
+                self.visit(item)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.visit(value.__func__)
+        elif isinstance(value, property):
+            self.visit(value.fget)
+        elif isinstance(value, type):
+            self._visit_methods(value, ("__init__", "__call__"))
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            for item in [*value][:_FEW]:
+                self.visit(item)
+        elif isinstance(value, dict):
+            for item in [*value.values()][:_FEW]:
+                self.visit(item)
+        elif not isinstance(value, (types.ModuleType, numpy.ndarray, *GENERATORS)):
+            self._visit_object(value)
+
+    def _visit_object(self, value: Any) -> None:
+        if isinstance(value, torch.nn.Module):
+            items = [item for name, item in vars(value).items() if name not in _BOOKKEEPING]
+            items += value._modules.values()
+        else:
+            items = list(_attributes(value))
+        for item in items:
+            self.visit(item)
+        self._visit_methods(type(value), ("__call__", "__getitem__", "__getitems__", "forward"))
+
+    def _visit_methods(self, kind: type, entries: tuple[str, ...]) -> None:
+        """Follow the methods that calls begin with, and those that the code reached so far names."""
+        for owner in kind.__mro__:
+            if not is_users(owner):
+                continue
+            before = -1
+            while before != len(self._seen):
+                before = len(self._seen)
+                for name, item in list(vars(owner).items()):
+                    if name not in entries and name not in self._attributes:
+                        continue
+                    if isinstance(item, (types.FunctionType, staticmethod, classmethod, property)):
+                        self.visit(item)
+                    elif not name.startswith("__"):
+                        self._place(Place(name, vars(owner), owner))
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        if not is_users(function):
+            return
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._place(Place(name, _Cell(name, cell)))
+        names, every = _names(code)
+        self._attributes |= every
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if not isinstance(value, types.ModuleType):
+                self._place(Place(name, function.__globals__))
+            elif is_users_module(value):
+                for attribute in sorted(every & vars(value).keys()):
+                    self._place(Place(attribute, vars(value)))
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.visit(value)
+
+    def _place(self, place: Place) -> None:
+        key = (
+            id(
+                place.namespace.cell if isinstance(place.namespace, _Cell) else place.owner or place.namespace
+            ),
+        )
+        if (*key, place.name) in self._seen:
+            return
+        self._seen.add((*key, place.name))
+        self.places.append(place)
+        before, self._under = self._under, place.name
+        self.visit(place.read())
+        self._under = before
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """What an object keeps, in its dictionary or its slots."""
+    yield from getattr(value, "__dict__", {}).values()
+    for owner in type(value).__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield getattr(value, name)
+
+
+def is_users_module(module: types.ModuleType) -> bool:
+    path = getattr(module, "__file__", None) or "<frozen"
+    installed = "site-packages" in path or "dist-packages" in path
+    return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)

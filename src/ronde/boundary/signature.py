@@ -1,0 +1,152 @@
+"""What else but its arguments decides how a model behaves: modes, hooks, layers, numbers and texts.
+
+Asked at every call of a model, so the places to look at are found once, and asking costs microseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from ronde.boundary.reach import Place, Reach, is_users
+
+__all__ = ["PLAIN", "Behaviour", "Number"]
+
+PLAIN = {bool, int, float, str, type(None)}
+_DEEP = 3
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_BOOKKEEPING = vars(torch.nn.Module()).keys()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Number:
+    """Where a number comes from: an attribute (or variable) of `namespace`, or a leaf of the arguments."""
+
+    name: str
+    namespace: Mapping[str, Any] | None = None
+    leaf: int | None = None
+
+
+class Behaviour:
+    """The places that decide how one module behaves.
+
+    Attributes:
+        places: of numbers and texts: attributes, entries of configurations, variables that code names.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parts = list(module.modules())
+        self._own = [vars(part) for part in self._parts]
+        self._children = [
+            (part._modules, list(part._modules.values())) for part in self._parts if part._modules
+        ]
+        self._sizes = [len(own) for own in self._own]
+        self._hooks = [getattr(part, kind) for part in self._parts for kind in _HOOKS]
+        self._parameters = [part._parameters for part in self._parts if part._parameters]
+        self.places: list[Place] = []
+        self._functions: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._find_places(module)
+        self._read = [(place.namespace, place.name) for place in self.places]
+
+    def _find_places(self, module: torch.nn.Module) -> None:
+        reach = Reach()
+        seen: set[tuple[int, str]] = set()
+        for part in self._parts:
+            reach.visit(part)
+            users = is_users(type(part))
+            for name, value in vars(part).items():
+                if name in _BOOKKEEPING:
+                    continue
+                if callable(value) and not isinstance(value, torch.nn.Module):
+                    self._functions.append((vars(part), name, value))
+                elif users or isinstance(value, float):
+                    self._look(name, vars(part), None, seen)
+        for place in reach.places:
+            self._look(place.name, place.namespace, place.owner, seen)
+
+    def _look(
+        self,
+        name: str,
+        namespace: Mapping[str, Any],
+        owner: Any,
+        seen: set[tuple[int, str]],
+        depth: int = _DEEP,
+    ) -> None:
+        value = namespace.get(name)
+        if (id(namespace), name) in seen or depth == 0:
+            return
+        seen.add((id(namespace), name))
+        if type(value) in PLAIN:
+            self.places.append(Place(name, namespace, owner))
+            return
+        inside = value if isinstance(value, dict) else _attributes(value)
+        if inside is not None and len(inside) <= 256:
+            for key in [key for key in inside if isinstance(key, str)]:
+                self._look(key, inside, None, seen, depth - 1)
+
+    def outdated(self) -> bool:
+        """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
+        if [len(own) for own in self._own] != self._sizes:
+            return True
+        for members, children in self._children:
+            if list(members.values()) != children:
+                return True
+        return any(members.get(name) is not value for members, name, value in self._functions)
+
+    def hooked(self) -> bool:
+        """Whether the user has hooks on the module, a part or a parameter of it, or on all modules."""
+        for hooks in self._hooks:
+            if hooks and not all(map(_is_torchs, hooks.values())):
+                return True
+        for parameters in self._parameters:
+            for parameter in parameters.values():
+                if parameter is not None and parameter._backward_hooks:
+                    return True
+        return _has_global_hooks()
+
+    def modes(self) -> Any:
+        """What is compared as it is: training or not, and hooks."""
+        return tuple([part.training for part in self._parts]), self.hooked()
+
+    def numbers(self) -> list[Any]:
+        """What is at each place now; of what is neither number nor text any more, the type."""
+        found = [namespace.get(name) for namespace, name in self._read]
+        return [value if type(value) in PLAIN else type(value) for value in found]
+
+    def source(self, place: int) -> Number:
+        """Where the number at this place of `numbers` comes from; those behind are leaves of arguments."""
+        if place < len(self.places):
+            return Number(self.places[place].name, namespace=self.places[place].namespace)
+        return Number("an argument", leaf=place - len(self.places))
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of a configuration: an object of the user's, a namespace, a dataclass."""
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType)):
+        return vars(value) if isinstance(value, torch.nn.Module) else None
+    plain = (
+        isinstance(value, types.SimpleNamespace) or dataclasses.is_dataclass(value) or is_users(type(value))
+    )
+    named = type(value).__name__ in ("Namespace", "EasyDict", "AttrDict", "ConfigDict")
+    return getattr(value, "__dict__", None) if plain or named else None
+
+
+def _is_torchs(hook: Any) -> bool:
+    owner = getattr(hook, "__module__", None) or type(hook).__module__
+    return owner.split(".")[0] == "torch"
+
+
+def _global_hooks() -> Iterator[Any]:
+    yield from modules._global_forward_hooks.values()
+    yield from modules._global_forward_pre_hooks.values()
+    yield from modules._global_backward_hooks.values()
+    yield from modules._global_backward_pre_hooks.values()
+
+
+def _has_global_hooks() -> bool:
+    return any(not _is_torchs(hook) for hook in _global_hooks())

@@ -1,0 +1,243 @@
+"""One forward pass of a copy of a module on a few rows, watched from all sides and without a trace."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.global_tensor import GlobalTensor
+from ronde.boundary.graph import now, uses_older
+from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
+from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
+from ronde.boundary.randomness import READ, HostReads, RecordedDraws
+from ronde.boundary.tree import leaves, structure
+
+__all__ = ["Run", "Trial", "same"]
+
+_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 3e-2,
+    torch.bfloat16: 1e-1,
+    torch.complex128: 1e-9,
+    torch.complex64: 1e-4,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What one forward pass did.
+
+    Attributes:
+        values: the leaves of its arguments.
+        draws: random operations and the shapes drawn, in order.
+        left_behind: what has changed on the module and around it, with pictures of what it is now.
+        shapes: stands for the operations carried out and the shapes of their results.
+    """
+
+    output: Any
+    values: list[Any]
+    draws: list[tuple[str, list[int]]]
+    left_behind: dict[str, Any]
+    shapes: int
+
+
+class Trial:
+    """Runs copies of one module on some of a few rows.
+
+    Args:
+        call: `call(module, values)` runs a module with the leaves of its arguments replaced; gives the
+            output and the arguments as the module left them.
+        values, axes: the leaves, and the batch axis of each, None for leaves that enter whole.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
+        values: list[Any],
+        axes: Sequence[int | None],
+    ) -> None:
+        self._module = module
+        self._call = call
+        self._values = values
+        self._axes = axes
+        self._surroundings = Surroundings(module)
+        if self._surroundings.irrevocable:
+            raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
+        self._untouched: torch.nn.Module | None = None
+
+    def run(self, start: int, stop: int, draws: Any = None) -> Run:
+        """A forward pass on rows `start` to `stop`, from the same random state as every other."""
+        return self._run([self._part(place, start, stop) for place in range(len(self._values))], draws)
+
+    def spoilt(self, row: int, rows: int, *, finite: bool) -> Run:
+        """A forward pass on `rows` rows of which one is not a number, or another one's where it must be."""
+
+        def spoil(place: int) -> Any:
+            value, axis = self._part(place, 0, rows), self._axes[place]
+            if axis is None:
+                return value
+            with torch.no_grad():
+                mine, other = value.select(axis, row), value.select(axis, (row + 1) % rows)
+                exact = not (value.is_floating_point() or value.is_complex())
+                if exact:
+                    mine.copy_(other)
+                elif finite:
+                    mine.copy_(other * 0.5 + 1)
+                else:
+                    mine.fill_(torch.nan)
+            return value
+
+        return self._run([spoil(place) for place in range(len(self._values))], None)
+
+    def _part(self, place: int, start: int, stop: int) -> Any:
+        value, axis = self._values[place], self._axes[place]
+        if axis is None:
+            return _copy_of_object(value)
+        part = value.detach().narrow(axis, start, stop - start).clone()
+        return part.requires_grad_(value.requires_grad)
+
+    def _run(self, values: list[Any], draws: Any) -> Run:
+        twin = self._untouched or _twin(self._module)
+        before = {**module_state(twin), **self._surroundings.state()}
+        recorder, start = RecordedDraws(), now()
+        conversions = HostReads(recorder)
+        writes = ForeignWrites(_own(twin), self._memory(values))
+        marks = Marks({id(tensor): name for name, tensor in self._named(values)})
+        host = random.getstate(), numpy.random.get_state(legacy=False)
+        own = [(g, generator_state(g)) for g in self._surroundings.generators]
+        objects = [picture(value) if _is_object(value) else None for value in values]
+        told: dict[str, str] = {}
+        torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
+        with self._surroundings.restored(), preserved_random_state(), apart(told):
+            try:
+                with draws or nullcontext(), recorder, writes, conversions, marks:
+                    output, arguments = self._call(twin, values)
+            finally:
+                torch.clear_autocast_cache()
+            refused = writes.refused or marks.refused
+            if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
+                refused = refused or "it draws random numbers by other means than torch's own generator"
+            after = {**module_state(twin), **self._surroundings.state()}
+        if refused:
+            raise Refusal(refused)
+        if recorder.host_reads or conversions.count:
+            raise Refusal(READ)
+        if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
+            raise Refusal("it uses a value with a gradient that was computed outside of it")
+        self._check_arguments(values, arguments, objects)
+        left = {key: value for key, value in after.items() if not same(before.get(key), value)}
+        if any(_generator_moved(before.get(key), value) for key, value in left.items()):
+            raise Refusal("it draws random numbers by other means than torch's own generator")
+        self._untouched = None if left else twin
+        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes)
+
+    def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
+        """Containers and objects among the arguments must be as they were given."""
+        for value, before in zip(values, objects, strict=True):
+            if _is_object(value) and not same(before, picture(value)):
+                raise Refusal(f"it changes its argument, a {type(value).__name__}")
+        now_there = list(leaves(arguments))
+        if len(now_there) != len(values) or any(a is not b for a, b in zip(now_there, values, strict=True)):
+            raise Refusal("it changes a list or dict among its arguments")
+
+    def _named(self, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._module.named_parameters():
+            yield f"its parameter {name}", parameter
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                yield "its argument", value
+
+    def _memory(self, values: list[Any]) -> dict[int, str]:
+        found = ((memory(tensor), name) for name, tensor in self._named(values))
+        return {place: name for place, name in found if place is not None}
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a leaf of the arguments is neither tensor nor plain nor code: a model may change it."""
+    return not callable(value) and not isinstance(value, (torch.Tensor, str, bytes, int, float, type(None)))
+
+
+def _copy_of_object(value: Any) -> Any:
+    return copy.deepcopy(value) if _is_object(value) else value
+
+
+def _generator_moved(before: Any, after: Any) -> bool:
+    """Whether a picture holds a random generator, of which only the state can have changed."""
+    if isinstance(after, tuple) and len(after) == 2 and after[0] == "generator":
+        return True
+    if isinstance(after, dict):
+        before = before if isinstance(before, dict) else {}
+        return any(
+            not same(before.get(k), v) and _generator_moved(before.get(k), v) for k, v in after.items()
+        )
+    if isinstance(after, list):
+        before = before if isinstance(before, list) and len(before) == len(after) else [None] * len(after)
+        return any(not same(a, b) and _generator_moved(a, b) for a, b in zip(before, after, strict=True))
+    return False
+
+
+def _is_shared(tensor: torch.Tensor) -> bool:
+    """What a copy of a module has in common with it: parameters, and what is part of a graph or a batch."""
+    if isinstance(tensor, (torch.nn.Parameter, GlobalTensor, DeferredScalar)):
+        return True
+    return tensor.grad_fn is not None
+
+
+def _twin(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy with buffers of its own that shares the parameters."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in kept_tensors(module) if _is_shared(tensor)}
+    shared.update((id(parameter), parameter) for parameter in module.parameters())
+    return copy.deepcopy(module, shared)
+
+
+def _own(twin: torch.nn.Module) -> list[torch.Tensor]:
+    return [tensor for tensor in kept_tensors(twin) if not _is_shared(tensor)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal within the rounding of a different number of rows."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        a, b = a.detach(), b.detach()
+        if a.is_sparse or b.is_sparse:
+            a, b = a.to_dense(), b.to_dense()
+        tolerance = _TOLERANCE.get(a.dtype, 0.0)
+        if not tolerance:
+            return torch.equal(a, b)
+        scale = a.abs().nan_to_num().max().item() if a.numel() else 0.0
+        return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    if isinstance(a, numpy.ndarray) or isinstance(b, numpy.ndarray):
+        return bool(numpy.array_equal(a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= 1e-6 * max(abs(a), abs(b)) or a == b or (a != a and b != b)
+    if isinstance(a, (tuple, list, dict)):
+        if structure(a) != structure(b):
+            return False
+        return all(same(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
+    if isinstance(a, (int, str, bytes, complex, bool, type(None))):
+        return type(a) is type(b) and a == b
+    return type(a) is type(b) and same(picture(a), picture(b))
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Leave every generator as it was; each run in here starts from the same state."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(numbers)

@@ -1,0 +1,17 @@
+"""Writing all of some bytes to a descriptor that may take them in pieces."""
+
+from __future__ import annotations
+
+import os
+import select
+
+__all__ = ["write_all"]
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # somebody made the user's terminal non-blocking
+            select.select([], [descriptor], [])

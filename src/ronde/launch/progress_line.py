@@ -1,0 +1,73 @@
+"""One live line on the user's terminal: how far the run is, and how fast."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+
+from ronde.launch.screen import Screen
+from ronde.trace.pulse import Pulse
+
+__all__ = ["ProgressLine"]
+
+TICK_S = 0.5
+# A script that prints every now and then speaks for itself.
+SILENCE_S = 3.0
+# Rates are those of the last seconds.
+WINDOW_S = 10.0
+
+
+class ProgressLine:
+    """Redraws the line while the script is silent and its steps go on; see `Screen` for what it keeps off.
+
+    While a user is at a prompt or in a debugger there is none. It is redrawn only when steps were taken, so
+    that it does not wipe what is typed to a script that waits for a line.
+    """
+
+    def __init__(self, screen: Screen, pulse: Pulse) -> None:
+        self._screen = screen
+        self._pulse = pulse
+        self._begun = time.monotonic()
+        self._seen: collections.deque[tuple[float, int, int]] = collections.deque([(self._begun, 0, 0)])
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ronde progress", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wipe the line; there will be no other."""
+        self._stopped.set()
+        self._thread.join(1.0)  # it may be held up by a terminal that takes no bytes
+        self._screen.wipe()
+
+    def tick(self, now: float) -> None:
+        """Look, and redraw when there is news."""
+        steps, samples = self._pulse.steps, self._pulse.samples
+        if self._pulse.attended:
+            self._screen.wipe()
+            return
+        if steps == self._seen[-1][1]:
+            return
+        while len(self._seen) > 1 and now - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+        self._seen.append((now, steps, samples))
+        if now - self._screen.silent_since() >= SILENCE_S:
+            self._screen.show(self._text(now))
+
+    def _text(self, now: float) -> str:
+        since, steps_then, samples_then = self._seen[0]
+        _, steps, samples = self._seen[-1]
+        seconds = max(now - since, 1e-9)
+        words = [f"ronde: step {steps}", f"{(steps - steps_then) / seconds:.1f} steps/s"]
+        if samples:
+            words.append(f"{(samples - samples_then) / seconds:.0f} samples/s")
+        minutes, seconds = divmod(int(now - self._begun), 60)
+        hours, minutes = divmod(minutes, 60)
+        elapsed = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+        return ", ".join([*words, elapsed])
+
+    def _run(self) -> None:
+        while not self._stopped.wait(TICK_S):
+            self.tick(time.monotonic())

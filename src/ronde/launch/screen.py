@@ -1,0 +1,93 @@
+"""The user's terminal, on which the script writes, and ronde one line while the script is silent.
+
+The line never spoils what the script wrote: it is drawn only where the script has left the cursor at the
+start of a line (a progress bar or a prompt has not), the cursor goes back there, and the line is wiped before
+the script's next byte passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+
+from ronde.launch.bytes_out import write_all
+
+__all__ = ["Screen"]
+
+WIPE = b"\r\x1b[2K"
+STDERR = 2
+UNKNOWN_WIDTH = 80
+# How long to wait for a terminal that takes no bytes (Ctrl-S) before a wipe is given up.
+PATIENCE_S = 0.2
+
+
+class Screen:
+    """One terminal with at most one line of ronde's own at its end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._device = os.fstat(descriptor).st_rdev
+        self._lock = threading.Lock()
+        self._shown = False
+        self._in_mid_line = False
+        self._last_output = time.monotonic()
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str]) -> Screen | None:
+        """The terminal that stderr is; None for a file, a pipe, or a terminal that cannot wipe a line."""
+        if not os.isatty(STDERR) or environment.get("TERM", "dumb") == "dumb":
+            return None
+        return cls(STDERR)
+
+    def is_behind(self, descriptor: int) -> bool:
+        """Whether what is written to `descriptor` appears here."""
+        return os.isatty(descriptor) and os.fstat(descriptor).st_rdev == self._device
+
+    def pass_on(self, descriptor: int, data: bytes) -> None:
+        """Write the script's bytes, which come from nowhere else while a line is shown."""
+        with self._lock:
+            self._wipe()
+            write_all(descriptor, data)
+            self._in_mid_line = data[-1:] != b"\n"
+            self._last_output = time.monotonic()
+
+    def silent_since(self) -> float:
+        """When the script wrote last, on the monotonic clock."""
+        return self._last_output
+
+    def show(self, text: str) -> None:
+        """Draw `text`, cut to the terminal's width, unless the script has left off in mid-line."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._in_mid_line or not self._is_ours():
+                return
+            columns = os.get_terminal_size(self._descriptor).columns or UNKNOWN_WIDTH
+            line = text[: max(0, columns - 1)].encode("ascii", "replace")
+            write_all(self._descriptor, WIPE + line + b"\r")
+            self._shown = True
+        except OSError:  # the terminal is gone
+            self._shown = False
+        finally:
+            self._lock.release()
+
+    def wipe(self) -> None:
+        """Take the line away."""
+        if self._lock.acquire(timeout=PATIENCE_S):
+            try:
+                self._wipe()
+            finally:
+                self._lock.release()
+
+    def _wipe(self) -> None:
+        if self._shown:
+            self._shown = False
+            with contextlib.suppress(OSError):
+                write_all(self._descriptor, WIPE)
+
+    def _is_ours(self) -> bool:
+        """In the background, a terminal may stop whoever writes to it."""
+        return os.tcgetpgrp(self._descriptor) == os.getpgrp()

@@ -1,0 +1,63 @@
+"""The account that a rank gives of a run when its script has ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter_ns
+
+from ronde.launch.announce import say
+from ronde.launch.rank_config import RankConfig
+from ronde.trace.pulse import Pulse
+from ronde.trace.run_directory import RunDirectory
+from ronde.trace.summary import RankSummary, summary_lines
+from ronde.trace.tally import Tally
+
+__all__ = ["give_account", "open_tally", "summarize"]
+
+
+def open_tally(config: RankConfig) -> Tally:
+    """This rank's tally; the main rank's is shown to a launcher that watches."""
+    return Tally(Pulse.open(_directory(config).pulse) if config.watched and config.rank == 0 else None)
+
+
+def summarize(
+    config: RankConfig, tally: Tally, *, communication_ns: int = 0, notes: Sequence[str] = ()
+) -> RankSummary:
+    spent = max(1, perf_counter_ns() - tally.begun_ns)
+    rates = tally.rates()
+    return RankSummary(
+        rank=config.rank,
+        world_size=config.world_size,
+        seconds=spent / 1e9,
+        steps=tally.steps,
+        samples=tally.samples,
+        steps_per_second=rates and rates[0],
+        samples_per_second=rates and rates[1],
+        data=tally.data_ns / spent,
+        communication=communication_ns / spent,
+        sharded=dict(tally.sharded),
+        notes=tuple(notes),
+    )
+
+
+def give_account(config: RankConfig, summary: RankSummary) -> None:
+    """Write the summary down; a main rank that no launcher watches tells the user by itself."""
+    path = _directory(config).summary(config.rank)
+    try:
+        # os.open is not mediated: every rank writes its own.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(summary.to_json())
+    except OSError as problem:
+        print(f"ronde: cannot write {path}: {problem.strerror}", file=sys.stderr)
+    if config.rank == 0 and not config.watched and not config.quiet:
+        sys.stdout.flush()
+        for line in summary_lines([summary]):
+            say(line)
+
+
+def _directory(config: RankConfig) -> RunDirectory:
+    return RunDirectory(path=Path(config.run_dir), run_id="")

@@ -1,0 +1,108 @@
+"""The user's hooks on accumulated gradients, such as an optimizer that is stepped in backward.
+
+torch runs them as each gradient is accumulated, which is before it has been averaged over ranks. Here they
+run when backward ends: every gradient is the average then, and the order is one for all ranks, that in which
+backward reached the leaves on the lowest rank that did.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.sync.leaf import Leaf
+
+__all__ = ["GradientHooks"]
+
+_GONE, _NOT_REACHED = -2, -1
+
+
+class _Later:
+    """A hook as torch is given it; torch alone holds it, so that it lives as long as the leaf."""
+
+    def __init__(
+        self, owner: GradientHooks, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]
+    ) -> None:
+        self.owner = owner
+        self.leaf = Leaf(leaf)
+        self.hook = hook
+
+    def __call__(self, leaf: torch.Tensor) -> None:
+        if self.owner.waiting:
+            self.owner.reached(self)
+        else:
+            self.hook(leaf)
+
+
+class GradientHooks:
+    """What `Tensor.register_post_accumulate_grad_hook` was given; one per reducer.
+
+    Attributes:
+        waiting: a backward is under way at whose end the hooks will run.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = False
+        # In order of registration, which is the same on all ranks.
+        self._registered: list[weakref.ref[_Later]] = []
+        self._reached: list[_Later] = []
+        # Held here, because a session replaces the method for scripts.
+        self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
+
+    def register(self, leaf: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+        """Call `hook(leaf)` after every backward that reached `leaf` on some rank; torch's own handle."""
+        later = _Later(self, leaf, hook)
+        self._registered.append(weakref.ref(later))
+        return self._register(leaf, later)
+
+    def reached(self, later: _Later) -> None:
+        """A gradient has been accumulated in a backward that is being reduced.
+
+        Raises:
+            UsageError: when it is the second time, and torch would have called the hook in between.
+        """
+        if later in self._reached:
+            raise UsageError(
+                f"the gradient of a tensor of shape {list(later.leaf.shape)} is accumulated in several parts "
+                f"within one backward, as re-entrant checkpointing does it, and its "
+                f"register_post_accumulate_grad_hook would run for each, before ranks are added up; use "
+                f"checkpoint(..., use_reentrant=False), or step the optimizer after backward"
+            )
+        self._reached.append(later)
+
+    def forget(self) -> None:
+        """Backward failed: what it reached counts for nothing."""
+        self.waiting = False
+        self._reached.clear()
+
+    def run(self, comm: Comm) -> None:
+        """After a backward whose gradients are averages: run the hooks of all leaves that it reached."""
+        self.waiting = False
+        reached, self._reached = self._reached, []
+        if not self._registered:
+            return
+        for later in self._agreed(reached, comm):
+            leaf = None if later is None else later.leaf.tensor
+            if later is not None and leaf is not None:
+                later.hook(leaf)
+
+    def _agreed(self, reached: list[_Later], comm: Comm) -> list[_Later | None]:
+        """What any rank reached, in the lowest such rank's order; forgets what is gone on every rank."""
+        hooks = [reference() for reference in self._registered]
+        arrival = {id(later): place for place, later in enumerate(reached)}
+        device: Any = "cuda" if comm.on_cuda else "cpu"
+        mine = [_GONE if hook is None else arrival.get(id(hook), _NOT_REACHED) for hook in hooks]
+        everywhere = comm.all_gather(torch.tensor(mine, device=device)).t().tolist()
+        order: list[tuple[int, int, int]] = []
+        for place, arrivals in enumerate(everywhere):
+            found = [(rank, arrived) for rank, arrived in enumerate(arrivals) if arrived >= 0]
+            if found:
+                order.append((*found[0], place))
+        kept = [any(arrived != _GONE for arrived in arrivals) for arrivals in everywhere]
+        self._registered = [each for each, keep in zip(self._registered, kept, strict=True) if keep]
+        return [hooks[place] for _, _, place in sorted(order)]

@@ -1,0 +1,112 @@
+"""What a rank was busy with, written down when its script has ended, and told to the user in a few lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RankSummary", "read_summary", "summary_lines"]
+
+NAMES_SHOWN = 6
+# A difference of shares from which on a rank is called slower than the main rank.
+MUCH = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankSummary:
+    """One rank's account (`rank-N.summary.json`).
+
+    Attributes:
+        seconds: from the start of the script to its end; imports of ronde and torch come before.
+        steps: optimizer steps.
+        samples: rows of training batches, each batch once (see `Tally`); 0 where there is no telling.
+        steps_per_second, samples_per_second: from the first step to the last.
+        data: share of the time in which the script waited for a loader's batches.
+        communication: share in which it was blocked until other ranks had come and bytes were there. On
+            CUDA the host does not block, so most of it hides in what is left.
+        sharded: calls of modules on this rank's rows, by the modules' class.
+        notes: sentences about what ran otherwise than asked, and why.
+    """
+
+    rank: int
+    world_size: int
+    seconds: float
+    steps: int
+    samples: int
+    steps_per_second: float | None
+    samples_per_second: float | None
+    data: float
+    communication: float
+    sharded: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def compute(self) -> float:
+        """Share of the time that is left: the models and all else that the script does."""
+        return max(0.0, 1.0 - self.data - self.communication)
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "compute": self.compute}, indent=1) + "\n"
+
+
+def read_summary(path: Path) -> RankSummary | None:
+    """The summary at `path`, or None when there is none or it is not complete."""
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name: fields[field.name] for field in dataclasses.fields(RankSummary)}
+        return RankSummary(**{**known, "notes": tuple(known["notes"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
+    """What the user is told; the main rank's account, and the slowest rank's where it differs much."""
+    main = next((each for each in summaries if each.rank == 0), None)
+    if main is None:
+        return []
+    done = "1 optimizer step" if main.steps == 1 else f"{main.steps or 'no'} optimizer steps"
+    parts = [f"{done} in {_seconds(main.seconds)}"]
+    if main.steps_per_second:
+        parts.append(f"{_figure(main.steps_per_second)} steps/s")
+    if main.samples_per_second:
+        parts.append(f"{_figure(main.samples_per_second)} samples/s")
+    if main.world_size == 1:
+        return [f"{', '.join(parts)}; one rank runs as plain python does"]
+    lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
+    slowest = min(summaries, key=lambda each: each.communication)
+    if main.communication - slowest.communication >= MUCH:
+        lines.append(f"the others waited for rank {slowest.rank}: {_shares(slowest)} of its time")
+    if main.sharded:
+        lines.append(f"on shards: {_names(main.sharded)}")
+    return [*lines, *main.notes]
+
+
+def _names(calls: Mapping[str, int]) -> str:
+    most = sorted(calls.items(), key=lambda item: -item[1])
+    told = [f"{name} ({count} call{'s' if count > 1 else ''})" for name, count in most[:NAMES_SHOWN]]
+    more = len(most) - len(told)
+    return ", ".join(told) + (f", and {more} more" if more else "")
+
+
+def _shares(summary: RankSummary) -> str:
+    return (
+        f"data {summary.data:.0%}, compute {summary.compute:.0%}, communication {summary.communication:.0%}"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _figure(value: float) -> str:
+    """Three digits that count."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

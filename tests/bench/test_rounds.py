@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.samples import result, sample
+from ronde.bench.contenders import Contender
+from ronde.bench.rounds import Round, check_same_training, measure, orders
+from ronde.bench.sample import Sample
+from ronde.errors import BenchError
+
+
+def test_two_contenders_alternate() -> None:
+    assert orders(["a", "b"], 3) == [("a", "b"), ("b", "a"), ("a", "b")]
+
+
+def test_each_of_three_goes_first_equally_often() -> None:
+    assert orders(["a", "b", "c"], 4) == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
+
+
+def contender(name: str, speed: float, order: list[str], **changed: object) -> Contender:
+    def run() -> Sample:
+        order.append(name)
+        return sample(speed, **changed)
+
+    return Contender(name=name, command=f"python {name}", run=run)
+
+
+def test_runs_alternate_and_never_overlap() -> None:
+    order: list[str] = []
+    heard: list[tuple[int, list[str]]] = []
+
+    def progress(number: int, measured: Round) -> None:
+        heard.append((number, list(measured.samples)))
+
+    contenders = [contender("ronde", 90, order), contender("ddp", 100, order)]
+    measured = measure("mlp", contenders, rounds=3, progress=progress)
+    assert order == ["ronde", "ddp", "ddp", "ronde", "ronde", "ddp"]
+    assert heard == [(1, ["ronde", "ddp"]), (2, ["ddp", "ronde"]), (3, ["ronde", "ddp"])]
+    assert measured.against("ddp").ratio.median == pytest.approx(0.9)
+    assert measured.peers == ("ddp",)
+    assert measured.commands == {"ronde": "python ronde", "ddp": "python ddp"}
+
+
+def test_each_peer_is_compared_with_our_run_of_its_round() -> None:
+    measured = result("mlp", ronde=[100, 50], ddp=[100, 40], fabric=[50, 100])
+    assert measured.against("ddp").ratio.median == pytest.approx((1 + 1.25) / 2)
+    assert measured.against("fabric").ratio.median == pytest.approx((2 + 0.5) / 2)
+
+
+def test_the_median_of_ratios_is_not_the_ratio_of_medians() -> None:
+    comparison = result("mlp", ronde=[100, 50, 30], ddp=[100, 40, 60]).against("ddp")
+    assert comparison.ratio.median == 1.0
+    assert comparison.ratio_of_medians == pytest.approx(50 / 60)
+
+
+def test_what_is_added_is_time_behind_the_peer() -> None:
+    comparison = result("mlp", ronde=[50], plain=[100]).against("plain")
+    assert comparison.added_microseconds.median == pytest.approx(100_000)
+    assert comparison.added_per_cent.median == pytest.approx(100)
+    assert comparison.added_wall_seconds.median == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"threads": 2}, "threads is 1 in ronde's and 2 in fabric's"),
+        ({"steps": 11}, "steps is 10"),
+        ({"batch_size": 20}, "batch_size is 10"),
+        ({"workload": "gpt"}, "workload is mlp"),
+        ({"torch": "2.12.0"}, "torch is 2.13.0"),
+        ({"device": "H200"}, "device is cpu"),
+        ({"loss": 1.8}, "did not train alike"),
+        ({"loss": float("nan")}, "did not train alike"),
+    ],
+)
+def test_different_work_is_not_compared(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        check_same_training(sample(100), sample(100, **changed), peer="fabric")
+
+
+def test_a_round_with_different_work_ends_the_measurement() -> None:
+    contenders = [contender("ronde", 90, []), contender("ddp", 100, [], loss=1.0)]
+    with pytest.raises(BenchError, match="with ddp"):
+        measure("mlp", contenders, rounds=3, progress=lambda *_: None)
+
+
+def test_rounding_is_no_difference() -> None:
+    check_same_training(sample(100), sample(90, loss=2.001), peer="ddp")
+
+
+def test_dropout_of_its_own_is_allowed_more() -> None:
+    check_same_training(sample(100), sample(90, loss=1.7), peer="ddp", tolerance=0.3)

@@ -1,0 +1,281 @@
+"""Attributes and other numbers that change a model's behaviour from call to call."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from hazards.harness import Hazard, train
+
+T = torch.Tensor
+LIMIT = {"step": 0}
+MIX = 0.0
+
+
+class Mixer(nn.Module):
+    """Adds the mean over the batch, if told so."""
+
+    mix_for_all = 0.0
+
+    def __init__(self, told: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.a, self.told = nn.Linear(4, 3), told
+        self.mix, self.flag, self.calls = 0.0, False, 0
+        self.config = types.SimpleNamespace(mix=0.0)
+        self.table = {"mix": 0.0}
+        self.settings = Settings()
+
+    def forward(self, x: T) -> T:
+        self.calls += 1
+        h = self.a(x)
+        if self.told(self):
+            h = h + self.told(self) * h.mean(0)
+        return h
+
+
+@dataclasses.dataclass
+class Settings:
+    mix: float = 0.0
+
+
+def _set(where: Any, name: str) -> Callable[[Any, int], None]:
+    def before(m: Any, step: int) -> None:
+        owner = where(m)
+        value = 0.5 if step >= 2 else 0.0
+        if isinstance(owner, dict):
+            owner[name] = value
+        else:
+            setattr(owner, name, value)
+
+    return before
+
+
+def _told(told: Callable[[Any], Any], before: Any = None) -> Any:
+    def script() -> Iterator[Any]:
+        global MIX
+        MIX = 0.0
+        Mixer.mix_for_all = 0.0
+        yield from train(Mixer(told), before=before, epochs=3)
+        MIX = 0.0
+        Mixer.mix_for_all = 0.0
+
+    return script
+
+
+def _set_global(m: Any, step: int) -> None:
+    global MIX
+    MIX = 0.5 if step >= 2 else 0.0
+
+
+class Scheduled(nn.Module):
+    """Dropout that begins later: the first rehearsal has seen no draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop, self.b = nn.Linear(4, 9), nn.Dropout(0.0), nn.Linear(9, 3)
+
+    def forward(self, x: T) -> T:
+        return self.b(self.drop(self.a(x)))
+
+
+class WarmUp(nn.Module):
+    """Changes its behaviour after some calls, by a counter that `where` holds."""
+
+    def __init__(self, counter: Callable[[Any], int]) -> None:
+        super().__init__()
+        self.a, self.b, self.counter = nn.Linear(4, 3), nn.Linear(4, 3), counter
+        self.step = 0
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: T) -> T:
+        if self.training:
+            self.step += 1
+            self.steps += 1
+            LIMIT["step"] += 1
+        h = self.a(x)
+        return h - h.mean(0) if self.counter(self) > 20 else h + self.b(x)
+
+
+def _warm_up(counter: Callable[[Any], int]) -> Any:
+    def script() -> Iterator[Any]:
+        LIMIT["step"] = 0
+        yield from train(WarmUp(counter), epochs=9)
+
+    return script
+
+
+class Annealed(nn.Module):
+    """A number that is another one at every call, and only ever multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.beta = nn.Linear(4, 3), 0.0
+
+    def forward(self, x: T) -> T:
+        return self.a(x) * (1 + self.beta)
+
+
+def _annealed() -> Iterator[Any]:
+    yield from train(Annealed(), before=lambda m, step: setattr(m, "beta", step / 30), epochs=9)
+
+
+def _annealed_argument() -> Iterator[Any]:
+    class Reversal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x: T, alpha: float) -> T:
+            return self.a(x) * (1 + alpha)
+
+    step = iter(range(1000))
+    yield from train(Reversal(), call=lambda m, x, y: m(x, next(step) / 30), epochs=9)
+
+
+def _argument_decides() -> Iterator[Any]:
+    class Stepped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x: T, step: int) -> T:
+            h = self.a(x)
+            return h - h.mean(0) if step > 20 else h
+
+    step = iter(range(1000))
+    yield from train(Stepped(), call=lambda m, x, y: m(x, next(step)), epochs=9)
+
+
+def _modes_of_parts() -> Iterator[Any]:
+    """A frozen batch norm inside a model that trains, thawed later."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 3))
+
+    def before(m: Any, step: int) -> None:
+        m.train()
+        m[1].train(step >= 2)
+        m[2].train(step >= 3)
+
+    yield from train(model, before=before)
+
+
+def _layer_replaced() -> Iterator[Any]:
+    class Whitened(nn.Module):
+        def forward(self, x: T) -> T:
+            return x - x.mean(0)
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.Identity())
+
+    def before(m: Any, step: int) -> None:
+        if step == 2:
+            m[1] = Whitened()
+
+    yield from train(model, before=before)
+
+
+def _forward_replaced() -> Iterator[Any]:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Identity())
+
+    def before(m: Any, step: int) -> None:
+        if step == 2:
+            m[1].forward = lambda x: x - x.mean(0)
+
+    yield from train(model, before=before)
+
+
+def _function_replaced() -> Iterator[Any]:
+    class Acting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.act = nn.Linear(4, 3), torch.tanh
+
+        def forward(self, x: T) -> T:
+            return self.act(self.a(x))
+
+    def before(m: Any, step: int) -> None:
+        if step == 2:
+            m.act = lambda h: h.softmax(0)
+
+    yield from train(Acting(), before=before)
+
+
+def _text_decides() -> Iterator[Any]:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm = nn.Linear(4, 3), "rows"
+
+        def forward(self, x: T) -> T:
+            h = self.a(x)
+            return h - h.mean(1, keepdim=True) if self.norm == "rows" else h - h.mean(0)
+
+    yield from train(Named(), before=lambda m, step: setattr(m, "norm", "rows" if step < 2 else "batch"))
+
+
+def _decided_by_a_closure() -> Iterator[Any]:
+    step = 0
+
+    class Closed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x: T) -> T:
+            h = self.a(x)
+            return h - h.mean(0) if step > 2 else h
+
+    def before(m: Any, now: int) -> None:
+        nonlocal step
+        step = now
+
+    yield from train(Closed(), before=before)
+
+
+def _evaluated_in_between() -> Iterator[Any]:
+    """No gradient, another size of batch, the mode of training left on."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).view(5, 4)
+    read = []
+
+    def before(m: Any, step: int) -> None:
+        with torch.no_grad():
+            read.append(m(x).sum().item())
+
+    yield from train(model, before=before)
+    yield read
+
+
+_MIXED = "rows of its output depend on other rows"
+HAZARDS = {
+    "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
+    "in a namespace": Hazard(_told(lambda m: m.config.mix, _set(lambda m: m.config, "mix")), "parts", _MIXED),
+    "in a dict": Hazard(_told(lambda m: m.table["mix"], _set(lambda m: m.table, "mix")), "parts", _MIXED),
+    "in a dataclass": Hazard(
+        _told(lambda m: m.settings.mix, _set(lambda m: m.settings, "mix")), "parts", _MIXED
+    ),
+    "of the class": Hazard(
+        _told(lambda m: m.mix_for_all, _set(lambda m: Mixer, "mix_for_all")), "parts", _MIXED
+    ),
+    "global variable": Hazard(_told(lambda m: MIX, _set_global), "parts", _MIXED),
+    "text": Hazard(_text_decides, "parts", _MIXED),
+    "closure": Hazard(_decided_by_a_closure, "parts", _MIXED),
+    "count of calls": Hazard(_told(lambda m: 0.5 if m.calls > 3 else 0.0), "parts", ""),
+    "dropout later": Hazard(
+        lambda: train(Scheduled(), before=lambda m, step: setattr(m.drop, "p", 0.3 * (step >= 2))), "whole"
+    ),
+    "warm-up by attribute": Hazard(_warm_up(lambda m: m.step), "parts", ""),
+    "warm-up by buffer": Hazard(_warm_up(lambda m: m.steps), "parts", "host"),
+    "warm-up by global dict": Hazard(_warm_up(lambda m: LIMIT["step"]), "parts", ""),
+    "annealed": Hazard(_annealed, "whole"),
+    "annealed argument": Hazard(_annealed_argument, "whole"),
+    "argument decides": Hazard(_argument_decides, "parts", ""),
+    "modes of parts": Hazard(_modes_of_parts, "whole"),
+    "layer replaced": Hazard(_layer_replaced, "parts", _MIXED),
+    "forward replaced": Hazard(_forward_replaced, "parts", _MIXED),
+    "function replaced": Hazard(_function_replaced, "parts", _MIXED),
+    "evaluated in between": Hazard(_evaluated_in_between, "whole"),
+}

@@ -1,0 +1,185 @@
+"""Models whose rows depend on one another, or on how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hazards.harness import D, Hazard, Lambda, loader, modelled
+
+T = torch.Tensor
+
+
+def _model(function: Callable[[Any, T], T], **parts: Any) -> Callable[[], Any]:
+    """Trains a linear layer followed or led by `function`."""
+    return modelled(lambda: Lambda(function, a=nn.Linear(4, 3), **parts))
+
+
+def _gated(gate: float, learnt: bool) -> Callable[[], nn.Module]:
+    """Rows mixed behind a gate that is all but shut when training begins."""
+
+    def forward(m: Any, x: T) -> T:
+        return m.a(x) + m.gate * m.a(x).mean(0)
+
+    def make() -> nn.Module:
+        value = torch.tensor(gate, dtype=D)
+        return Lambda(forward, a=nn.Linear(4, 3), gate=nn.Parameter(value) if learnt else value)
+
+    return make
+
+
+class _ZeroInit(nn.Module):
+    """A residual branch over the batch whose last layer begins at nought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 3)
+        nn.init.zeros_(self.b.weight)
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, x: T) -> T:
+        h = self.a(x)
+        return h + self.b(h - h.mean(0))
+
+
+def _swapped(m: Any, x: T) -> T:
+    """Neighbours in pairs: halves of an even size hold whole pairs."""
+    h = m.a(x)
+    pairs = h[: len(h) // 2 * 2].view(-1, 2, 3).flip(1).reshape(-1, 3)
+    return h + torch.cat([pairs, h[len(pairs) :]])
+
+
+def _moved(m: Any, x: T) -> T:
+    h = m.a(x)
+    mixed = h.clone()
+    mixed[: len(h) // 2] += h[len(h) // 2 :].detach()[: len(h) // 2]
+    return mixed
+
+
+def _one_hot_pool(m: Any, x: T) -> T:
+    """Graphs in a batch: rows with the same key are averaged, as in message passing."""
+    h, key = m.a(x), (x[:, 0] > 0).long()
+    total = torch.zeros(2, 3, dtype=x.dtype).index_add(0, key, h)
+    return h + total[key]
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.a = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: T) -> T:
+        h = self.e(ids).mean(1)
+        return self.a(h + 1e-8 * h.mean(0))
+
+
+def _token_data() -> Any:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 5, (22, 6), generator=generator)
+    return torch.utils.data.TensorDataset(ids, torch.randint(0, 3, (22,), generator=generator))
+
+
+class _GhostNorm(nn.Module):
+    """Statistics of groups of four rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        h = self.a(x)
+        return torch.cat([part - part.mean(0) for part in h.split(4)])
+
+
+_MIXED = "rows of its output depend on other rows"
+_READ = "reads a value of the batch on the host"
+
+HAZARDS = {
+    "divided by the batch size": Hazard(_model(lambda m, x: m.a(x) / x.shape[0]), "parts", _MIXED),
+    "centred by hand": Hazard(_model(lambda m, x: m.a(x - x.mean(0))), "parts", _MIXED),
+    "standardised by hand": Hazard(
+        _model(lambda m, x: m.a((x - x.mean(0)) / x.std(0, unbiased=False))), "parts", _MIXED
+    ),
+    "softmax over the batch": Hazard(_model(lambda m, x: m.a(x) * m.a(x).softmax(0)), "parts", _MIXED),
+    "attention over the batch": Hazard(
+        _model(lambda m, x: m.a((x @ x.t()).softmax(-1) @ x)), "parts", _MIXED
+    ),
+    "nearest neighbour": Hazard(
+        _model(lambda m, x: m.a(x[torch.cdist(x, x).fill_diagonal_(9.0).argmin(1)])), "parts", _MIXED
+    ),
+    "sorted rows": Hazard(_model(lambda m, x: m.a(x.sort(0)[0])), "parts", _MIXED),
+    "cumulative sum": Hazard(_model(lambda m, x: m.a(x.cumsum(0))), "parts", _MIXED),
+    "rolled rows": Hazard(_model(lambda m, x: m.a(x) + m.a(x).roll(1, 0)), "parts", _MIXED),
+    "rolled by four": Hazard(_model(lambda m, x: m.a(x) + m.a(x).roll(4, 0)), "parts", _MIXED),
+    "flipped rows": Hazard(_model(lambda m, x: m.a(x.flip(0))), "parts", _MIXED),
+    "pairs swapped": Hazard(_model(_swapped), "parts"),
+    "halves moved": Hazard(_model(_moved), "parts"),
+    "every other row": Hazard(_model(lambda m, x: torch.cat([m.a(x[::2]), m.a(x[1::2])])), "parts", _MIXED),
+    "first row as reference": Hazard(_model(lambda m, x: m.a(x - x[:1])), "parts", _MIXED),
+    "pooled by key": Hazard(_model(_one_hot_pool), "parts", _MIXED),
+    "best of the batch": Hazard(_model(lambda m, x: m.a(x + x[x[:, 0].argmax()])), "parts", ""),
+    "k best of the batch": Hazard(
+        _model(lambda m, x: m.a(x) * torch.zeros(len(x), 1, dtype=D).index_fill(0, x[:, 0].topk(2)[1], 1.0)),
+        "parts",
+        _MIXED,
+    ),
+    "norm of the batch": Hazard(_model(lambda m, x: m.a(x / x.norm())), "parts", _MIXED),
+    "mixup inside": Hazard(
+        _model(lambda m, x: m.a(0.7 * x + 0.3 * x[torch.randperm(len(x))])), "parts", "randperm"
+    ),
+    "shuffled negatives": Hazard(
+        _model(lambda m, x: m.a(x - x[torch.rand(len(x)).argsort()])), "parts", _MIXED
+    ),
+    "tiny gate": Hazard(modelled(_gated(1e-12, learnt=True)), "parts", _MIXED),
+    "shut gate": Hazard(modelled(_gated(0.0, learnt=True)), "parts", _MIXED),
+    "shut gate in a buffer": Hazard(
+        modelled(_gated(0.0, learnt=False), before=lambda m, step: m.gate.fill_(float(step > 1))),
+        "parts",
+        _MIXED,
+    ),
+    "last layer at nought": Hazard(modelled(_ZeroInit), "parts", _MIXED),
+    "tiny gate over tokens": Hazard(
+        modelled(_Tokens, batches=loader(dataset=_token_data())), "parts", _MIXED
+    ),
+    "branch on the batch": Hazard(_model(lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)), "parts", _READ),
+    "item": Hazard(_model(lambda m, x: m.a(x) * x.abs().max().item()), "parts", _READ),
+    "list": Hazard(_model(lambda m, x: m.a(x) * max(max(row) for row in x.tolist())), "parts", _READ),
+    "numpy": Hazard(_model(lambda m, x: m.a(x) * float(x.detach().numpy().max())), "parts", _READ),
+    "on the host": Hazard(_model(lambda m, x: m.a(x) * float(x.cpu().max())), "parts", _READ),
+    "by numpy's array": Hazard(
+        _model(lambda m, x: m.a(x) * float(__import__("numpy").asarray(x.detach()).max())), "parts", _READ
+    ),
+    "boolean mask": Hazard(
+        _model(lambda m, x: m.a(x).index_put((x[:, 0] > 0,), torch.zeros((), dtype=D))), "right"
+    ),
+    "rows by a mask": Hazard(_model(lambda m, x: m.a(x) + x[x[:, 0] > 0].sum()), "parts", _READ),
+    "where": Hazard(_model(lambda m, x: m.a(x) + len(torch.where(x[:, 0] > 0)[0])), "parts", _READ),
+    "unique": Hazard(_model(lambda m, x: m.a(x) + len(x[:, 0].round().unique())), "parts", _READ),
+    "bincount": Hazard(_model(lambda m, x: m.a(x) + x[:, 0].abs().long().bincount().numel()), "parts", ""),
+    "histogram": Hazard(_model(lambda m, x: m.a(x) + torch.histc(x, 3)), "parts", ""),
+    "masked scatter": Hazard(
+        _model(
+            lambda m, x: m.a(torch.zeros_like(x).masked_scatter(x > 0, x[:, :1].expand(-1, 4).reshape(-1)))
+        ),
+        "parts",
+        _MIXED,
+    ),
+    "groups of four": Hazard(modelled(_GhostNorm), "parts"),
+    "position in the batch": Hazard(
+        _model(lambda m, x: m.a(x) + torch.arange(len(x), dtype=D)[:, None] / 10), "parts", _MIXED
+    ),
+    "covariance": Hazard(
+        _model(lambda m, x: m.a(x @ torch.linalg.inv(x.t() @ x + torch.eye(4, dtype=D)))), "parts", _MIXED
+    ),
+    "whitened by svd": Hazard(_model(lambda m, x: m.a(x) + torch.linalg.svdvals(x)[:3]), "parts", ""),
+    "quantile": Hazard(_model(lambda m, x: m.a(x.clamp(max=x.quantile(0.9)))), "parts", _MIXED),
+    "row by row": Hazard(
+        modelled(lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))), "whole"
+    ),
+    "normalised by rows": Hazard(_model(lambda m, x: m.a(F.normalize(x, dim=1))), "whole"),
+    "sorted in rows": Hazard(_model(lambda m, x: m.a(x.sort(1)[0].cumsum(1))), "whole"),
+}

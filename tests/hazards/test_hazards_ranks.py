@@ -1,0 +1,37 @@
+"""Each hazard ends in the right answer, in one piece or in parts with a sentence why, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hazards import arguments, hooks, kept, loading, numbers, outputs, outside, randomness, rows
+from hazards.harness import check
+from ronde.testing.run_ranks import Rank
+
+ROOMS = {
+    "rows": rows,
+    "kept": kept,
+    "arguments": arguments,
+    "hooks": hooks,
+    "numbers": numbers,
+    "outputs": outputs,
+    "outside": outside,
+    "randomness": randomness,
+    "loading": loading,
+}
+NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
+
+
+def _hazard(rank: Rank, room: str, name: str) -> list[str]:
+    return check(rank, ROOMS[room].HAZARDS[name])
+
+
+@pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
+def test_a_hazard_ends_well(ranks: Any, room: str, name: str) -> None:
+    assert ranks(2, _hazard, room, name) == [[], []]
+
+
+def test_there_are_many() -> None:
+    assert len(NAMES) >= 100

@@ -1,0 +1,126 @@
+"""Every sentence that ronde may say, found in its source: what is raised, noted or printed.
+
+A sentence is a string literal with some words in it, no docstring and no help text. An f-string is a pattern:
+its constant words, with anything between them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["Sentence", "matching", "normal", "sentences"]
+
+SOURCE = Path(__file__).parents[1] / "src" / "ronde"
+# Rooms whose words are no sentences to act upon, and where they are told.
+ELSEWHERE = (
+    "testing/",  # for those who write tests
+    "bench/workloads/",  # scripts
+    "bench/report.py",  # tables
+    "plan/describe.py",  # what `ronde plan show` prints
+    "plan/preset.py",
+    "verify/clauses/",  # findings: docs/law.md
+    "verify/report.py",
+)
+_HOLE = "\0"
+_FEWEST_WORDS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sentence:
+    """One sentence: where it stands, and its text with a hole for every value."""
+
+    place: str
+    text: str
+
+    def matches(self, said: str) -> bool:
+        parts = (re.escape(part) for part in normal(self.text).split(_HOLE))
+        return re.fullmatch(".*".join(parts), normal(said)) is not None
+
+    @property
+    def words(self) -> str:
+        """The sentence with dots for every value."""
+        return normal(self.text).replace(_HOLE, "...")
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.words}"
+
+
+def normal(text: str) -> str:
+    """One line without the marks that differ between a page and a terminal."""
+    return re.sub(r"^ronde: (error: )?", "", " ".join(text.replace("`", "").split()))
+
+
+def matching(said: str, among: list[Sentence]) -> list[Sentence]:
+    return [sentence for sentence in among if sentence.matches(said)]
+
+
+def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
+    """All sentences of the source with so many words, and whatever is raised or noted as it stands."""
+    found: dict[str, Sentence] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if name.startswith(ELSEWHERE):
+            continue
+        for line, text, said in _Finder().find(ast.parse(path.read_text())):
+            if _words(text) >= (1 if said else fewest_words):
+                found.setdefault(normal(text), Sentence(f"{name}:{line}", text))
+    return list(found.values())
+
+
+def _words(text: str) -> int:
+    return sum(any(letter.isalpha() for letter in word) for word in text.replace(_HOLE, " ").split())
+
+
+class _Finder:
+    """Walks one module."""
+
+    def find(self, tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
+        """(line, text with holes, whether it is told as it stands)."""
+        yield from self._visit(tree, said=False)
+
+    def _visit(self, node: ast.AST, *, said: bool) -> Iterator[tuple[int, str, bool]]:
+        text = _text(node)
+        if text is not None:
+            yield getattr(node, "lineno", 0), text, said
+            for value in ast.walk(node):
+                if isinstance(value, ast.FormattedValue):
+                    yield from self._visit(value.value, said=False)
+            return
+        for child in ast.iter_child_nodes(node):
+            if _is_no_sentence(child):
+                continue
+            yield from self._visit(child, said=_is_said(node) if isinstance(node, ast.Call) else said)
+
+
+def _text(node: ast.AST) -> str | None:
+    """The text of a string expression, None for any other node."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or _HOLE for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _text(node.left), _text(node.right)
+        return None if left is None and right is None else (left or _HOLE) + (right or _HOLE)
+    return None
+
+
+def _is_no_sentence(node: ast.AST) -> bool:
+    """A docstring, a help text, or a table of words."""
+    if isinstance(node, ast.Expr) and _text(node.value) is not None:
+        return True
+    if isinstance(node, ast.keyword) and node.arg in ("help", "metavar"):
+        return True
+    called = node.func if isinstance(node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr == "split"
+
+
+def _is_said(call: ast.Call) -> bool:
+    """Whether a call tells the user: an exception that is not Python's own, a rehearsal's verdict, a note."""
+    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    ours = name.endswith(("Error", "Lost", "Refusal", "Draw", "Verdict"))
+    return name in ("say", "note") or (ours and not hasattr(builtins, name))

@@ -1,0 +1,59 @@
+"""docs/messages.md says what to do for every sentence that ronde may print, and for no other."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from sentences import matching, sentences
+
+PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
+
+# What is no sentence of its own, or none that a user has to act upon, with the reason.
+UNSAID = {
+    "shapes ... and ...": "the end of another sentence, which is explained",
+    "shapes ... and ... for ... and ... rows": "the end of another sentence, which is explained",
+    "it printed nothing on stderr": "in place of what a process printed",
+    "no system known to us": "what `ronde plan show` prints",
+    "... has no spelling in the grammar": "an assertion about our own code",
+    "the command that was asked for has its own function": "an assertion about our own code",
+    "no global tensor among the arguments": "an assertion about our own code",
+    "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
+    "I/O operation on closed file": "Python's own words",
+    "EOF when reading a line": "Python's own words",
+    "value read by the script": "on a picture",
+    "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
+        "on a picture"
+    ),
+    "hollow: equal to the bit": "on a picture",
+}
+
+
+def explained() -> list[str]:
+    """The page's terms: in a definition list, the line before a line that begins with a colon."""
+    lines = PAGE.read_text().splitlines()
+    return [before for before, line in itertools.pairwise(lines) if line.startswith(": ")]
+
+
+def test_every_sentence_is_explained() -> None:
+    terms = explained()
+    missing = [
+        str(sentence)
+        for sentence in sentences()
+        if sentence.words not in UNSAID and not any(sentence.matches(term) for term in terms)
+    ]
+    assert missing == [], "explain these in docs/messages.md"
+
+
+def test_every_explained_sentence_is_one() -> None:
+    known = sentences(fewest_words=2)
+    stale = [term for term in explained() if not matching(term, known)]
+    assert stale == [], "these are no longer said; take them out of docs/messages.md"
+
+
+def test_every_explanation_says_something() -> None:
+    text = PAGE.read_text()
+    for term in explained():
+        answer = text.partition(f"{term}\n: ")[2].partition("\n\n")[0]
+        assert re.search(r"\w\w", answer), term
