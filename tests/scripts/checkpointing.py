@@ -64,7 +64,9 @@ class Model(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=3, help="plain checkpoints, with layers dropped, re-entrant")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="plain checkpoints, with layers dropped, re-entrant"
+    )
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=13)
     parser.add_argument("--block-size", type=int, default=24)

@@ -30,6 +30,10 @@ __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "s
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+# torch's own descriptor, which the class below overrides.
+_PLAIN_GRAD: Any = torch.Tensor.grad
+
+
 class GlobalTensor(torch.Tensor):
     """See the module. Made by `wrap` alone."""
 
@@ -118,15 +122,15 @@ class GlobalTensor(torch.Tensor):
     def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         rows = self._rows_with_gradient()
         if rows is None:
-            return torch.Tensor.grad.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
+            return _PLAIN_GRAD.__get__(self)
         if rows.grad is None:
             return None
         # The local gradient of a shard is W times the true one.
         return wrap(self._context, rows.grad / self._context.world_size, self._layout, self._rules)
 
     @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        torch.Tensor.grad.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
+    def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _PLAIN_GRAD.__set__(self, value)
 
     def _rows_with_gradient(self) -> torch.Tensor | None:
         rows = self._local if self._context.region is Region.SCRIPT else None
