@@ -21,6 +21,12 @@ UNSAID = {
     "no global tensor among the arguments": "an assertion about our own code",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "I/O operation on closed file": "Python's own words",
+    "EOF when reading a line": "Python's own words",
+    "value read by the script": "on a picture",
+    "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
+        "on a picture"
+    ),
+    "hollow: equal to the bit": "on a picture",
 }
 
 

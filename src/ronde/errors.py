@@ -4,6 +4,7 @@ RondeError            what a user of ronde may catch
   UsageError          a mistake on the command line or in a call (exit code 2)
     PlanError         an unknown, contradictory or not yet built plan value
   LaunchError         ranks could not be started
+  FunctionError       a function that `ronde.launch` ran has raised on some rank
   BenchError          a measured run failed, or did not measure what it should
 PeerLost              a peer rank died (a BaseException, see there)
   DivergedError       ranks took different paths through the script
@@ -13,7 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["BenchError", "DivergedError", "LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
+__all__ = [
+    "BenchError",
+    "DivergedError",
+    "FunctionError",
+    "LaunchError",
+    "PeerLost",
+    "PlanError",
+    "RondeError",
+    "UsageError",
+]
 
 
 class RondeError(Exception):
@@ -34,6 +44,10 @@ class PlanError(UsageError):
 
 class LaunchError(RondeError):
     """Ranks could not be started on this host."""
+
+
+class FunctionError(RondeError):
+    """A function that `ronde.launch` ran has raised; the message holds the rank's traceback."""
 
 
 class BenchError(RondeError):

@@ -172,9 +172,9 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             standings=read_standings(job.run_directory, job.ranks),
             standstill=supervisor.standstill,
         )
-    elif supervisor.interrupted_by is None and not job.quiet:
+    elif supervisor.exit_code() == 0 and not job.quiet:
         lines = _summary(job)
-        if left:
+        if left and supervisor.interrupted_by is None:
             names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
             lines.append(f"ended what the script had left running: {names}")
     new_line = outputs[0].stderr_in_mid_line

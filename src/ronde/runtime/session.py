@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules, seed_marks
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -131,9 +131,8 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
-        compiled.install(self.patches, self.context)
-        seed_marks.install(self.patches, self.context)
         losses.install(self.patches, table)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -157,8 +156,8 @@ class Session:
             if not self.context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(
-                        "backward of a loss over ranks was called in another thread than the script's main one, "
-                        "where ranks are not in step; call it in the main thread"
+                        "backward of a loss over ranks was called in another thread than the script's main "
+                        "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)

@@ -85,12 +85,16 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """One value that the script read on the host; an array's entries are stored apart."""
+    """One value that the script read on the host; an array's entries are stored apart.
+
+    `step`: optimizer steps that had been taken before.
+    """
 
     call: str
     where: str
     value: Any = None
     stored: Stored | None = None
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +214,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
             ids.append(fields["ids"])
         elif kind == "read":
             stored = fields.pop("stored", None)
-            reads.append(Read(**fields, stored=_stored(stored) if stored else None))
+            reads.append(Read(**fields, stored=_stored(stored) if stored else None, step=len(steps)))
         elif kind == "gradients":
             gradients.append(Gradients(**fields))
         elif kind == "step":

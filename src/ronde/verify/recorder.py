@@ -81,5 +81,5 @@ def _compute_in_double() -> None:
         within = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp.")
         return (single if within else torch.Tensor.double)(tensor, *args, **kwargs)
 
-    torch.Tensor.float = double
+    torch.Tensor.float = double  # pyright: ignore[reportAttributeAccessIssue]
     torch.nn.Module.float = torch.nn.Module.double

@@ -1,7 +1,8 @@
 """Temporary files: every rank makes its own, and knows them for its own.
 
 A folder that the script wants in a place of its choice (`mkdtemp(dir="runs")`) is no such thing: it is made
-once."""
+once.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def differing_events(mine: Path, reference: Path, tolerance: Tolerance) -> str |
     """The first difference in words, but for the times at which things were logged; None if there is none."""
     try:
         from google.protobuf.json_format import MessageToDict
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
         return "an event file of TensorBoard, which must be installed here for the comparison"
     wide = dataclasses.replace(tolerance, values=max(tolerance.values, _SINGLE))

@@ -63,7 +63,7 @@ def compare(
 
 
 def _shapes(names: set[str], known: set[str]) -> dict[str, list[str]]:
-    """Names by kind: of a part that is not `known`, for a clock time or a random word in it, the suffix counts."""
+    """Names by kind: of a part that is not `known`, as a clock time or a random word, the suffix counts."""
     shapes: dict[str, list[str]] = {}
     for name in sorted(names):
         parts = Path(name).parts
