@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
-
-import ronde
 
 __all__ = ["call_site", "called_by_script", "is_script"]
 
 _INSTALLED = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_RONDE = os.path.dirname(os.path.abspath(ronde.__file__)) + os.sep
+_RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
