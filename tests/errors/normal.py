@@ -6,7 +6,14 @@ import re
 import sys
 from pathlib import Path
 
-__all__ = ["normal"]
+__all__ = ["ADVICE", "normal"]
+
+ADVICE = (
+    "usual causes: a branch or a generator's seed that depends on the process id, the host name, os.urandom, "
+    "the order of os.listdir or what a library's clock says\n"
+    "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, or use "
+    "--ranks 1"
+)
 
 
 def normal(text: str, folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from errors.normal import normal
-from ronde.errors import ADVICE_ON_DIVERGENCE
+from errors.normal import ADVICE, normal
 
 SCRIPT = """\
 import os, torch
@@ -51,7 +51,7 @@ def said(folder: Path, *, before: str = "", seed: str = "0", branch: str = "Fals
 def expected(*places: str) -> str:
     return (
         "ronde: the ranks have diverged: they take different paths through the script, so their results "
-        "would be wrong\n" + "".join(f"  {place}\n" for place in places) + f"{ADVICE_ON_DIVERGENCE}\n"
+        "would be wrong\n" + "".join(f"  {place}\n" for place in places) + f"{ADVICE}\n"
         "logs of all ranks: DIR/logs\n"
     )
 
@@ -62,21 +62,13 @@ def test_a_branch_that_one_rank_takes(tmp_path: Path) -> None:
     )
 
 
-def test_a_seed_of_each_ranks_own(tmp_path: Path) -> None:
-    assert said(tmp_path, before=f"torch.manual_seed(5 + {OWN})") == expected(
-        "rank 0 at train.py:3: torch.manual_seed(5)", "rank 1 at train.py:3: torch.manual_seed(6)"
-    )
-
-
-@pytest.mark.soak
 def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
-    text = said(tmp_path, seed=OWN)
-    places = [line for line in text.splitlines() if line.startswith("  rank")]
-    assert [place.partition(": ")[0] for place in places] == [
-        "  rank 0 at train.py:8",
-        "  rank 1 at train.py:8",
-    ]
-    assert all("batch of 8 samples" in place for place in places)
+    text = re.sub(r"samples: [\d, ]+(?=, \.\.\.)", "samples: IDS", said(tmp_path, seed=OWN))
+    text = re.sub(r"digest [0-9a-f]+", "digest N", text)
+    assert text == expected(
+        "rank 0 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
+        "rank 1 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
+    )
 
 
 @pytest.mark.soak

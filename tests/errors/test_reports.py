@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from errors.normal import normal
-from ronde.errors import ADVICE_ON_DIVERGENCE
+from errors.normal import ADVICE, normal
 
 BOARD = """
         import faulthandler
@@ -53,7 +52,7 @@ def test_a_rank_that_hangs_while_its_peer_waits(experiment: Any) -> None:
         " for 1.5 s and has been ended (--timeout)\n"
         f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"
         "if they were right to take so long, give them more time: --timeout SECONDS\n"
-        f"{ADVICE_ON_DIVERGENCE}\n"
+        f"{ADVICE}\n"
         "logs of all ranks: DIR/run\n"
     )
 
@@ -72,7 +71,7 @@ def test_a_rank_that_ends_while_its_peer_waits(experiment: Any) -> None:
     assert said(experiment, BOARD + script) == (
         1,
         "ronde: rank 1 came to the end of the script while rank 0 waited for it at train.py:12 "
-        f"(all_reduce of float32 [3]); logs of all ranks: DIR/run\n{ADVICE_ON_DIVERGENCE}\n",
+        f"(all_reduce of float32 [3]); logs of all ranks: DIR/run\n{ADVICE}\n",
     )
 
 
@@ -87,7 +86,7 @@ def test_a_rank_that_exits_with_a_code_while_its_peer_waits(experiment: Any) -> 
     assert said(experiment, BOARD + script) == (
         3,
         "ronde: rank 1 exited with code 3 while rank 0 waited for it at train.py:12 (all_reduce of float32 "
-        f"[3]); logs of all ranks: DIR/run\n{ADVICE_ON_DIVERGENCE}\n",
+        f"[3]); logs of all ranks: DIR/run\n{ADVICE}\n",
     )
 
 
@@ -102,7 +101,7 @@ def test_a_main_rank_that_exits_while_its_peer_waits(experiment: Any) -> None:
     assert said(experiment, BOARD + script) == (
         3,
         "ronde: rank 0 exited with code 3 while rank 1 waited for it at train.py:12 (all_reduce of float32 "
-        f"[3]); logs of all ranks: DIR/run\n{ADVICE_ON_DIVERGENCE}\n",
+        f"[3]); logs of all ranks: DIR/run\n{ADVICE}\n",
     )
 
 

@@ -26,7 +26,9 @@ def check_script(script: str) -> None:
         raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
     path = Path(script)
     if not path.exists():
-        raise UsageError(f"there is no script {script!r} in {Path.cwd()}{_nearest(path)}; {_ORDER}")
+        raise UsageError(
+            f"there is no script {script!r} in {Path.cwd()}{_nearest(path)}; ronde's own options go before it"
+        )
     if path.is_dir():
         _check_folder(path)
         return
@@ -65,9 +67,6 @@ def check_module(name: str) -> None:
         sys.path.pop(0)
     if not found:
         raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH")
-
-
-_ORDER = "ronde's own options go before it"
 
 
 def _check_folder(path: Path) -> None:
