@@ -5,6 +5,9 @@ A new exact plan is one word in EXACT_PLANS, a new script one file in tests/scri
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,10 +77,26 @@ def cases() -> Iterator[object]:
                     yield pytest.param(plan, script, ranks, dtype, id=name, marks=marks)
 
 
+def _imported(script: Path) -> set[str]:
+    """Packages, other than torch and what comes with Python, that a script imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+            if node.module == "torch.utils.tensorboard":
+                names.add("tensorboard")
+    return {name for name in names if name not in sys.stdlib_module_names and name != "torch"}
+
+
 @pytest.mark.parametrize(("plan", "script", "ranks", "dtype"), list(cases()))
 def test_ranks_give_the_single_device_answer(
     plan: str, script: Path, ranks: int, dtype: str, host: WarmHost, plain: Plain, tmp_path: Path
 ) -> None:
+    for package in sorted(_imported(script)):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{script.name} needs {package}, which is not installed")
     proof = assert_parity(
         script,
         ranks=ranks,

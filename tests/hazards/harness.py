@@ -1,4 +1,4 @@
-"""Hazards: pieces of script that a wrong cut of the batch would answer wrongly, each with what ronde makes of it.
+"""Hazards: pieces of script that a wrong cut of the batch would answer wrongly, and how they are to end.
 
 A script here is a generator: it trains something small and yields what its user would read. It runs once in
 plain torch and once on ranks, and every value that it yields must be the same.
@@ -90,7 +90,7 @@ def train(
     epochs: int = 2,
     seen: Callable[[], Any] = lambda: None,
 ) -> Iterator[Any]:
-    """Train with momentum, evaluate on another batch size, and yield losses, outputs and the model's state."""
+    """Train with momentum, evaluate on another batch size; yield losses, outputs and the model's state."""
     model = model.double()
     optimizer: Any = None
     loss = loss or (lambda out, y: F.cross_entropy(_logits(out), y))

@@ -244,7 +244,7 @@ HAZARDS = {
     "parameter hook": Hazard(_parameter_hook(lambda grad: grad.clamp(-0.01, 0.01)), "parts", _HOOKS),
     "parameter hook by norm": Hazard(_parameter_hook(lambda grad: grad / grad.norm()), "parts", _HOOKS),
     "parameter hook after forward": Hazard(_parameter_hook_after_forward, "refused", "before the forward"),
-    "optimizer in backward": Hazard(_post_accumulate, "refused", "after backward"),
+    "optimizer in backward": Hazard(_post_accumulate, "whole"),
     "hook for all modules": Hazard(_global_hook, "parts", _HOOKS),
     "hook set in forward": Hazard(_grad_cam, "parts", "register_hook"),
     "gradient retained in forward": Hazard(_retained, "parts", ""),

@@ -189,8 +189,7 @@ def _epoch_set() -> Iterator[Any]:
     batches = DataLoader(dataset, 8, shuffle=True)
     for epoch in range(3):
         dataset.epoch = epoch
-        for x, y in batches:
-            yield x, y
+        yield from batches
 
 
 def _loaders_generator() -> Iterator[Any]:

@@ -69,8 +69,8 @@ class GlobalTensor(torch.Tensor):
             raise Refusal("it uses a batch that is not among its arguments")
         if context.region is Region.SHARDED:
             raise RondeError(
-                "a model used a batch that is not among its arguments, as it did not in its rehearsal; pass it to "
-                "the model as an argument"
+                "a model used a batch that is not among its arguments, as it did not in its rehearsal; "
+                "pass it to the model as an argument"
             )
         if func in _METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():

@@ -122,7 +122,7 @@ _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 @contextmanager
 def apart(told: dict[str, str]) -> Iterator[None]:
-    """Inside, nothing is printed, logged, warned of or written to a file; what would have been is in `told`."""
+    """Inside, nothing is printed, logged, warned of or written; what would have been said is in `told`."""
     printed, logged, thread = io.StringIO(), [], threading.get_ident()
     plain_handle, plain_open, plain_io = logging.Logger.handle, builtins.open, io.open
 

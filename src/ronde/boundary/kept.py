@@ -1,8 +1,8 @@
 """What a model keeps between calls, on itself and around it: pictures to compare, and the way back.
 
-A picture is a copy of what a value holds, of tensors, numbers, texts and containers only. The surroundings of a
-model are the variables that its code names beside its arguments (global ones, those of enclosing functions) and
-what is behind them.
+A picture is a copy of what a value holds, of tensors, numbers, texts and containers only. The surroundings
+of a model are the variables that its code names beside its arguments (global ones, those of enclosing
+functions) and what is behind them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _key(key: Any) -> Any:
-    return key if isinstance(key, _SIMPLE) or isinstance(key, tuple) else repr(type(key))
+    return key if isinstance(key, (*_SIMPLE, tuple)) else repr(type(key))
 
 
 def _inside(value: Any) -> dict[str, Any] | None:

@@ -4,9 +4,9 @@ Ids, order, lengths and random state are thereby those of one device: no Distrib
 no padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
 queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
 custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
-answer: another collate function than torch's own (it may pad to the longest sample), samples that draw random
-numbers or depend on what was read before them, iterable datasets, values that are no tensors, and batches with
-fewer samples than ranks.
+answer: another collate function than torch's own (it may pad to the longest sample), samples that draw
+random numbers or depend on what was read before them, iterable datasets, values that are no tensors, and
+batches with fewer samples than ranks.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def _uses_generator(dataset: Any) -> bool:
 
 
 def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> bool:
-    """Whether a batch's first sample comes out the same when it is read again, alone; it is read unnoticed."""
+    """Whether a batch's first sample comes out the same when it is read again, alone and unnoticed."""
     reach = Reach()
     reach.visit(fetcher.dataset)
     try:

@@ -70,9 +70,9 @@ class ModelEdge:
             def checked(gradient: torch.Tensor) -> Any:
                 if calls and context.model_calls == calls:
                     raise RondeError(
-                        f"a hook was registered on a parameter of shape {list(tensor.shape)} between a forward "
-                        f"pass and its backward, where it would see the gradient of one rank's rows; register it "
-                        f"before the forward pass"
+                        f"a hook was registered on a parameter of shape {list(tensor.shape)} between a "
+                        f"forward pass and its backward, where it would see the gradient of one rank's "
+                        f"rows; register it before the forward pass"
                     )
                 return hook(gradient)
 
@@ -243,15 +243,16 @@ class _NoDraws:
     def __exit__(self, kind: Any, *_: object) -> None:
         if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
             raise RondeError(
-                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. Let it "
-                "draw at every call, or keep what decides whether it draws in an attribute, as a number or a flag"
+                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
+                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+                "own, as a number or a flag"
             )
 
 
 def _another_form(module: torch.nn.Module) -> RondeError:
     return RondeError(
-        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same arguments, "
-        f"modes and attributes; keep what decides that in an attribute, as a number or a flag"
+        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
+        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a user's code reaches past its arguments: global variables, closures, defaults, and what these lead to.
+"""What a user's code reaches past its arguments: global variables, closures, defaults, what these lead to.
 
 Found by reading the code, not by running it: the names that a function loads, the functions that it calls by
 such names, their names, and so on. Libraries are not followed.

@@ -4,8 +4,8 @@ Before a model first runs on shards, a copy of it (sharing the parameters) runs 
 process: on all of them, on the first part, on the second part, as ranks would. What holds of the real
 run must hold here: the parts' outputs are the rows of the whole's, draws included, nothing about the
 batch is left behind on the module or around it, nothing but its own is changed, and no value is read on the
-host. Then each row in turn is spoilt, and the others must not notice. Anything else, any error too, means that
-the module is not cut as one piece. The verdict is the main rank's, shared with all.
+host. Then each row in turn is spoilt, and the others must not notice. Anything else, any error too, means
+that the module is not cut as one piece. The verdict is the main rank's, shared with all.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _compare_gradients(
 
 def _gradients(
     run: Run,
-    parameters: list[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
     whole: Run,
     outputs: list[OutputAxis],
     rows: int,

@@ -19,6 +19,7 @@ __all__ = ["PLAIN", "Behaviour", "Number"]
 
 PLAIN = {bool, int, float, str, type(None)}
 _DEEP = 3
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = vars(torch.nn.Module()).keys()
 
 
@@ -40,8 +41,13 @@ class Behaviour:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._parts = list(module.modules())
-        self._children = [(part._modules, tuple(part._modules.values())) for part in self._parts]
-        self._sizes = [(vars(part), len(vars(part))) for part in self._parts]
+        self._own = [vars(part) for part in self._parts]
+        self._children = [
+            (part._modules, list(part._modules.values())) for part in self._parts if part._modules
+        ]
+        self._sizes = [len(own) for own in self._own]
+        self._hooks = [getattr(part, kind) for part in self._parts for kind in _HOOKS]
+        self._parameters = [part._parameters for part in self._parts if part._parameters]
         self.places: list[Place] = []
         self._functions: list[tuple[Mapping[str, Any], str, Any]] = []
         self._find_places(module)
@@ -84,20 +90,28 @@ class Behaviour:
                 self._look(key, inside, None, seen, depth - 1)
 
     def outdated(self) -> bool:
-        """Whether layers or attributes have come, gone or been replaced, so that places are to be found anew."""
-        return (
-            any(tuple(members.values()) != children for members, children in self._children)
-            or any(len(members) != size for members, size in self._sizes)
-            or any(members.get(name) is not value for members, name, value in self._functions)
-        )
+        """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
+        if [len(own) for own in self._own] != self._sizes:
+            return True
+        for members, children in self._children:
+            if list(members.values()) != children:
+                return True
+        return any(members.get(name) is not value for members, name, value in self._functions)
 
     def hooked(self) -> bool:
-        return _has_global_hooks() or any(_has_user_hooks(part) for part in self._parts)
+        """Whether the user has hooks on the module, a part or a parameter of it, or on all modules."""
+        for hooks in self._hooks:
+            if hooks and not all(map(_is_torchs, hooks.values())):
+                return True
+        for parameters in self._parameters:
+            for parameter in parameters.values():
+                if parameter is not None and parameter._backward_hooks:
+                    return True
+        return _has_global_hooks()
 
     def modes(self) -> Any:
-        """What is compared as it is: training or not, the user's hooks, parameters still to be made."""
-        hooks = tuple(_has_user_hooks(part) for part in self._parts)
-        return tuple(part.training for part in self._parts), hooks, _has_global_hooks()
+        """What is compared as it is: training or not, and hooks."""
+        return tuple([part.training for part in self._parts]), self.hooked()
 
     def numbers(self) -> list[Any]:
         """What is at each place now; of what is neither number nor text any more, the type."""
@@ -105,7 +119,7 @@ class Behaviour:
         return [value if type(value) in PLAIN else type(value) for value in found]
 
     def source(self, place: int) -> Number:
-        """Where the number at this place of `numbers` comes from; places behind them are leaves of arguments."""
+        """Where the number at this place of `numbers` comes from; those behind are leaves of arguments."""
         if place < len(self.places):
             return Number(self.places[place].name, namespace=self.places[place].namespace)
         return Number("an argument", leaf=place - len(self.places))
@@ -120,13 +134,6 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     )
     named = type(value).__name__ in ("Namespace", "EasyDict", "AttrDict", "ConfigDict")
     return getattr(value, "__dict__", None) if plain or named else None
-
-
-def _has_user_hooks(part: torch.nn.Module) -> bool:
-    kinds = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    if any(not _is_torchs(hook) for hooks in kinds if hooks for hook in hooks.values()):
-        return True
-    return any(value is not None and value._backward_hooks for value in part._parameters.values())
 
 
 def _is_torchs(hook: Any) -> bool:

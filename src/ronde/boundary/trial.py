@@ -163,7 +163,7 @@ class Trial:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a leaf of the arguments is neither a tensor nor plain nor code, so that a model may change it."""
+    """Whether a leaf of the arguments is neither tensor nor plain nor code: a model may change it."""
     return not callable(value) and not isinstance(value, (torch.Tensor, str, bytes, int, float, type(None)))
 
 

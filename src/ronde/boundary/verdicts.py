@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
@@ -151,7 +151,7 @@ class Verdicts:
     def _runner(
         self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number]
     ) -> Callable[..., Any]:
-        """Runs a copy of the module, with numbers that note what they decide in place of those that change."""
+        """Runs a copy of the module, with numbers that note what they decide for those that change."""
         parts = list(module.modules())
 
         def run(twin: torch.nn.Module, values: list[Any]) -> tuple[Any, Any]:

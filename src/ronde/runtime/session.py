@@ -17,7 +17,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules, seed_marks
+from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
@@ -63,6 +65,7 @@ class Session:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
+        agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
         retired: the script distributes its work itself, and ronde keeps out.
@@ -91,7 +94,13 @@ class Session:
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
+        self.agreement = Agreement(boundary_comm)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._handles: list[Any] = []
+
+    def _in_step(self) -> bool:
+        alone = self.context.comm.alone  # a debugger's commands are the main rank's own
+        return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
@@ -113,6 +122,7 @@ class Session:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
         self._console.install(self.patches)
+        self._circumstances.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -121,9 +131,8 @@ class Session:
         autograd.install(self.patches, self.context)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
-        compiled.install(self.patches, self.context)
-        seed_marks.install(self.patches, self.context)
         losses.install(self.patches, table)
+        compiled.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -147,8 +156,8 @@ class Session:
             if not self.context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(
-                        "backward of a loss over ranks was called in another thread than the script's main one, "
-                        "where ranks are not in step; call it in the main thread"
+                        "backward of a loss over ranks was called in another thread than the script's main "
+                        "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
@@ -242,6 +251,7 @@ class Session:
         self.retired = True
         self.files.uninstall()
         self._console.uninstall()
+        self._circumstances.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
@@ -265,6 +275,7 @@ class Session:
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
+        self._circumstances.uninstall()
         for group in self._groups:
             group.close()
 

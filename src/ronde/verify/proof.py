@@ -49,8 +49,8 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
                 f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
                 f"compare with; make it run first:\n{plain.stderr.rstrip()}"
             )
-        halves = run_plain(job, place / "halves", halves=True)
-        run = run_on_ranks(job, place / "ranks", ranks=ranks, extensions=extensions)
+        halves = run_plain(job, place / "halves", halves=True, like=plain)
+        run = run_on_ranks(job, place / "ranks", ranks=ranks, like=plain, extensions=extensions)
         return judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
 
 

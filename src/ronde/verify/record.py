@@ -45,6 +45,7 @@ class RecordConfig:
         steps: after so many optimizer steps the run ends.
         dtype: `float32`, or `float64` to make that the default type.
         halves: compute every outermost forward in two halves, to measure the noise floor.
+        replay: file of what another run learnt of its circumstances, to be learnt again; empty for none.
     """
 
     directory: str
@@ -53,6 +54,7 @@ class RecordConfig:
     steps: int
     dtype: str = "float32"
     halves: bool = False
+    replay: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -119,6 +121,7 @@ class RankRecord:
 
     Attributes:
         ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
+        circumstances: readings of the clock and seeds, by name, in order.
         opened: how often each file under the scratch directory was opened for writing.
         halved: outermost forwards that could (and could not) be computed in halves.
         stopped: whether the asked number of steps was reached.
@@ -130,6 +133,7 @@ class RankRecord:
     reads: tuple[Read, ...]
     gradients: tuple[Gradients, ...]
     steps: tuple[Step, ...]
+    circumstances: tuple[tuple[str, Any], ...]
     opened: dict[str, int]
     halved: tuple[int, int]
     stopped: bool
@@ -196,6 +200,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
     reads: list[Read] = []
     gradients: list[Gradients] = []
     steps: list[Step] = []
+    circumstances: list[tuple[str, Any]] = []
     opened: dict[str, int] = {}
     halved = [0, 0]
     stopped = False
@@ -215,6 +220,8 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         elif kind == "step":
             parameters = {name: _stored(each) for name, each in fields.pop("parameters").items()}
             steps.append(Step(**fields, parameters=parameters))
+        elif kind == "circumstance":
+            circumstances.append((fields["name"], fields["value"]))
         elif kind == "opened":
             opened[fields["path"]] = opened.get(fields["path"], 0) + 1
         elif kind == "halved":
@@ -228,6 +235,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         reads=tuple(reads),
         gradients=tuple(gradients),
         steps=tuple(steps),
+        circumstances=tuple(circumstances),
         opened=opened,
         halved=(halved[0], halved[1]),
         stopped=stopped,

@@ -13,10 +13,12 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.verify.clauses.database import database_rows, is_database
+from ronde.verify.clauses.events import differing_events, is_event_file
 from ronde.verify.clauses.text import differing_number, unstable_numbers
 from ronde.verify.clauses.verdict import Tolerance
 
-__all__ = ["differing_contents"]
+__all__ = ["beyond_comparison", "differing_contents"]
 
 _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
@@ -29,6 +31,8 @@ def differing_contents(
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
         return None
+    if is_event_file(reference):
+        return differing_events(mine, reference, tolerance)
     unreadable = object()
     other = _load(reference, unreadable)
     if other is not unreadable:
@@ -42,10 +46,25 @@ def differing_contents(
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
         if repeat is not None and repeat.read_bytes() != expected:
-            return None  # two runs of plain python do not agree on these bytes either
+            return None  # `beyond_comparison`
         return f"{len(content)} bytes that are not those of plain python ({len(expected)})"
     unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
     return differing_number(text, expected_text, tolerance, unstable)
+
+
+def beyond_comparison(reference: Path, repeat: Path) -> bool:
+    """Whether two runs of plain python do not agree on this file, and its format is not known here."""
+    content = reference.read_bytes()
+    if is_event_file(reference) or repeat.read_bytes() == content:
+        return False
+    unreadable = object()
+    if _load(reference, unreadable) is not unreadable:
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _load(path: Path, unreadable: object) -> Any:
@@ -60,6 +79,8 @@ def _load(path: Path, unreadable: object) -> Any:
             return load_file(path)
         if path.suffix in _TORCH_SUFFIXES or _is_torch_archive(path):
             return torch.load(path, map_location="cpu", pickle_module=_pickle_module(), weights_only=False)
+        if is_database(path):
+            return database_rows(path)
         if path.suffix in _PICKLE_SUFFIXES:
             return _Unpickler(io.BytesIO(path.read_bytes())).load()
     except Exception:
