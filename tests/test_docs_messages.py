@@ -42,16 +42,7 @@ UNSAID = {
     "no global tensor among the arguments": "an assertion about our own code",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "I/O operation on closed file": "Python's own words",
-    "EOF when reading a line": "Python's own words",
-    "value read by the script": "on a picture",
     "unable to allocate shared memory": "torch's words, by which we know it",
-    "has not begun the script": "in place of a line of the script, in a list of ranks",
-    "the start of the script": "in place of a line of the script, in a list of ranks",
-    'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",
-    "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
-        "on a picture"
-    ),
-    "hollow: equal to the bit": "on a picture",
 }
 
 
