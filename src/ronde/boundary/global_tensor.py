@@ -27,10 +27,11 @@ from ronde.errors import RondeError
 
 __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
-# The attribute itself, which a subclass overrides.
-_GRAD: Any = torch.Tensor.grad
-
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+# torch's own descriptor, which the class below overrides.
+_PLAIN_GRAD: Any = torch.Tensor.grad
 
 
 class GlobalTensor(torch.Tensor):
@@ -121,7 +122,7 @@ class GlobalTensor(torch.Tensor):
     def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         rows = self._rows_with_gradient()
         if rows is None:
-            return _GRAD.__get__(self)
+            return _PLAIN_GRAD.__get__(self)
         if rows.grad is None:
             return None
         # The local gradient of a shard is W times the true one.
@@ -129,7 +130,7 @@ class GlobalTensor(torch.Tensor):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        _GRAD.__set__(self, value)
+        _PLAIN_GRAD.__set__(self, value)
 
     def _rows_with_gradient(self) -> torch.Tensor | None:
         rows = self._local if self._context.region is Region.SCRIPT else None
