@@ -16,7 +16,7 @@ import torch
 from ronde.verify.clauses.database import database_rows, is_database
 from ronde.verify.clauses.events import differing_events, is_event_file
 from ronde.verify.clauses.text import alike, differing_number, unstable_numbers
-from ronde.verify.clauses.verdict import Tolerance
+from ronde.verify.clauses.verdict import DUST, Tolerance
 
 __all__ = ["beyond_comparison", "differing_contents"]
 
@@ -40,7 +40,8 @@ def differing_contents(
         if value is unreadable:
             return "cannot be loaded, in plain python it can"
         # As the parameters: in double precision each tensor by itself, else against all that the file holds.
-        scale = 0.0 if tolerance.per_tensor else max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale = max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale *= DUST if tolerance.per_tensor else 1.0
         return _differing_value(value, other, tolerance, "", scale)
     try:
         text, expected_text = content.decode(), expected.decode()
