@@ -274,7 +274,7 @@ def _compare_gradients(
 
 def _gradients(
     run: Run,
-    parameters: list[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
     whole: Run,
     outputs: list[OutputAxis],
     rows: int,
