@@ -277,7 +277,7 @@ def _same_numpy(a: Any, b: Any) -> bool:
 
 def _uses_generator(dataset: Any) -> bool:
     """Whether a dataset or its code, transforms and closures among it, uses a random generator of its own."""
-    reach = Reach()
+    reach = Reach(libraries=True)
     reach.visit(dataset)
     return bool(reach.generators())
 

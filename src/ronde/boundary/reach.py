@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.utils.data
 
 __all__ = ["GENERATORS", "Place", "Reach", "is_users"]
 
@@ -105,12 +106,17 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 class Reach:
     """Everything that was reached from the roots given to `visit`.
 
+    Args:
+        libraries: look into objects of libraries too. Never put back what is found there: it may be
+            the state of a compiler.
+
     Attributes:
         places: variables that code names.
         values: objects that were come by, each once, with the name of the variable that led there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, libraries: bool = False) -> None:
+        self._libraries = libraries
         self.places: list[Place] = []
         self.values: list[tuple[str, Any]] = []
         self._seen: set[Any] = set()
@@ -152,6 +158,9 @@ class Reach:
             self._visit_object(value)
 
     def _visit_object(self, value: Any) -> None:
+        known = isinstance(value, (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace))
+        if not (self._libraries or known or is_users(type(value)) or dataclasses.is_dataclass(value)):
+            return
         if isinstance(value, torch.nn.Module):
             items = [item for name, item in vars(value).items() if name not in _BOOKKEEPING]
             items += value._modules.values()

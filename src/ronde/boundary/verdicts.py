@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
@@ -201,7 +201,7 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     values = (
         value for part in module.modules() for value in (*part._parameters.values(), *part._buffers.values())
     )
-    return any(isinstance(value, UninitializedTensorMixin) for value in values)
+    return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
 def _form(behaviour: Behaviour, call: Any, values: list[Any], batch: Batch) -> Any:
