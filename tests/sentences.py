@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "ronde"
 ELSEWHERE = (
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
-    "bench/report.py",  # tables
+    "bench/table.py",  # what `ronde bench` prints
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md
@@ -56,7 +56,9 @@ def normal(text: str) -> str:
 
 
 def matching(said: str, among: list[Sentence]) -> list[Sentence]:
-    return [sentence for sentence in among if sentence.matches(said)]
+    """Sentences that `said` is an instance of; a fifth of its words are theirs at least."""
+    own = len([word for word in normal(said).split() if not word.isupper()])
+    return [sentence for sentence in among if sentence.matches(said) and 5 * _words(sentence.text) >= own]
 
 
 def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
