@@ -127,6 +127,14 @@ def test_an_unknown_option(told: Any) -> None:
     assert "Traceback" not in said
 
 
+def test_an_interruption_while_the_command_is_imported(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_command: app.Command) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app.Command, "load", load)
+    assert told("run", "train.py") == (130, "")
+
+
 def test_the_proof_refuses_alike(told: Any) -> None:
     assert told("verify", "trian.py") == (
         2,
