@@ -42,6 +42,7 @@ UNSAID = {
     "no global tensor among the arguments": "an assertion about our own code",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "I/O operation on closed file": "Python's own words",
+    "unable to allocate shared memory": "torch's words, by which we know it",
 }
 
 

@@ -32,6 +32,11 @@ ON_THREE_RANKS = {
     "contrastive",
     "padded_text",
     "small_batches",
+    "char_rnn",
+    "checkpointing",
+    "hooks",
+    "maml",
+    "wgan_gp",
 }
 IN_SINGLE_PRECISION = {"classifier", "gpt", "vae", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.

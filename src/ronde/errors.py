@@ -79,8 +79,8 @@ class DivergedError(PeerLost):
 
 
 ADVICE_ON_DIVERGENCE = (
-    "usual causes: a branch or a seed that depends on the clock, the process id, the host name, os.urandom, "
-    "the order of os.listdir\n"
+    "usual causes: a branch or a generator's seed that depends on the process id, the host name, os.urandom, "
+    "the order of os.listdir or what a library's clock says\n"
     "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, or use "
     "--ranks 1"
 )

@@ -34,16 +34,21 @@ def is_script(filename: str) -> bool:
     return known
 
 
-def called_by_script(through: str = "") -> bool:
+def called_by_script(through: str = "", *, or_by: tuple[str, ...] = ()) -> bool:
     """Whether the function that asks was called by the user's code.
 
     Args:
         through: name of a module whose frames may lie between.
+        or_by: names of modules and packages that count as the user's code.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and through and frame.f_globals.get("__name__") == through:
         frame = frame.f_back
-    return frame is not None and is_script(frame.f_code.co_filename)
+    if frame is None:
+        return False
+    return is_script(frame.f_code.co_filename) or (
+        bool(or_by) and f"{frame.f_globals.get('__name__', '')}.".startswith(or_by)
+    )
 
 
 def call_site() -> str:

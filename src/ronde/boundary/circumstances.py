@@ -1,10 +1,10 @@
 """What a script learns of its circumstances is the main rank's on every rank: the clock, and seeds.
 
-A seed made of the time, a run named by it, a training that ends after an hour: each would take ranks
-apart. So a reading of the clock by the script itself, the date that anybody asks for, and the seed that a
-global generator is given are agreed on. Libraries keep the clock of their process, because progress bars and
-waiting loops do not read it equally often on all ranks; so do other threads, workers, and the inside of a
-model that runs on shards.
+A seed made of the time, a run named by it, a training that ends after an hour: each would take ranks apart.
+So a reading of the clock by the script itself (or by a library that is known to name folders by it) is agreed
+on, and the seed that a global generator is given. Libraries keep the clock of their process, because progress
+bars and waiting loops do not read it equally often on all ranks; so do other threads, workers, and the inside
+of a model that runs on shards.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Agree = Callable[[str, Any], Any]
 """Takes the name of a circumstance and this rank's own value; returns the one that all ranks go by."""
 
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
+# Libraries that name directories by the date that they ask for.
+_NAMERS = ("hydra.", "omegaconf.", "sacred.", "torch.utils.tensorboard.", "transformers.training_args.")
 _BROKEN_DOWN = ("localtime", "gmtime", "ctime")
 
 
@@ -86,14 +88,15 @@ class Circumstances:
 
         return clock
 
-    def _now(self, plain: Callable[[], float] = time.time) -> float:
-        return self._agree("the date", plain()) if self._in_step() else plain()
+    def _now(self, asked: bool, plain: Callable[[], float] = time.time) -> float:
+        """The time of a date, for all ranks if the script asks for it (`asked`)."""
+        return self._agree("the date", plain()) if asked and self._in_step() else plain()
 
     def _broken_down(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def broken_down(seconds: float | None = None, /) -> Any:
             if seconds is None and called_by_script():
-                seconds = self._now()
+                seconds = self._now(True)
             return plain(seconds)
 
         return broken_down
@@ -104,7 +107,7 @@ class Circumstances:
         @functools.wraps(plain)
         def strftime(format: str, *when: Any) -> str:
             if not when and called_by_script():
-                when = (localtime(self._now()),)
+                when = (localtime(self._now(True)),)
             return plain(format, *when)
 
         patches.set(time, "strftime", strftime)
@@ -116,13 +119,14 @@ class Circumstances:
         """
 
         def now(cls: Any, tz: Any = None) -> Any:
-            return cls.fromtimestamp(self._now(), tz)
+            return cls.fromtimestamp(self._now(called_by_script(or_by=_NAMERS)), tz)
 
         def utcnow(cls: Any) -> Any:
-            return cls.fromtimestamp(self._now(), datetime.timezone.utc).replace(tzinfo=None)
+            asked = called_by_script(or_by=_NAMERS)
+            return cls.fromtimestamp(self._now(asked), datetime.timezone.utc).replace(tzinfo=None)
 
         def today(cls: Any) -> Any:
-            return cls.fromtimestamp(self._now())
+            return cls.fromtimestamp(self._now(called_by_script(or_by=_NAMERS)))
 
         self._set_method(datetime.datetime, "now", classmethod(now))
         self._set_method(datetime.datetime, "utcnow", classmethod(utcnow))

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.torch_install import check_torch
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.plan import read_plan
@@ -60,8 +62,8 @@ def verify(  # noqa: PLR0913 - one parameter per option
 
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
-    if not module and not Path(script).is_file():
-        raise UsageError(f"there is no script {script!r} in {Path.cwd()}; verify's own options go before it")
+    check_torch()
+    check_module(script) if module else check_script(script)
     if plot is not None:
         check(plot)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -136,6 +137,12 @@ def report(
     `standings` is where the ranks stood last, `standstill` why the launcher has ended them.
     """
     where = f"logs of all ranks: {directory.path}"
+    if not directory.path.exists():
+        gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended"
+        return f"{first.summary}; {gone}: {directory.path}"
+    if first.kind == "exit" and not shutil.disk_usage(directory.path).free:
+        full = "the disk of the run directory is full; free some space, or take another by --run-dir DIR"
+        return f"{first.summary}; {full}: {directory.path}"
     if standstill:
         return f"{standstill}\n{where}"
     if first.kind == "diverged" and first.error is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections.abc import MutableMapping
 
-__all__ = ["ENVIRONMENT_KEY", "RankConfig"]
+__all__ = ["ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig"]
 
 ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
+# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one.
+STACK_SIGNAL = signal.SIGRTMIN + 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

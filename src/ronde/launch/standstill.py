@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
+from ronde.launch.rank_config import STACK_SIGNAL
 from ronde.launch.rank_process import RankProcess
 from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["STACK_SIGNAL", "Standstill", "read_standings", "who_waits"]
+__all__ = ["Standstill", "read_standings", "who_waits"]
 
-# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one.
-STACK_SIGNAL = signal.SIGRTMIN + 7
 GROUPS = ("boundary", "reducer")
 NOTICE_S = 60.0
 LOOK_EVERY_S = 1.0
@@ -56,16 +54,16 @@ class Standstill:
         now = time.monotonic()
         if now < self._next_look:
             return ""
-        self._next_look = now + min(LOOK_EVERY_S, self._notice)
+        self._next_look = now + min(LOOK_EVERY_S, self._notice / 4)
         standings = read_standings(self._directory, len(self._ranks))
         waited = now - max(self._started, max((s.since for s in standings), default=now))
         stuck = any(standing.state is State.WAITING for standing in standings)
         if not stuck or waited < self._notice:
             self._said = False
             return ""
-        if waited >= self._timeout:
+        if self._said and waited >= self._timeout:
             return (
-                f"the run stood still for {waited:.0f} s and has been ended (--timeout)\n"
+                f"the run stood still for {self._timeout:g} s and has been ended (--timeout)\n"
                 f"{self._places(standings)}"
                 "if they were right to take so long, give them more time: --timeout SECONDS\n"
                 f"{ADVICE_ON_DIVERGENCE}"
@@ -73,8 +71,8 @@ class Standstill:
         if not self._said:
             self._said = True
             self._say(
-                f"ranks have waited for {waited:.0f} s; the run is ended after {self._timeout:.0f} s of this "
-                f"(--timeout)\n{self._places(standings).rstrip()}"
+                f"ranks have waited for {self._notice:g} s; the run is ended after {self._timeout:g} s of "
+                f"this (--timeout)\n{self._places(standings).rstrip()}"
             )
         return ""
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
+# Until the script begins Ctrl-C ends a rank without a word: a traceback of these imports is no user's.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import atexit
 import faulthandler
 import importlib
 import json
 import os
-import signal
+import re
 import sys
 import threading
 import time
@@ -17,9 +23,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ronde.errors import DivergedError, PeerLost, RondeError
-from ronde.launch.rank_config import RankConfig
-from ronde.launch.standstill import STACK_SIGNAL
+from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
+from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.trace.tally import Tally
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+# Also in what a loader's worker has sent: its traceback is the text of an error here.
+_OUR_FRAME = re.compile(rf'^  File "{re.escape(_PACKAGE)}.*\n(?:    .*\n)*', re.MULTILINE)
 # How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
 _WAIT_FOR_END = 10
 
@@ -65,20 +73,18 @@ def main() -> None:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BaseException as error:
-        _report(config, "script", error, formatted(error))
+        advice = hint(error, config)
+        words = f"ronde: {advice}\n" if advice else ""
+        _report(config, "script", error, formatted(error) + words)
         _show(error)
-        if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
-            print(
-                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. "
-                f"Run it with `ronde run --native`, or leave the ranks out of the script",
-                file=sys.stderr,
-            )
+        sys.stderr.write(words)
         sys.exit(1)
 
 
 def _run(config: RankConfig) -> None:
     if config.native:
         os.environ.update(torchrun_environment(config))
+        _hear_interrupts()
         execute(config.script, config.arguments, module=config.module)
         return
     from ronde.boundary import lockstep
@@ -94,6 +100,7 @@ def _run(config: RankConfig) -> None:
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
+    _hear_interrupts()
     tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
@@ -102,6 +109,12 @@ def _run(config: RankConfig) -> None:
             _conclude(config, tally, session)
         raise
     _conclude(config, tally, session)
+
+
+def _hear_interrupts() -> None:
+    """From here on Ctrl-C is the script's, as in plain python."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
@@ -150,7 +163,7 @@ def formatted(error: BaseException) -> str:
         own = [frame for frame in part.stack if not _is_ours(frame.filename)]
         part.stack = traceback.StackSummary.from_list(own)
         pending.extend(linked for linked in (part.__cause__, part.__context__) if linked is not None)
-    return "".join(described.format())
+    return _OUR_FRAME.sub("", "".join(described.format()))
 
 
 def _is_ours(filename: str) -> bool:

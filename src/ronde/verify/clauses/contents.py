@@ -15,8 +15,8 @@ import torch
 
 from ronde.verify.clauses.database import database_rows, is_database
 from ronde.verify.clauses.events import differing_events, is_event_file
-from ronde.verify.clauses.text import differing_number, unstable_numbers
-from ronde.verify.clauses.verdict import Tolerance
+from ronde.verify.clauses.text import alike, differing_number, unstable_numbers
+from ronde.verify.clauses.verdict import DUST, Tolerance
 
 __all__ = ["beyond_comparison", "differing_contents"]
 
@@ -40,7 +40,8 @@ def differing_contents(
         if value is unreadable:
             return "cannot be loaded, in plain python it can"
         # As the parameters: in double precision each tensor by itself, else against all that the file holds.
-        scale = 0.0 if tolerance.per_tensor else max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale = max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale *= DUST if tolerance.per_tensor else 1.0
         return _differing_value(value, other, tolerance, "", scale)
     try:
         text, expected_text = content.decode(), expected.decode()
@@ -48,12 +49,17 @@ def differing_contents(
         if repeat is not None and repeat.read_bytes() != expected:
             return None  # `beyond_comparison`
         return f"{len(content)} bytes that are not those of plain python ({len(expected)})"
+    if repeat is not None and not alike(expected_text, repeat.read_text(errors="replace")):
+        return None  # `beyond_comparison` as well
     unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
     return differing_number(text, expected_text, tolerance, unstable)
 
 
 def beyond_comparison(reference: Path, repeat: Path) -> bool:
-    """Whether two runs of plain python do not agree on this file, and its format is not known here."""
+    """Whether two runs of plain python do not agree on this file, by more than numbers in a text.
+
+    Of a file whose format is known here more can be said than that.
+    """
     content = reference.read_bytes()
     if is_event_file(reference) or repeat.read_bytes() == content:
         return False
@@ -61,10 +67,9 @@ def beyond_comparison(reference: Path, repeat: Path) -> bool:
     if _load(reference, unreadable) is not unreadable:
         return False
     try:
-        content.decode()
+        return not alike(content.decode(), repeat.read_text(errors="replace"))
     except UnicodeDecodeError:
         return True
-    return False
 
 
 def _load(path: Path, unreadable: object) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
+from ronde.verify.clauses.verdict import DUST, Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord, Step
 
 __all__ = ["compare", "vector_difference"]
@@ -97,7 +97,7 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
     worst_name, worst = "", -1.0
     squares = reference_squares = 0.0
     references = {name: _wide(plain.entries(stored)) for name, stored in expected.parameters.items()}
-    dust = _DUST * max((_largest(reference) for reference in references.values()), default=0.0)
+    dust = DUST * max((_largest(reference) for reference in references.values()), default=0.0)
     for name, stored in step.parameters.items():
         mine, reference = _wide(rank.entries(stored)), references[name]
         # Where plain python has an infinity or a not-a-number, the same one is no difference.
@@ -116,11 +116,6 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
     norm = math.sqrt(reference_squares)
     vector = math.sqrt(squares) / norm if norm else (math.inf if squares else 0.0)
     return _Difference(name=worst_name, largest=max(worst, 0.0), vector=vector)
-
-
-# A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
-# from nought, and its true gradient is nought. In double precision 1e-11 of this is the largest's last place.
-_DUST = 1e-5
 
 
 def _largest(entries: numpy.ndarray) -> float:
