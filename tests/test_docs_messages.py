@@ -68,6 +68,11 @@ def test_every_explained_sentence_is_one() -> None:
     assert stale == [], "these are no longer said; take them out of docs/messages.md"
 
 
+def test_every_sentence_is_explained_once() -> None:
+    terms = explained()
+    assert sorted({term for term in terms if terms.count(term) > 1}) == []
+
+
 def test_every_explanation_says_something() -> None:
     text = PAGE.read_text()
     for term in explained():
