@@ -8,6 +8,7 @@ every module; what it costs is gathering where the body needs the whole batch.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, batch.rows
         try:
-            return plain(module, *args, **kwargs)
+            return _uncompiled(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
 
@@ -247,6 +248,15 @@ class _NoDraws:
                 "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
                 "own, as a number or a flag"
             )
+
+
+def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return module._call_impl
+    if type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules:
+        return module._orig_mod  # pyright: ignore[reportReturnType]
+    return functools.partial(plain, module)
 
 
 def _another_form(module: torch.nn.Module) -> RondeError:
