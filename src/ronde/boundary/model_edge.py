@@ -105,8 +105,13 @@ class ModelEdge:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if isinstance(module, torch.jit.ScriptModule):  # its body is not Python's to carry out
             return self._replicated(plain, module, (args, kwargs))
+        if type(module).__name__ == "OptimizedModule":
+            # A graph traced through values of all ranks would hold collectives: the body runs uncompiled.
+            return self._call(plain, module._orig_mod, args, kwargs)  # pyright: ignore[reportArgumentType]
         before, self._context.rows = self._context.rows, batch.rows
         try:
+            if module._compiled_call_impl is not None:
+                return module._call_impl(*args, **kwargs)
             return plain(module, *args, **kwargs)
         finally:
             self._context.rows = before

@@ -107,7 +107,7 @@ class Trial:
         return part.requires_grad_(value.requires_grad)
 
     def _run(self, values: list[Any], draws: Any) -> Run:
-        twin = self._untouched or _twin(self._module)
+        twin = _twin(self._module) if self._untouched is None else self._untouched
         before = {**module_state(twin), **self._surroundings.state()}
         recorder, start = RecordedDraws(), now()
         conversions = HostReads(recorder)
