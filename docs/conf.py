@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import generated
 from ronde import __version__
 from ronde.plan.axes import AXES
 
+DOCS = Path(__file__).resolve().parent
+
 project = "ronde"
 author = "the authors of ronde"
 release = __version__
@@ -23,7 +26,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
-    ("py:class", r"ronde\.(verify\.runs|verify\.clauses\.verdict|plan\.key|comm)\..*"),
+    ("py:class", r"ronde\.(verify|plan\.key|comm)\..*"),
     ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|np|optional)\b.*"),
     ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]
@@ -58,5 +61,18 @@ def short_signature(
     return f"(*, {', '.join(defaults)})", result
 
 
+def drop_links_out(app: Any, name: str, source: list[str]) -> None:
+    """Links to folders, and to Markdown outside of docs: of use where the repository is browsed, not here."""
+    folder = (DOCS / name).parent
+
+    def text_alone(match: re.Match[str]) -> str:
+        target = (folder / match[2].partition("#")[0]).resolve()
+        page = target.suffix == ".md" and DOCS not in target.parents
+        return match[1] if target.is_dir() or page else match[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^][]+)\]\((?!\w+:|#)([^)\s]+)\)", text_alone, source[0])
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", short_signature)
+    app.connect("source-read", drop_links_out)

@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "ronde"
 ELSEWHERE = (
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
-    "bench/report.py",  # tables
+    "bench/table.py",  # what `ronde bench` prints
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md
@@ -56,18 +56,20 @@ def normal(text: str) -> str:
 
 
 def matching(said: str, among: list[Sentence]) -> list[Sentence]:
-    return [sentence for sentence in among if sentence.matches(said)]
+    """Sentences that `said` is an instance of; a fifth of its words are theirs at least."""
+    own = len([word for word in normal(said).split() if not word.isupper()])
+    return [sentence for sentence in among if sentence.matches(said) and 5 * _words(sentence.text) >= own]
 
 
 def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
-    """All sentences of the source with so many words, and whatever ronde's own errors are raised with."""
+    """All sentences of the source with so many words, and whatever is raised or noted as it stands."""
     found: dict[str, Sentence] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         if name.startswith(ELSEWHERE):
             continue
-        for line, text, raised in _Finder().find(ast.parse(path.read_text())):
-            if _words(text) >= (1 if raised else fewest_words):
+        for line, text, said in _Finder().find(ast.parse(path.read_text())):
+            if _words(text) >= (1 if said else fewest_words):
                 found.setdefault(normal(text), Sentence(f"{name}:{line}", text))
     return list(found.values())
 
@@ -80,21 +82,21 @@ class _Finder:
     """Walks one module."""
 
     def find(self, tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
-        """(line, text with holes, whether an error of ronde is raised with it)."""
-        yield from self._visit(tree, raised=False)
+        """(line, text with holes, whether it is told as it stands)."""
+        yield from self._visit(tree, said=False)
 
-    def _visit(self, node: ast.AST, *, raised: bool) -> Iterator[tuple[int, str, bool]]:
+    def _visit(self, node: ast.AST, *, said: bool) -> Iterator[tuple[int, str, bool]]:
         text = _text(node)
         if text is not None:
-            yield getattr(node, "lineno", 0), text, raised
+            yield getattr(node, "lineno", 0), text, said
             for value in ast.walk(node):
                 if isinstance(value, ast.FormattedValue):
-                    yield from self._visit(value.value, raised=False)
+                    yield from self._visit(value.value, said=False)
             return
         for child in ast.iter_child_nodes(node):
             if _is_no_sentence(child):
                 continue
-            yield from self._visit(child, raised=_raises_ours(node) if isinstance(node, ast.Call) else raised)
+            yield from self._visit(child, said=_is_said(node) if isinstance(node, ast.Call) else said)
 
 
 def _text(node: ast.AST) -> str | None:
@@ -119,8 +121,8 @@ def _is_no_sentence(node: ast.AST) -> bool:
     return isinstance(called, ast.Attribute) and called.attr == "split"
 
 
-def _raises_ours(call: ast.Call) -> bool:
-    """Whether a call makes an exception that is not one of Python's own, or a rehearsal's verdict."""
+def _is_said(call: ast.Call) -> bool:
+    """Whether a call tells the user: an exception that is not Python's own, a rehearsal's verdict, a note."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     ours = name.endswith(("Error", "Lost", "Refusal", "Draw", "Verdict"))
-    return ours and not hasattr(builtins, name)
+    return name in ("say", "note") or (ours and not hasattr(builtins, name))

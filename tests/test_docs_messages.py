@@ -15,12 +15,34 @@ UNSAID = {
     "shapes ... and ...": "the end of another sentence, which is explained",
     "shapes ... and ... for ... and ... rows": "the end of another sentence, which is explained",
     "it printed nothing on stderr": "in place of what a process printed",
+    "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "
+    "of the global batch, as on one device": "a line below the table of `ronde bench`",
+    "dropout is the single-device draw under ronde (rng=global), each rank's own with the peers": (
+        "a line below the table of `ronde bench`"
+    ),
+    "ronde's samples/s over the peer's": "the axis of a picture",
+    "microseconds a step, over plain python": "the axis of a picture",
+    "value read by the script": "the axis of a picture",
+    "hollow: equal to the bit": "a word in a picture",
+    "... on ... ranks against plain python plan ..., ..., ... optimizer steps; largest difference ...": (
+        "the title of a picture"
+    ),
+    "has not begun the script": "where a rank is, in a report that is explained",
+    "the start of the script": "where a rank is, in a report that is explained",
+    "(the first; sum of all parameters ...)": "what a rank does, in a report that is explained",
+    'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",
+    "Runs of each contender, in alternating order.": "a help text",
+    "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
+    "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
+    "a tensor that is none of its own": "a part of another sentence, which is explained",
+    "EOF when reading a line": "Python's own words",
     "no system known to us": "what `ronde plan show` prints",
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",
     "no global tensor among the arguments": "an assertion about our own code",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "I/O operation on closed file": "Python's own words",
+    "unable to allocate shared memory": "torch's words, by which we know it",
 }
 
 
@@ -44,6 +66,11 @@ def test_every_explained_sentence_is_one() -> None:
     known = sentences(fewest_words=2)
     stale = [term for term in explained() if not matching(term, known)]
     assert stale == [], "these are no longer said; take them out of docs/messages.md"
+
+
+def test_every_sentence_is_explained_once() -> None:
+    terms = explained()
+    assert sorted({term for term in terms if terms.count(term) > 1}) == []
 
 
 def test_every_explanation_says_something() -> None:

@@ -17,6 +17,7 @@ def test_the_public_names_are_these():
         "__version__",
         "init",
         "is_main",
+        "launch",
         "prepare",
         "rank",
         "world_size",

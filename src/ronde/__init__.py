@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ronde.launch.function import launch
     from ronde.plan import Plan
     from ronde.runtime.api import init, is_main, prepare, rank, world_size
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "__version__", "init", "is_main", "prepare", "rank", "world_size"]
+__all__ = ["Plan", "__version__", "init", "is_main", "launch", "prepare", "rank", "world_size"]
 
 _HOMES = {
     "Plan": "ronde.plan",
@@ -27,8 +28,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'ronde' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name == "launch":
+        return importlib.import_module("ronde.launch")  # a room that is callable, see there
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -4,13 +4,26 @@ RondeError            what a user of ronde may catch
   UsageError          a mistake on the command line or in a call (exit code 2)
     PlanError         an unknown, contradictory or not yet built plan value
   LaunchError         ranks could not be started
+  FunctionError       a function that `ronde.launch` ran has raised on some rank
   BenchError          a measured run failed, or did not measure what it should
-PeerLost              a peer rank died or diverged (a BaseException, see there)
+PeerLost              a peer rank died (a BaseException, see there)
+  DivergedError       ranks took different paths through the script
 """
 
 from __future__ import annotations
 
-__all__ = ["BenchError", "LaunchError", "PeerLost", "PlanError", "RondeError", "UsageError"]
+from collections.abc import Iterable
+
+__all__ = [
+    "BenchError",
+    "DivergedError",
+    "FunctionError",
+    "LaunchError",
+    "PeerLost",
+    "PlanError",
+    "RondeError",
+    "UsageError",
+]
 
 
 class RondeError(Exception):
@@ -33,6 +46,10 @@ class LaunchError(RondeError):
     """Ranks could not be started on this host."""
 
 
+class FunctionError(RondeError):
+    """A function that `ronde.launch` ran has raised; the message holds the rank's traceback."""
+
+
 class BenchError(RondeError):
     """A measured run failed, or did not measure what it should."""
 
@@ -44,3 +61,26 @@ class PeerLost(BaseException):
     it, or the surviving ranks would go on with half a reduction. The launcher names the rank that
     failed first; this error itself is never the news.
     """
+
+
+class DivergedError(PeerLost):
+    """Ranks took different paths through the script. Unlike its base it is the news, and says all there is.
+
+    Args:
+        paths: for each rank known of: its number, the line of the script, what it does there.
+    """
+
+    def __init__(self, paths: Iterable[tuple[int, str, str]]) -> None:
+        places = "".join(f"  rank {rank} at {where}: {what}\n" for rank, where, what in sorted(paths))
+        super().__init__(
+            "the ranks have diverged: they take different paths through the script, so their results would "
+            f"be wrong\n{places}{ADVICE_ON_DIVERGENCE}"
+        )
+
+
+ADVICE_ON_DIVERGENCE = (
+    "usual causes: a branch or a generator's seed that depends on the process id, the host name, os.urandom, "
+    "the order of os.listdir or what a library's clock says\n"
+    "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, or use "
+    "--ranks 1"
+)

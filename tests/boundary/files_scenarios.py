@@ -595,3 +595,58 @@ def workers_start_by_fork(ranks: Ranks) -> Any:
     Path("samples.txt").write_text("1 2 3")
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.map(os.path.getsize, ["samples.txt"])
+
+
+@scenario
+def programs_run_once(ranks: Ranks) -> Any:
+    """What a program writes is written once; what it prints, and how it fails, is known everywhere."""
+    code = "import sys; open('log.txt', 'a').write('line\\n'); print('done'); sys.exit(int(sys.argv[1]))"
+    command = [sys.executable, "-S", "-c", code]
+    answers: list[Any] = [subprocess.run([*command, "3"], capture_output=True, text=True).stdout]
+    answers.append(subprocess.call([*command, "4"], stdout=subprocess.DEVNULL))
+    answers.append(subprocess.check_output([*command, "0"], text=True))
+    answers.append(
+        failure_of(lambda: subprocess.check_call([*command, "5"], stdout=subprocess.DEVNULL)).count(
+            "status 5"
+        )
+    )
+    answers.append(failure_of(lambda: subprocess.run(["no-such-program-here"])))
+    answers.append(os.system("echo again >> log.txt"))
+    return [*answers, Path("log.txt").read_text()]
+
+
+def write_slowly(job: tuple[int, str]) -> int:
+    rank, path = job
+    time.sleep(0.1 * rank)
+    with open(path, "w") as file:
+        file.write("part")
+        file.flush()
+        time.sleep(0.05 * rank)
+        file.write("whole")
+    return len(path)
+
+
+@scenario
+def files_of_a_pool_are_whole(ranks: Ranks) -> Any:
+    """Processes of every rank write the same file: nobody reads it while another rank's are at it."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        lengths = pool.map(write_slowly, [(ranks.rank, "pool.txt")])
+    found = Path("pool.txt").read_text()
+    process = multiprocessing.get_context("fork").Process(
+        target=write_slowly, args=((ranks.rank, "own.txt"),)
+    )
+    process.start()
+    while process.is_alive():  # not equally often on all ranks
+        process.join(0.02)
+        process.join(timeout=0.02)
+    process.join()
+    return [lengths, found, Path("own.txt").read_text()]
+
+
+@scenario
+def folder_of_a_unique_name_is_made_once(ranks: Ranks) -> Any:
+    folder = tempfile.mkdtemp(prefix="run_", dir=".")
+    Path(folder, "log.txt").write_text("log")
+    names = os.listdir(".")
+    os.rename(folder, "run")
+    return [len(names), names[0].startswith("run_"), os.listdir("run")]

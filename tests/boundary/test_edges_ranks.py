@@ -380,6 +380,20 @@ def hooks(w: World) -> Any:
     return w.gradients(*seen)
 
 
+def hooks_after_use(w: World) -> Any:
+    """What was computed before a hook was set sends its gradient through it as well."""
+    features = w.model(w.x)
+    reverse = features.clone()
+    reverse.register_hook(lambda grad: -0.5 * grad)
+    seen: list[torch.Tensor] = []
+    features.register_hook(lambda grad: seen.append(grad.norm(dim=1).mean()))
+    features.retain_grad()
+    (
+        F.cross_entropy(features, w.y) + reverse.square().sum() + torch.cdist(features, features).sum()
+    ).backward()
+    return w.gradients(*seen, features.grad)
+
+
 def clamping_hooks(w: World) -> Any:
     for p in w.model.parameters():
         p.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
@@ -452,6 +466,7 @@ SCRIPTS: dict[str, Callable[[World], Gradients]] = {
         mixup,
         hard_examples,
         hooks,
+        hooks_after_use,
         clamping_hooks,
         lbfgs,
         checkpointed,

@@ -72,6 +72,13 @@ def test_start_line_says_what_was_decided(seen: Seen, capfd: pytest.CaptureFixtu
     assert sorted(seen.job.plan.split(",")) == ["bucket-mb=10", "rng=global"]
 
 
+def test_quiet_says_nothing(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _code("--quiet", "train.py") == 4
+    assert seen.job is not None
+    assert seen.job.quiet
+    assert capfd.readouterr() == ("", "")
+
+
 def test_auto_on_a_cpu_host_is_one_rank_and_says_why(seen: Seen, capfd: pytest.CaptureFixture[str]) -> None:
     _code("train.py")
     assert seen.job is not None

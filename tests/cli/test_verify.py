@@ -29,11 +29,14 @@ def verify(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_law_holds(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = verify(tmp_path, "--ranks", "2", "--threads", "1", "--json", "proof.json", "train.py")
+    done = verify(
+        tmp_path, "--ranks", "2", "--threads", "1", "--json", "proof.json", "--plot", "p.svg", "train.py"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == ("train.py on 2 ranks against plain python: plan ddp, float32, 3 optimizer steps")
     assert lines[-1] == "The law holds."
+    assert "train.py on 2 ranks" in (tmp_path / "p.svg").read_text()
     proof = json.loads((tmp_path / "proof.json").read_text())
     assert proof["holds"] is True
     assert proof["noise_floor"] is not None

@@ -20,6 +20,7 @@ def main() -> None:
         script=script,
         arguments=tuple(arguments),
         seed=7,
+        timeout=float(os.environ.get("DRIVER_TIMEOUT", "1800")),
         worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
     )
     sys.exit(launch(job).exit_code)

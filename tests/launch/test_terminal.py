@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -22,9 +23,9 @@ from .conftest import BOUND_S, Experiment, gone, wait_until
 class Session:
     """The launcher as the foreground job of a terminal of its own."""
 
-    def __init__(self, experiment: Experiment, script: str, ranks: int) -> None:
+    def __init__(self, experiment: Experiment, script: str, ranks: int, **variables: str) -> None:
         command = experiment.command(script, ranks=ranks)
-        environment = experiment.environment()
+        environment = experiment.environment(**variables)
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
@@ -170,3 +171,31 @@ def test_ranks_stop_and_go_on_with_the_launcher(experiment: Any, sessions: list[
 def _state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as stream:
         return stream.read().rpartition(")")[2].split()[0]
+
+
+def test_a_progress_line_comes_and_goes(experiment: Any, sessions: list[Session]) -> None:
+    script = """
+    from ronde.trace.pulse import Pulse
+    if rank == 0:
+        pulse = Pulse.open(here / "run" / "pulse")
+        print("epoch 1")
+        step = 0
+        while not (here / "go").exists():
+            step += 1
+            pulse.beat(step, 32 * step)
+            time.sleep(0.01)
+        print("epoch 2")
+    """
+    session = Session(experiment, script, 2, TERM="xterm")
+    sessions.append(session)
+    session.read_until(b" samples/s, 0:0")
+    (experiment.directory / "go").touch()
+    assert session.code() == 0
+    drawn = re.split(rb"\r\x1b\[2K", session.screen)
+    assert drawn[0] == b"epoch 1\r\n"
+    assert drawn[-1] == b"epoch 2\r\n"
+    assert all(
+        re.fullmatch(rb"ronde: step \d+, [\d.]+ steps/s, \d+ samples/s, 0:\d\d\r", line)
+        for line in drawn[1:-1]
+    )
+    assert experiment.log(0) == "epoch 1\nepoch 2\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +73,23 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> Non
     assert (run.returncode, run.stdout) == (0, plain)
     assert all(line.startswith("ronde: ") for line in run.stderr.splitlines())
     assert (tmp_path / "run" / "rank-1.log").read_text() == plain
+    start, done, cut = run.stderr.splitlines()
+    assert start.startswith("ronde: seed 3, 2 ranks on cpu, ")
+    assert re.fullmatch(
+        r"ronde: 2 optimizer steps in [\d.]+ s, \d+ steps/s, \d+ samples/s; "
+        r"data 0%, compute \d+%, communication \d+% of the time",
+        done,
+    )
+    assert cut == "ronde: on shards: Linear (2 calls)"
+    summaries = [json.loads((tmp_path / "run" / f"rank-{rank}.summary.json").read_text()) for rank in (0, 1)]
+    assert [(each["steps"], each["samples"], each["sharded"]) for each in summaries] == [
+        (2, 12, {"Linear": 2})
+    ] * 2
+
+
+def test_quiet_leaves_stderr_to_the_script(tmp_path: Path) -> None:
+    run = ronde(tmp_path, "import sys; print(1); print(2, file=sys.stderr)", "--quiet")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "1\n", "2\n")
 
 
 def test_a_script_that_ends_by_itself_keeps_its_exit_code(tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ class Net(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(1, 16, 3, padding=1)
         self.norm = nn.GroupNorm(4, 16)
-        self.drop = nn.Dropout(0.1)
         self.fc1 = nn.Linear(256, 64)
         self.ln = nn.LayerNorm(64)
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
         x = F.max_pool2d(F.silu(self.norm(self.conv(x))), 2)
-        x = self.ln(self.fc1(self.drop(x.flatten(1))))
+        x = self.ln(self.fc1(x.flatten(1)))
         return self.fc2(F.silu(x))
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--batch-size", type=int, default=11)
+parser.add_argument("--batch-size", type=int, default=23)
 parser.add_argument("--bptt", type=int, default=25)
 parser.add_argument("--nhid", type=int, default=32)
 parser.add_argument("--lr", type=float, default=1.0)

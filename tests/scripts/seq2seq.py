@@ -61,8 +61,8 @@ class AttnDecoder(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=60)
     parser.add_argument("--width", type=int, default=24)
     parser.add_argument("--max-length", type=int, default=8)
     parser.add_argument("--teacher-forcing", type=float, default=0.7)

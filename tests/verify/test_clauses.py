@@ -55,6 +55,22 @@ def test_update_names_the_earliest_step_of_any_rank(tmp_path: Path) -> None:
     )
 
 
+def test_a_tensor_of_rounding_errors_beside_large_ones_is_no_difference(tmp_path: Path) -> None:
+    """An attention's bias of the keys, from nought: its gradient is nought but for rounding."""
+
+    def record(place: Path, *biases: float) -> RankRecord:
+        place.mkdir()
+        writer = Writer(str(place), 0)
+        for step, bias in enumerate(biases, 1):
+            stored = {"weight": writer.store(numpy.array([0.5])), "bias": writer.store(numpy.array([bias]))}
+            writer.event("step", step=step, optimizer="SGD 1", parameters=stored, random={})
+        return read_record(place, 0)
+
+    plain = record(tmp_path / "a", 0.0, 1e-18)
+    assert update.compare(plain, [record(tmp_path / "b", 3e-18, 2e-18)], DOUBLE).status is Status.holds
+    assert update.compare(plain, [record(tmp_path / "c", 0.0, 1e-15)], DOUBLE).status is Status.broken
+
+
 def test_single_precision_is_judged_by_the_vector_and_the_noise_floor(tmp_path: Path) -> None:
     plain = record_of(tmp_path / "a", [1.0, 1.0])
     other = record_of(tmp_path / "b", [1.0, 1.0 + 3e-5])

@@ -170,3 +170,29 @@ def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:
     (made.directory / "new.txt").write_text("new")
     assert list(scratches.written(made)) == ["new.txt"]
     assert os.listdir(project) == []
+
+
+CLOCKED = """
+import os, random, time, datetime
+import torch
+torch.manual_seed(int(time.time() * 1e6) % 2**40)
+random.seed(os.getpid())
+started = datetime.datetime.now()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(8, 2)).mean().backward()
+optimizer.step()
+open(started.strftime("%H%M%S%f") + ".txt", "w").write(f"{random.random()} {time.perf_counter()}")
+"""
+
+
+def test_a_run_that_is_like_another_has_its_clock_and_seeds(host: WarmHost, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(CLOCKED)
+    job = Job(script="train.py", directory=tmp_path / "project", dtype="float64", steps=3)
+    first = run_plain(job, tmp_path / "first", starter=host.start)
+    second = run_plain(job, tmp_path / "second", like=first, starter=host.start)
+    assert judge(job, first, second, ranks=1).holds
+    assert list(first.files) == list(second.files)
+    other = run_plain(job, tmp_path / "other", starter=host.start)
+    assert not judge(job, first, other, ranks=1).holds

@@ -13,9 +13,10 @@ from ronde.bench.peers import Peer
 from ronde.bench.report import Report
 from ronde.bench.rounds import ROUNDING, Round, measure
 
-__all__ = ["NOTES", "WORKLOADS", "compare"]
+__all__ = ["NOTES", "USUAL", "WORKLOADS", "compare"]
 
-WORKLOADS = ("transformer", "gpt", "resnet18-gn", "resnet18-bn", "bert", "mlp", "bert-no-dropout", "mlp-512")
+USUAL = ("transformer", "gpt", "resnet18-gn", "resnet18-bn", "bert", "mlp")
+WORKLOADS = (*USUAL, "bert-no-dropout", "mlp-512")
 
 # Where the peers do not compute what one device would, and so not what ronde does.
 NOTES = {

@@ -19,14 +19,13 @@ __all__ = ["DEVICES", "USUAL", "WORKLOADS", "compare"]
 DEVICES = ("cpu", "cuda")
 USUAL = ("tiny", "mlp-512", "mlp", "start-up")
 WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS)))
-_ROUNDS = 9
 
 
 def compare(
     workloads: Sequence[str],
     *,
     device: str,
-    rounds: int | None,
+    rounds: int,
     steps: int | None,
     environment: Mapping[str, str],
     progress: Callable[[str, int, int, Round], None],
@@ -43,7 +42,6 @@ def compare(
     """
     check_known(workloads, WORKLOADS, what="workload")
     _check_device(device, environment)
-    count = rounds or _ROUNDS
     machine = Machine.here()
     results = []
     for name in workloads:
@@ -54,7 +52,7 @@ def compare(
             under_ronde(name, arguments, ranks=1, threads=None, environment=environment),
             plain(name, arguments, environment=environment),
         ]
-        results.append(measure(name, contenders, rounds=count, progress=partial(progress, name, count)))
+        results.append(measure(name, contenders, rounds=rounds, progress=partial(progress, name, rounds)))
     return Report(
         kind="overhead",
         method="global",

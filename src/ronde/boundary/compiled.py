@@ -45,8 +45,8 @@ def _eager_in_scripts(
         if context.region is not Region.SCRIPT or not context.on_main_thread():
             return compiled(*args, **kwargs)
         context.note(
-            f"{name} was given to torch.compile and runs uncompiled, because it works on values of all ranks; "
-            f"compile the model (torch.compile(model)), which runs on one rank's rows"
+            f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
+            f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
         )
         return function(*args, **kwargs)
 

@@ -79,6 +79,7 @@ class Console:
         def shared_input(prompt: object = "", /) -> str:
             if not self._in_step():
                 return plain(prompt)
+            self._context.comm.mark("input()")
             if self._context.rank != 0:
                 sys.stdout.write(str(prompt))
             line = self._comms[0].answer_of_main(lambda: self._ask(plain, prompt))

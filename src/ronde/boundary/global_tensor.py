@@ -20,6 +20,7 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Gather, Slice, gather_data
 from ronde.boundary.guards import Refusal
+from ronde.boundary.kinds import METADATA, VIEWS, changes_first, watches
 from ronde.boundary.layout import Layout
 from ronde.boundary.tree import map_leaves
 from ronde.errors import RondeError
@@ -27,6 +28,10 @@ from ronde.errors import RondeError
 __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+# torch's own descriptor, which the class below overrides.
+_PLAIN_GRAD: Any = torch.Tensor.grad
 
 
 class GlobalTensor(torch.Tensor):
@@ -72,7 +77,7 @@ class GlobalTensor(torch.Tensor):
                 "a model used a batch that is not among its arguments, as it did not in its rehearsal; "
                 "pass it to the model as an argument"
             )
-        if func in _METADATA and isinstance(args[0], GlobalTensor):
+        if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
         if context.region is Region.SCRIPT and not context.in_transform():
@@ -100,6 +105,49 @@ class GlobalTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         return materialize(self).data_ptr()
+
+    # These are set on the rows, through which every gradient comes: that of what was computed from them,
+    # before or after, and that of the gathered value.
+    def register_hook(self, hook: Callable[[Any], Any]) -> Any:
+        rows = self._rows_with_gradient()
+        if rows is None:
+            return super().register_hook(hook)
+        return rows.register_hook(_hook_on_rows(self, hook))
+
+    def retain_grad(self) -> None:
+        rows = self._rows_with_gradient()
+        return super().retain_grad() if rows is None else rows.retain_grad()
+
+    @property
+    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        rows = self._rows_with_gradient()
+        if rows is None:
+            return _PLAIN_GRAD.__get__(self)
+        if rows.grad is None:
+            return None
+        # The local gradient of a shard is W times the true one.
+        return wrap(self._context, rows.grad / self._context.world_size, self._layout, self._rules)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _PLAIN_GRAD.__set__(self, value)
+
+    def _rows_with_gradient(self) -> torch.Tensor | None:
+        rows = self._local if self._context.region is Region.SCRIPT else None
+        return None if rows is None or not rows.requires_grad else rows
+
+
+def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+    context, layout, rules = value._context, value._layout, value._rules
+
+    def on_rows(local: torch.Tensor) -> torch.Tensor | None:
+        changed = hook(wrap(context, local / context.world_size, layout, rules))
+        if changed is None:
+            return None
+        rows = localize(changed) if isinstance(changed, GlobalTensor) else cut(context, changed, layout)
+        return rows * context.world_size
+
+    return on_rows
 
 
 def settled(value: Any) -> Any:
@@ -222,7 +270,7 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     Whether it does share is known when the same function is applied to the whole value: by the strides
     of their shards ranks could come to different answers.
     """
-    if getattr(func, "__name__", "") not in _VIEWS:
+    if getattr(func, "__name__", "") not in VIEWS:
         return result
     base = args[0]
     if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
@@ -242,26 +290,12 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     return result
 
 
-def _watches(func: Any) -> bool:
-    """Whether a function's effect is bound to this very tensor of the graph."""
-    return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
-
-
-def _changes_first(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name == "__setitem__":
-        return True
-    if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
-        return True
-    return name.endswith("_") and not name.endswith("__")
-
-
 def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = kwargs.get("out")
     if isinstance(out, GlobalTensor):
         kwargs = {**kwargs, "out": _hold_whole(out)}
-    if args and isinstance(args[0], GlobalTensor) and (_watches(func) or _changes_first(func)):
-        if _watches(func):
+    if args and isinstance(args[0], GlobalTensor) and (watches(func) or changes_first(func)):
+        if watches(func):
             full = materialize(args[0])
             args[0]._rows = None
         else:
@@ -321,49 +355,3 @@ def gather_ahead(value: GlobalTensor) -> None:
         return out.flatten(0, 1)
 
     value._ahead = arrive
-
-
-# Rules whose result is, or may be, a view of the first argument.
-_VIEWS = set(
-    """
-    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__
-    __get__ detach contiguous to float double half bfloat16 int long short bool byte cpu cuda
-    """.split()
-)
-
-_METADATA = {
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.ndimension,
-    torch.Tensor.numel,
-    torch.Tensor.nelement,
-    torch.Tensor.element_size,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
-    torch.Tensor.__len__,
-    torch.Tensor.get_device,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
-    *(
-        getattr(torch.Tensor, name).__get__
-        for name in (
-            "shape",
-            "ndim",
-            "dtype",
-            "device",
-            "layout",
-            "requires_grad",
-            "is_leaf",
-            "grad_fn",
-            "is_cuda",
-            "is_sparse",
-            "is_quantized",
-            "is_meta",
-            "itemsize",
-            "nbytes",
-            "is_mps",
-            "is_cpu",
-        )
-    ),
-}

@@ -106,7 +106,9 @@ class LoaderEdge:
             iterator._ronde_queue.clear()
 
         def next_index(iterator: Any) -> Any:
-            return edge._cut(iterator, plain_index(iterator))
+            index = plain_index(iterator)
+            edge._mark(index)
+            return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
             begun, waited = perf_counter_ns(), comm.waited_ns
@@ -184,6 +186,14 @@ class LoaderEdge:
         if _uses_generator(loader.dataset):
             return _Loading("it uses a random generator of its own")
         return _Loading(sliceable=True)
+
+    def _mark(self, index: Any) -> None:
+        """Let ranks be found whose samplers drew different batches."""
+        known = type(index) is list and index and all(type(each) is int for each in index)
+        if known and self._context.on_main_thread():
+            first = ", ".join(map(str, index[:3]))
+            digest = hash(tuple(index)) & 0xFFFFFFFF
+            self._context.comm.mark(f"batch of {len(index)} samples: {first}, ... (digest {digest:08x})")
 
     def _cut(self, iterator: Any, index: Any) -> Any:
         """This rank's part of an index batch, and a note in the queue of how it was cut."""

@@ -6,13 +6,16 @@ all ranks and fixed by the run's seed. So a script that seeds nothing stays in s
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import uuid
 from typing import Any
 
 import numpy
 import torch
 
+from ronde.boundary.caller import called_by_script
 from ronde.boundary.patches import Patches
 
 __all__ = ["install", "seed_all"]
@@ -44,7 +47,27 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
         plain(entropy.getrandbits(128) if a is None else a, version)
 
     patches.set(random, "seed", seed)
-    patches.set(uuid, "uuid4", lambda: uuid.UUID(int=entropy.getrandbits(128), version=4))
+    plain_uuid, plain_bytes, plain_method = uuid.uuid4, os.urandom, random.Random.seed
+
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=entropy.getrandbits(128), version=4) if _on_main_thread() else plain_uuid()
+
+    def urandom(size: int, /) -> bytes:
+        return entropy.randbytes(size) if called_by_script() and _on_main_thread() else plain_bytes(size)
+
+    def seed_generator(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None and generator is not entropy and called_by_script("random") and _on_main_thread():
+            a = entropy.getrandbits(128)
+        plain_method(generator, a, version)
+
+    patches.set(uuid, "uuid4", uuid4)
+    patches.set(os, "urandom", urandom)
+    patches.set(random.Random, "seed", seed_generator)
+
+
+def _on_main_thread() -> bool:
+    """Other threads draw when they please, which would take the ranks' streams apart."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _install_torch(patches: Patches, entropy: random.Random) -> None:

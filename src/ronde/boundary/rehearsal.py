@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import custom_backwards, leaves_behind
@@ -86,7 +87,8 @@ def rehearse(
     """
     rows = min(rows, ROWS)
     try:
-        with context.enter(Region.REHEARSAL, rows):
+        # A checkpoint around the call counts what is saved for backward: not what a trial saves.
+        with context.enter(Region.REHEARSAL, rows), saved_tensors_hooks(_as_it_is, _as_it_is):
             trial = Trial(module, call, values, axes)
             verdict = dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
     except Refusal as refusal:
@@ -295,6 +297,10 @@ def _gradients(
         torch.zeros_like(parameter) if gradient is None else gradient
         for parameter, gradient in zip(parameters, found, strict=True)
     ]
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved
 
 
 def _short(error: Exception) -> str:

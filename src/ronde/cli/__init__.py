@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from ronde.cli.app import main
+import sys
+
+try:
+    from ronde.cli.app import main
+except KeyboardInterrupt:  # while the command itself is being imported
+    sys.exit(130)
 
 __all__ = ["main"]

@@ -44,6 +44,8 @@ class Command:
         return getattr(importlib.import_module(self.module), self.attribute)
 
 
+INTERRUPTED = 128 + 2  # as a shell has it for a process that SIGINT ended
+
 COMMANDS = (
     Command(
         name="run",
@@ -77,14 +79,16 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command line (default: this process's) and exit with its code.
 
-    A `RondeError` is one line on stderr and its `exit_code`; any other exception is a defect of
-    ronde and keeps its traceback.
+    Ctrl-C ends it without a word. A `RondeError` is one line on stderr and its `exit_code`; any other
+    exception is a defect of ronde and keeps its traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    application = _application(asked_for=words[0] if words else None)
-    name, command, rest = _descend(typer.main.get_command(application), words)
     try:
+        application = _application(asked_for=words[0] if words else None)
+        name, command, rest = _descend(typer.main.get_command(application), words)
         command.main(args=rest, prog_name=name)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

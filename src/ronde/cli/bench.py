@@ -23,14 +23,7 @@ __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure against hand-written PyTorch.", no_args_is_help=True, rich_markup_mode=None)
 
-_USUAL = ",".join(data_parallel.WORKLOADS[:6])
-
-_Pairs = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Runs of each contender, in alternating order.", show_default="9; 7 with dlperf"
-    ),
-]
+_RUNS = "Runs of each contender, in alternating order."
 _Steps = Annotated[
     int | None, typer.Option(min=1, help="Timed steps of a run, instead of the workload's own number.")
 ]
@@ -46,7 +39,7 @@ _Plot = Annotated[
 def dp(
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(data_parallel.WORKLOADS)}.")
-    ] = _USUAL,
+    ] = ",".join(data_parallel.USUAL),
     against: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
     ] = "ddp",
@@ -59,7 +52,7 @@ def dp(
             "one batch per rank, 20 steps ignored, 100 timed, 7 runs.",
         ),
     ] = "global",
-    pairs: _Pairs = None,
+    pairs: Annotated[int | None, typer.Option(min=1, help=_RUNS, show_default="9; 7 with dlperf")] = None,
     steps: _Steps = None,
     json: _Json = None,
     plot: _Plot = None,
@@ -93,7 +86,7 @@ def overhead_(
     device: Annotated[
         str, typer.Option(metavar="|".join(overhead.DEVICES), help="Where the scripts train.")
     ] = "cpu",
-    pairs: _Pairs = None,
+    pairs: Annotated[int, typer.Option(min=1, help=_RUNS)] = 9,
     steps: _Steps = None,
     json: _Json = None,
     plot: _Plot = None,

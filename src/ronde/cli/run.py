@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
+import math
 import os
 import sys
-import traceback
-import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.torch_install import check_torch
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
@@ -63,6 +63,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no start line, progress, summary.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
+    ] = 1800.0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -73,13 +76,14 @@ def run(  # noqa: PLR0913 - one parameter per option
     """
     if not sys.platform.startswith("linux"):
         raise LaunchError(f"ronde runs on Linux only for now, not on {sys.platform}")
+    check_torch()
     place = ClusterEnvironment.detect(os.environ)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     count = _count(ranks, devices, place)
     items = {"rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
     canonical = str(read_plan(plan, *shorthand, ranks=count))
-    _check_module(script) if module else _check_script(script)
+    check_module(script) if module else check_script(script)
     directory = _directory(run_dir, place)
     job = Job(
         ranks=count,
@@ -94,6 +98,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         devices=devices,
         threads=threads,
         quiet=quiet,
+        timeout=_timeout(timeout),
     )
     if not quiet and (place is None or place.rank == 0):
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
@@ -115,6 +120,12 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
+
+
+def _timeout(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+    return seconds
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
@@ -148,43 +159,3 @@ def _start_line(job: Job, *, asked: str, seed_given: bool, place: ClusterEnviron
         many += f" (one process already uses all {cores} cores; --ranks N for more)"
     origin = "" if seed_given or place is None else " (from torchrun's run id)"
     return f"seed {job.seed}{origin}, {many}, plan {job.plan}, run directory {job.run_directory.path}"
-
-
-def _check_script(script: str) -> None:
-    """Refuse what python could not run before any rank is started.
-
-    An error of syntax is printed as python prints it, and ends the command with python's exit code.
-    """
-    if script == "-":
-        raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
-    path = Path(script)
-    if not path.exists():
-        raise UsageError(f"there is no script {script!r} in {Path.cwd()}; ronde's own options go before it")
-    if path.is_dir() or path.suffix not in ("", ".py"):
-        return  # a directory or an archive with a __main__: python finds out
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read the script {script!r}: {error.strerror}") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the rank will give them
-            compile(source, script, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        traceback.print_exception(type(error), error, None)
-        raise typer.Exit(1) from None
-    except ValueError:
-        return  # null bytes: an archive without a suffix, or nonsense of which python will speak
-
-
-def _check_module(name: str) -> None:
-    top = name.partition(".")[0]
-    sys.path.insert(0, os.getcwd())  # as python -m has it
-    try:
-        found = bool(top) and importlib.util.find_spec(top) is not None
-    except ValueError:  # a module without a specification, such as __main__
-        found = False
-    finally:
-        sys.path.pop(0)
-    if not found:
-        raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH")

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.torch_install import check_torch
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.plan import read_plan
@@ -34,6 +36,12 @@ def verify(  # noqa: PLR0913 - one parameter per option
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the outcome there, too.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw both loss curves and their difference: a .png, .svg or .pdf."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads per process, plain or rank; else cores/ranks.")
     ] = None,
@@ -47,14 +55,17 @@ def verify(  # noqa: PLR0913 - one parameter per option
     rank. The script runs in a copy of this directory made of links, and ends after K optimizer steps.
     Exit code 0: the law holds; 1: it does not; 2: there is nothing to compare.
     """
+    from ronde.verify.plot import check, draw
     from ronde.verify.proof import verify as prove
     from ronde.verify.report import to_json, to_text
     from ronde.verify.runs import Job
 
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
-    if not module and not Path(script).is_file():
-        raise UsageError(f"there is no script {script!r} in {Path.cwd()}; verify's own options go before it")
+    check_torch()
+    check_module(script) if module else check_script(script)
+    if plot is not None:
+        check(plot)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     if 0 < len(devices) < ranks:
         say(f"{len(devices)} CUDA devices are too few for {ranks} ranks: all runs are on the CPU")
@@ -74,4 +85,6 @@ def verify(  # noqa: PLR0913 - one parameter per option
     print(to_text(proof))
     if json_file is not None:
         json_file.write_text(to_json(proof) + "\n")
+    if plot is not None:
+        draw(proof, plot)
     raise typer.Exit(0 if proof.holds else 1)

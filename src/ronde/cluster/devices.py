@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
+
+from ronde.cluster.torch_install import torch_version_file
 
 __all__ = ["cuda_devices", "torch_has_cuda"]
 
@@ -38,11 +39,4 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 def torch_has_cuda() -> bool:
     """Whether the installed torch was built with CUDA, read from its version file."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text()
-    except OSError:
-        return False
-    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]", torch_version_file(), re.MULTILINE) is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.lockstep_check import LockstepCheck
 from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
@@ -44,26 +45,50 @@ def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Sto
 
 
 class Pending:
-    """A collective under way; `wait` returns when the tensor may be read."""
+    """A collective under way; `wait` returns when the tensor may be read.
 
-    __slots__ = ("_comm", "_finish", "_work")
+    Args:
+        comm: whose collective it is.
+        work: the backend's handle; None where nothing was sent.
+        number: under which the board of who waits where knows it.
+        finish: what is to be done when it is complete.
+    """
 
-    def __init__(self, comm: Comm, work: Any, finish: Callable[[], None] | None = None) -> None:
+    __slots__ = ("_comm", "_finish", "_number", "_work")
+
+    def __init__(
+        self, comm: Comm, work: Any, number: int = 0, finish: Callable[[], None] | None = None
+    ) -> None:
         self._comm = comm
         self._work = work
+        self._number = number
         self._finish = finish
+
+    def then(self, finish: Callable[[], None]) -> Pending:
+        """The same collective, with something to do when it is complete."""
+        return Pending(self._comm, self._work, self._number, finish)
 
     def wait(self) -> None:
         if self._work is not None:
             begun = time.perf_counter_ns()
             try:
-                self._work.wait()
-            except RuntimeError as error:
-                raise PeerLost(str(error)) from error
+                self._wait()
             finally:
                 self._comm.waited_ns += time.perf_counter_ns() - begun
         if self._finish is not None:
             self._finish()
+
+    def _wait(self) -> None:
+        check = self._comm.check
+        try:
+            if check is None:
+                self._work.wait()
+            else:
+                check.waits(self._number)
+                self._work.wait()
+                check.goes_on()
+        except RuntimeError as error:  # the board goes on to say where this rank waited
+            raise _lost(error, check) from error
 
 
 class Comm:
@@ -73,6 +98,7 @@ class Comm:
 
     Raises:
         PeerLost: when a peer died or did not come within the time limit.
+        DivergedError: when a peer on this host calls something else. Seen with a `check` only.
         UsageError: when this rank alone is in a debugger.
 
     Attributes:
@@ -80,8 +106,11 @@ class Comm:
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
     """
 
-    def __init__(self, group: Any, *, rank: int, world_size: int, store: dist.Store) -> None:
+    def __init__(
+        self, group: Any, *, rank: int, world_size: int, store: dist.Store, check: LockstepCheck | None = None
+    ) -> None:
         self._group: Any = group
+        self.check = check
         self.rank = rank
         self.world_size = world_size
         self.store = store
@@ -97,10 +126,10 @@ class Comm:
             sent = torch.view_as_real(sent)
         if not sent.is_contiguous():
             contiguous = sent.contiguous()
-            pending = self._start(lambda: self._group.allreduce([contiguous]))
-            return Pending(self, pending, lambda: _copy_back(tensor, contiguous))
-        pending = self._start(lambda: self._group.allreduce([sent]))
-        return Pending(self, pending, None if wider is None else lambda: _copy_back(tensor, sent))
+            pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([contiguous]))
+            return pending.then(lambda: _copy_back(tensor, contiguous))
+        pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([sent]))
+        return pending if wider is None else pending.then(lambda: _copy_back(tensor, sent))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over ranks in place and return it."""
@@ -121,7 +150,7 @@ class Comm:
             return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
         received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-        return out, Pending(self, self._start(lambda: self._group._allgather_base(received, mine)))
+        return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
@@ -139,7 +168,7 @@ class Comm:
         sent = tensor.detach().contiguous()
         flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
         if flat.numel():
-            Pending(self, self._start(lambda: self._group.broadcast([flat], options))).wait()
+            self._start("broadcast", tensor, lambda: self._group.broadcast([flat], options)).wait()
         if sent.data_ptr() != tensor.data_ptr():
             _copy_back(tensor, sent)
         return tensor
@@ -181,8 +210,16 @@ class Comm:
         that lets go of a tensor while the interpreter ends would abort the process.
         """
         group, self._group = self._group, None
+        check, self.check = self.check, None
+        if check is not None:
+            check.close()
         if group is not None:
             group.shutdown()
+
+    def mark(self, what: str) -> None:
+        """Say what all ranks do now though they send nothing, so that one that does not is found."""
+        if self.check is not None:
+            self.check.mark(what)
 
     @property
     def on_cuda(self) -> bool:
@@ -193,16 +230,24 @@ class Comm:
     def _control_device(self) -> torch.device:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
-    def _start(self, launch: Callable[[], Any]) -> Any:
+    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
         if self.alone:
             raise UsageError(
                 "this needs every rank, but only the main rank is in the debugger; let the script compute it "
                 "in a line before the breakpoint, or step over one that does"
             )
+        check = self.check
+        number = 0 if check is None else check.collective(operation, tensor)
         try:
-            return launch()
+            return Pending(self, launch(), number)
         except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+            raise _lost(error, check) from error
+
+
+def _lost(error: RuntimeError, check: LockstepCheck | None) -> PeerLost:
+    """What a failed collective means: a peer that took another path, or one that is gone."""
+    diverged = check.explain() if check is not None else None
+    return diverged or PeerLost(str(error))
 
 
 def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
@@ -211,7 +256,15 @@ def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
 
 
 def join(
-    address: str, *, name: str, rank: int, world_size: int, device: str, timeout: timedelta, host: str | None
+    address: str,
+    *,
+    name: str,
+    rank: int,
+    world_size: int,
+    device: str,
+    timeout: timedelta,
+    host: str | None,
+    check: LockstepCheck | None = None,
 ) -> Comm:
     """Join the group `name` of all ranks that meet at the store `address`.
 
@@ -221,6 +274,7 @@ def join(
         device: "cpu" (Gloo) or "cuda" (NCCL).
         timeout: how long a collective waits for a peer.
         host: the address to listen on; None lets the backend look the host name up.
+        check: compares what the ranks of this host do.
 
     Raises:
         LaunchError: when the group could not be formed.
@@ -236,7 +290,7 @@ def join(
         raise LaunchError(
             f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
         ) from error
-    return Comm(group, rank=rank, world_size=world_size, store=store)
+    return Comm(group, rank=rank, world_size=world_size, store=store, check=check)
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:

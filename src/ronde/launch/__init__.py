@@ -1,0 +1,31 @@
+"""Starts ranks on this host and sees them through to the end.
+
+The room is callable: `ronde.launch(fn, ranks=2)` runs a function, see `ronde.launch.function`. Python binds
+the name of a package's subpackage to the subpackage whenever it is first imported, so a function of this
+name beside it would come and go.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+__all__: list[str] = []
+
+
+class _Room(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from ronde.launch.function import launch
+
+        return launch(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """What `help` and `inspect.signature` show."""
+        from ronde.launch.function import launch
+
+        return launch
+
+
+sys.modules[__name__].__class__ = _Room

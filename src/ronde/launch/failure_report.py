@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ronde.errors import ADVICE_ON_DIVERGENCE
+from ronde.launch.standstill import who_waits
+from ronde.trace.lockstep_board import Standing, State
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["ErrorFile", "RankDeath", "RankFailure", "first_failure", "read_error", "report", "shell_code"]
 
-Kind = Literal["script", "ronde", "peer", "exit", "signal"]
+Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal", "standstill"]
 LOG_TAIL_LINES = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFile:
-    """What a rank wrote about its own failure (`rank-N.error.json`)."""
+    """What a rank wrote about its own failure (`rank-N.error.json`); an exit's `traceback` is its code."""
 
     rank: int
     time: float
-    kind: Literal["script", "ronde", "peer"]
+    kind: Literal["script", "ronde", "diverged", "peer", "exit"]
     type: str
     message: str
     traceback: str
@@ -58,7 +62,7 @@ class RankFailure:
     @property
     def summary(self) -> str:
         """One sentence without a full stop: who, and what."""
-        if self.error is not None:
+        if self.error is not None and self.kind != "exit":
             what = f"{self.error.type}: {self.error.message}".splitlines()[0].rstrip(": ")
             if self.kind == "peer":
                 return f"rank {self.rank} lost its peers ({what})"
@@ -102,7 +106,7 @@ def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) 
             rank=error.rank,
             time=error.time,
             kind=error.kind,
-            exit_code=shell_code(codes.get(error.rank, 0)) or 1,
+            exit_code=_exit_code(error, codes.get(error.rank, 0)),
             error=error,
         )
         for error in errors.values()
@@ -124,25 +128,49 @@ def report(
     world_size: int,
     *,
     main_shown: bool,
+    standings: Sequence[Standing] = (),
+    standstill: str = "",
 ) -> str:
     """What the user has not seen yet about the first failure; "" when the script has said it all.
 
     When the main rank is shown, its stderr is the user's: an error that it met too is there already.
+    `standings` is where the ranks stood last, `standstill` why the launcher has ended them.
     """
+    where = f"logs of all ranks: {directory.path}"
+    if not directory.path.exists():
+        gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended"
+        return f"{first.summary}; {gone}: {directory.path}"
+    if first.kind == "exit" and not shutil.disk_usage(directory.path).free:
+        full = "the disk of the run directory is full; free some space, or take another by --run-dir DIR"
+        return f"{first.summary}; {full}: {directory.path}"
+    if standstill:
+        return f"{standstill}\n{where}"
+    if first.kind == "diverged" and first.error is not None:
+        return f"{first.error.message}\n{where}"
+    early = _left_early(first, deaths, standings)
+    if early:
+        return f"{early}; {where}\n{ADVICE_ON_DIVERGENCE}"
     shown = errors.get(0) if main_shown else None
-    told = first.error is not None and shown is not None and shown.tells_the_same(first.error)
-    same_exit = main_shown and first.kind == "exit" and _code(deaths, 0) == first.exit_code
+    told = (
+        first.error is not None
+        and first.kind != "exit"
+        and shown is not None
+        and shown.tells_the_same(first.error)
+    )
+    same_exit = main_shown and first.kind == "exit" and _code(deaths, errors, 0) == first.exit_code
     if (told and world_size == 1) or same_exit:
         return ""
-    where = f"logs of all ranks: {directory.path}"
     if told:
         others = sum(
             1 for rank, error in errors.items() if rank != 0 and shown and shown.tells_the_same(error)
         )
         alike = f" (so did {others} more)" if others else ""
-        return f"rank 0 failed{alike}, its traceback is above; {where}"
+        what = "error" if first.kind == "ronde" else "traceback"
+        return f"rank 0 failed{alike}, its {what} is above; {where}"
     lines = [f"{first.summary}; {where}" if world_size > 1 else f"{first.summary}; log: {directory.log(0)}"]
-    if first.error is not None:
+    if first.error is not None and first.kind == "ronde":
+        lines += first.error.message.splitlines()[1:]
+    elif first.error is not None and first.kind != "exit":
         lines += first.error.traceback.splitlines()
     elif first.rank != 0 or not main_shown:
         tail = _tail(directory.log(first.rank))
@@ -150,7 +178,31 @@ def report(
     return "\n".join(lines)
 
 
-def _code(deaths: Sequence[RankDeath], rank: int) -> int | None:
+def _left_early(first: RankFailure, deaths: Sequence[RankDeath], standings: Sequence[Standing]) -> str:
+    """Who ended while others waited, where that is what happened; "" where it is not."""
+    if first.kind == "exit":
+        waiting = who_waits(standings, but=first.rank)
+        return f"{first.summary} while {waiting}" if waiting else ""
+    if first.kind != "peer":
+        return ""
+    ended = {death.rank for death in deaths if death.code == 0}
+    ended |= {standing.rank for standing in standings if standing.state is State.ENDED}
+    if not ended:
+        return ""
+    rank = min(ended)
+    return (
+        f"rank {rank} came to the end of the script while {who_waits(standings, but=rank) or 'others waited'}"
+    )
+
+
+def _exit_code(error: ErrorFile, of_process: int) -> int:
+    """The code of a rank that left word; its process may have been ended before it came to its exit."""
+    return int(error.traceback) if error.kind == "exit" else shell_code(of_process) or 1
+
+
+def _code(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile], rank: int) -> int | None:
+    if rank in errors and errors[rank].kind == "exit":
+        return int(errors[rank].traceback)
     return next((death.code for death in deaths if death.rank == rank), None)
 
 

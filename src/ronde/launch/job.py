@@ -24,6 +24,7 @@ class Job:
         environment: what a rank's environment is made from; the launcher's own, as a rule.
         script, arguments, module, plan, seed, native, extensions: as in `RankConfig`.
         devices: one CUDA device per rank as `CUDA_VISIBLE_DEVICES` names it; empty: ranks on the CPU.
+        timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: the main rank's output is passed on to this process's; otherwise it is logged only.
         quiet: nothing is said but errors.
@@ -42,6 +43,7 @@ class Job:
     extensions: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     threads: int | None = None
+    timeout: float = 1800.0
     shown: bool = True
     quiet: bool = False
     worker: tuple[str, ...] = WORKER

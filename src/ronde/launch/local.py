@@ -22,6 +22,7 @@ from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.screen import Screen
 from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory
 from ronde.launch.terminal import in_foreground
@@ -66,6 +67,9 @@ def launch(job: Job) -> Outcome:
             on_resize=lambda: [output.resize() for output in outputs],
             on_stop=lambda: screen and screen.wipe(),
             debugged=lambda: pulse is not None and pulse.debugged,
+            waiting=Standstill(
+                ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
+            ),
         )
         with _progress(screen, pulse):
             supervisor.watch()
@@ -108,6 +112,7 @@ def _configs(job: Job) -> list[RankConfig]:
             native=job.native,
             master_port=port,
             device="cuda" if job.devices else "cpu",
+            timeout=job.timeout,
             extensions=job.extensions,
             watched=True,
             quiet=job.quiet,
@@ -164,18 +169,25 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             job.run_directory,
             job.ranks,
             main_shown=job.shown,
+            standings=read_standings(job.run_directory, job.ranks),
+            standstill=supervisor.standstill,
         )
-    elif supervisor.interrupted_by is None and not job.quiet:
+    elif supervisor.exit_code() == 0 and not job.quiet:
         lines = _summary(job)
-        if left:
+        if left and supervisor.interrupted_by is None:
             names = ", ".join(f"{process.name} (process {process.pid})" for process in left)
             lines.append(f"ended what the script had left running: {names}")
-    if job.shown:
-        new_line = outputs[0].stderr_in_mid_line
-        for text in [*lines, *([words] if words else [])]:
+    new_line = outputs[0].stderr_in_mid_line
+    for text in [*lines, *([words] if words else [])]:
+        if job.shown:
             say(text, new_line=new_line)
             new_line = False
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
+
+
+def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
+    if job.shown:
+        say(words, new_line=outputs[0].stderr_in_mid_line)
 
 
 def _summary(job: Job) -> list[str]:

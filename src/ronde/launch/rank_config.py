@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections.abc import MutableMapping
 
-__all__ = ["ENVIRONMENT_KEY", "RankConfig"]
+__all__ = ["ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig"]
 
 ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
+# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one.
+STACK_SIGNAL = signal.SIGRTMIN + 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,7 @@ class RankConfig:
         seed: seed of torch, numpy and random.
         native: the script is a distributed script already; ronde keeps out.
         master_address, master_port: what such a script is given by the torchrun environment.
+        timeout: seconds that a rank waits for its peers.
         extensions: `module:function` strings, called with the session before the script starts
             (the recorder of `ronde verify` and seeded faults are two).
         watched: a launcher of ours sees the run through and says at its end what there is to say; a main rank
@@ -49,6 +53,7 @@ class RankConfig:
     master_address: str = "127.0.0.1"
     master_port: int = 0
     device: str = "cpu"
+    timeout: float = 1800.0
     extensions: tuple[str, ...] = ()
     watched: bool = False
     quiet: bool = False

@@ -19,6 +19,7 @@ __all__ = ["Screen"]
 
 WIPE = b"\r\x1b[2K"
 STDERR = 2
+UNKNOWN_WIDTH = 80
 # How long to wait for a terminal that takes no bytes (Ctrl-S) before a wipe is given up.
 PATIENCE_S = 0.2
 
@@ -64,7 +65,7 @@ class Screen:
         try:
             if self._in_mid_line or not self._is_ours():
                 return
-            columns = os.get_terminal_size(self._descriptor).columns
+            columns = os.get_terminal_size(self._descriptor).columns or UNKNOWN_WIDTH
             line = text[: max(0, columns - 1)].encode("ascii", "replace")
             write_all(self._descriptor, WIPE + line + b"\r")
             self._shown = True

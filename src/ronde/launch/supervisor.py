@@ -33,6 +33,7 @@ from ronde.launch.failure_report import (
 )
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.signal_inbox import SignalInbox
+from ronde.launch.standstill import Standstill
 from ronde.launch.sweep import leftovers
 from ronde.trace.run_directory import RunDirectory
 
@@ -61,10 +62,12 @@ class Supervisor:
         on_resize: Callable[[], object],
         on_stop: Callable[[], object],
         debugged: Callable[[], bool],
+        waiting: Standstill,
     ) -> None:
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
         self.interrupted_by: int | None = None
+        self.standstill = ""
         self.pids = {rank.pid for rank in ranks}
         self._ranks = ranks
         self._directory = directory
@@ -72,6 +75,7 @@ class Supervisor:
         self._on_resize = on_resize
         self._on_stop = on_stop
         self._debugged = debugged
+        self._waiting = waiting
         self._alive = list(ranks)
         self._failed_at: float | None = None
         self._asked: dict[int, float] = {}
@@ -84,6 +88,7 @@ class Supervisor:
             if message is not None:
                 self._handle(message)
             self._collect()
+            self._notice_standstill()
             self._end_when_due()
         self._read_errors(self._ranks)
 
@@ -94,7 +99,11 @@ class Supervisor:
 
     def failure(self) -> RankFailure | None:
         """The first failure; None when no rank failed or the user has ended the run."""
-        return None if self.interrupted_by is not None else first_failure(self.deaths, self.errors)
+        if self.interrupted_by is not None:
+            return None
+        if self.standstill:
+            return RankFailure(rank=0, time=time.time(), kind="standstill", exit_code=1)
+        return first_failure(self.deaths, self.errors)
 
     def exit_code(self) -> int:
         if self.interrupted_by is not None:
@@ -158,6 +167,7 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in stopped:
             rank.send_to_group(signal.SIGCONT)
+        self._waiting.forgive()
 
     def _reap_orphan(self, pid: int) -> None:
         """Bury a descendant that became our child because its parent was gone."""
@@ -181,6 +191,15 @@ class Supervisor:
             self._failed_at = time.monotonic()
             if self._alive:  # while their parents live, or their numbers will not be known
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
+
+    def _notice_standstill(self) -> None:
+        if self._debugged():
+            self._waiting.forgive()
+            return
+        if len(self._ranks) > 1 and self._failed_at is None and self.interrupted_by is None:
+            self.standstill = self._waiting.look()
+            if self.standstill:
+                self._failed_at = time.monotonic()
 
     def _read_errors(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:

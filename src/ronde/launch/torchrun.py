@@ -92,6 +92,7 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         master_address=place.master_address,
         master_port=place.master_port,
         device="cuda" if job.devices else "cpu",
+        timeout=job.timeout,
         extensions=job.extensions,
         quiet=job.quiet,
         terminal=os.isatty(0),

@@ -73,6 +73,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         plan=str(asked or read_plan("ddp")),
         seed=seed,
         device="cuda" if torch.cuda.is_available() else "cpu",
+        terminal=os.isatty(0),
     )
     if config.device == "cuda":
         torch.cuda.set_device(place.local_rank)

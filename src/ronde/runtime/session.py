@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from torch.optim.optimizer import (
 from torch.utils.data import DataLoader
 
 from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
@@ -27,6 +31,7 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.boundary.rules import losses
+from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
@@ -34,12 +39,14 @@ from ronde.plan import Plan
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
+from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 
 __all__ = ["Session"]
 
-_TIMEOUT = timedelta(minutes=30)
+# The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
+_BACKEND_LATER = 60.0
 # Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
 _HOLDS_INIT = {
     "torch.distributed",
@@ -58,6 +65,7 @@ class Session:
         config, plan: what this rank was told.
         context: the boundary's state.
         reducer: averages gradients.
+        agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
         retired: the script distributes its work itself, and ronde keeps out.
@@ -86,19 +94,35 @@ class Session:
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
+        self.agreement = Agreement(boundary_comm)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._handles: list[Any] = []
+
+    def _in_step(self) -> bool:
+        alone = self.context.comm.alone  # a debugger's commands are the main rank's own
+        return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
         return join(
             config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
-            timeout=_TIMEOUT, host=host,
+            timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
         )  # fmt: skip
+
+    def _check(self, name: str) -> LockstepCheck | None:
+        """What compares the ranks of this host; None where there is only one."""
+        config = self.config
+        if config.local_world_size == 1:
+            return None
+        path = board_path(Path(config.run_dir), name)
+        board = LockstepBoard(path, config.local_rank, config.local_world_size)
+        return LockstepCheck(board, first_rank=config.rank - config.local_rank)
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
         self.install_boundary()
         self._console.install(self.patches)
+        self._circumstances.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -137,6 +161,8 @@ class Session:
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
+            # Gradients have a group of their own: without the mark nobody there would compare.
+            self.context.comm.mark("backward")
             with self.reducer.backward():
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
@@ -150,8 +176,15 @@ class Session:
             plain(optimizer, param_group)
             self.reducer.adopt_all(optimizer)
 
+        stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+
         def before_step(optimizer: Any, *_: Any) -> None:
             self.reducer.adopt_all(optimizer)
+            what = f"{type(optimizer).__name__}.step"
+            if optimizer not in stepped:
+                stepped.add(optimizer)
+                what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
+            self.context.comm.mark(what)
 
         def after_step(*_: Any) -> None:
             self.tally.step()
@@ -164,7 +197,7 @@ class Session:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
         def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
-            """An optimizer in backward sees the averages, as it sees the whole batch's gradient on one device."""
+            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
             self.reducer.adopt(tensor)
@@ -218,6 +251,7 @@ class Session:
         self.retired = True
         self.files.uninstall()
         self._console.uninstall()
+        self._circumstances.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
@@ -241,6 +275,7 @@ class Session:
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
+        self._circumstances.uninstall()
         for group in self._groups:
             group.close()
 
@@ -249,3 +284,14 @@ def _whole(value: Any, convert: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_whole(item, convert) for item in value)
     return materialize(convert(value))
+
+
+def _sum_of_parameters(optimizer: Any) -> float:
+    """A number that tells parameters apart which ranks have not drawn alike."""
+    values = [value.detach() for group in optimizer.param_groups for value in group["params"]]
+    known = [
+        value
+        for value in values
+        if value.is_floating_point() and value.layout is torch.strided and not value.is_meta
+    ]
+    return sum(float(value.sum()) for value in known)

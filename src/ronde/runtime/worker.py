@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
+# Until the script begins Ctrl-C ends a rank without a word: a traceback of these imports is no user's.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import atexit
+import faulthandler
 import importlib
 import json
 import os
-import signal
+import re
 import sys
 import threading
 import time
@@ -15,9 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ronde.errors import PeerLost, RondeError
-from ronde.launch.rank_config import RankConfig
+from ronde.errors import DivergedError, PeerLost, RondeError
+from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
+from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.trace.tally import Tally
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+# Also in what a loader's worker has sent: its traceback is the text of an error here.
+_OUR_FRAME = re.compile(rf'^  File "{re.escape(_PACKAGE)}.*\n(?:    .*\n)*', re.MULTILINE)
 # How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
 _WAIT_FOR_END = 10
 
@@ -37,8 +47,17 @@ def main() -> None:
     config = RankConfig.take_from(os.environ)
     try:
         _run(config)
-    except SystemExit:
+    except SystemExit as end:
+        _report_exit(config, end)
         raise
+    except DivergedError as diverged:
+        _report(config, "diverged", diverged, str(diverged))
+        if not config.store.startswith("file://"):  # there is no launcher of ours to say it
+            print(f"ronde: error: {diverged}", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Without exit handlers: they might meet the other ranks again.
+        os._exit(1)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         signal.alarm(_WAIT_FOR_END)
@@ -54,20 +73,18 @@ def main() -> None:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BaseException as error:
-        _report(config, "script", error, formatted(error))
+        advice = hint(error, config)
+        words = f"ronde: {advice}\n" if advice else ""
+        _report(config, "script", error, formatted(error) + words)
         _show(error)
-        if isinstance(error, KeyError) and error.args and error.args[0] in torchrun_environment(config):
-            print(
-                f"ronde: the script reads {error.args[0]} itself: it is written for many ranks already. "
-                f"Run it with `ronde run --native`, or leave the ranks out of the script",
-                file=sys.stderr,
-            )
+        sys.stderr.write(words)
         sys.exit(1)
 
 
 def _run(config: RankConfig) -> None:
     if config.native:
         os.environ.update(torchrun_environment(config))
+        _hear_interrupts()
         execute(config.script, config.arguments, module=config.module)
         return
     from ronde.boundary import lockstep
@@ -83,6 +100,7 @@ def _run(config: RankConfig) -> None:
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
+    _hear_interrupts()
     tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
@@ -93,11 +111,19 @@ def _run(config: RankConfig) -> None:
     _conclude(config, tally, session)
 
 
+def _hear_interrupts() -> None:
+    """From here on Ctrl-C is the script's, as in plain python."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     from ronde.plan import Plan
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
+    if config.store.startswith("file://"):
+        _write_stack_when_asked(config)
     session = Session(config, Plan.parse(config.plan), tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
@@ -111,6 +137,13 @@ def _count_steps(tally: Tally) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(lambda *_: tally.step())
+
+
+def _write_stack_when_asked(config: RankConfig) -> None:
+    """Let the launcher ask where this rank is; answered even while the interpreter is held up."""
+    path = Path(config.run_dir) / f"rank-{config.rank}.stack"
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
 def _conclude(config: RankConfig, tally: Tally, session: Session | None) -> None:
@@ -130,7 +163,7 @@ def formatted(error: BaseException) -> str:
         own = [frame for frame in part.stack if not _is_ours(frame.filename)]
         part.stack = traceback.StackSummary.from_list(own)
         pending.extend(linked for linked in (part.__cause__, part.__context__) if linked is not None)
-    return "".join(described.format())
+    return _OUR_FRAME.sub("", "".join(described.format()))
 
 
 def _is_ours(filename: str) -> bool:
@@ -151,6 +184,13 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
+
+
+def _report_exit(config: RankConfig, end: SystemExit) -> None:
+    """Leave word of an exit code at once: the end of the interpreter takes time, and peers notice it."""
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if code:
+        _report(config, "exit", end, str(code & 0xFF))
 
 
 def _report(config: RankConfig, kind: str, error: BaseException, text: str) -> None:

@@ -68,10 +68,10 @@ class GradientHooks:
         """
         if later in self._reached:
             raise UsageError(
-                f"the gradient of a tensor of shape {list(later.leaf.shape)} is accumulated in several parts within one "
-                f"backward, as re-entrant checkpointing does it, and its register_post_accumulate_grad_hook would "
-                f"run for each, before the ranks' parts are added; use checkpoint(..., use_reentrant=False), or "
-                f"step the optimizer after backward"
+                f"the gradient of a tensor of shape {list(later.leaf.shape)} is accumulated in several parts "
+                f"within one backward, as re-entrant checkpointing does it, and its "
+                f"register_post_accumulate_grad_hook would run for each, before ranks are added up; use "
+                f"checkpoint(..., use_reentrant=False), or step the optimizer after backward"
             )
         self._reached.append(later)
 

@@ -3,8 +3,10 @@
     ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
+        rank-1.stack          where rank 1 was when its launcher asked
         rank-0.summary.json   what rank 0 was busy with
         pulse                 how far the run is, for the progress line
+        boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
         lock                  held by whoever uses the directory
 
@@ -31,7 +33,7 @@ __all__ = ["RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json)|store|pulse")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,9 @@ class RunDirectory:
 
     def error(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.error.json"
+
+    def stack(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.stack"
 
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"

@@ -11,6 +11,7 @@ import sys
 from ronde.boundary import lockstep
 from ronde.boundary.patches import Patches
 from ronde.runtime.script import execute
+from ronde.verify.chances import Chances
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
 
@@ -24,6 +25,7 @@ def main(arguments: list[str]) -> None:
     lockstep.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
     lockstep.install(Patches(), int(seed))
+    Chances(writer, config.replay).install()
     record(config, writer)
     execute(script, rest, module=kind == "module")
 

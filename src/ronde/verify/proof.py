@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 from ronde.errors import UsageError
-from ronde.verify.clauses.verdict import Status, Verdict
+from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
 from ronde.verify.compare import compare, noise_floor
+from ronde.verify.curves import Curve, loss_curves
 from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
 
 __all__ = ["Proof", "judge", "verify"]
@@ -21,6 +22,7 @@ class Proof:
     Attributes:
         steps: optimizer steps that plain python took (fewer than asked when the script ended).
         floor: the noise floor that was measured, if any.
+        curves: the losses that the script read, plain and on ranks.
         failure: the end of what the ranks wrote to standard error, when they failed.
     """
 
@@ -29,6 +31,7 @@ class Proof:
     steps: int
     floor: float | None
     verdicts: tuple[Verdict, ...]
+    curves: tuple[Curve, ...] = ()
     failure: str = ""
 
     @property
@@ -46,19 +49,21 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
                 f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
                 f"compare with; make it run first:\n{plain.stderr.rstrip()}"
             )
-        halves = run_plain(job, place / "halves", halves=True)
-        run = run_on_ranks(job, place / "ranks", ranks=ranks, extensions=extensions)
+        halves = run_plain(job, place / "halves", halves=True, like=plain)
+        run = run_on_ranks(job, place / "ranks", ranks=ranks, like=plain, extensions=extensions)
         return judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
 
 
 def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
     """The proof that these recorded runs amount to."""
+    floor = noise_floor(plain, halves) if halves is not None else None
     alike = "rng=per-rank" not in job.plan.split(",")
     return Proof(
         job=job,
         ranks=ranks,
         steps=len(plain.records[0].steps),
-        floor=noise_floor(plain, halves) if halves is not None else None,
+        floor=floor,
         verdicts=compare(plain, run, dtype=job.dtype, halves=halves, model_draws_alike=alike),
+        curves=loss_curves(plain.records[0], run.records, Tolerance.of(job.dtype, floor), job.directory),
         failure=run.stderr.rstrip()[-4000:] if run.exit_code else "",
     )

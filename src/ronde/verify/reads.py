@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -62,7 +63,8 @@ class ReadRecorder:
         def read(*args: Any, **kwargs: Any) -> Any:
             if self._busy or not self._writer.active:
                 return original(*args, **kwargs)
-            where = self._sites.of(sys._getframe(1))
+            frame = sys._getframe(1)
+            where = None if _is_guard(frame) else self._sites.of(frame)
             if where is None:
                 return original(*args, **kwargs)
             self._busy = True
@@ -83,6 +85,12 @@ class ReadRecorder:
         else:
             array = to_array(value) if isinstance(value, torch.Tensor) else numpy.asarray(value)
             self._writer.event("read", call=call, where=where, stored=self._writer.store(array))
+
+
+def _is_guard(frame: FrameType) -> bool:
+    """Whether torch.compile asks if a function that it compiled before still fits; no line of the script."""
+    code = frame.f_code
+    return (code.co_filename, code.co_name) == ("<string>", "guard") and "torch._dynamo" in sys.modules
 
 
 def _tensor_types(kind: type) -> Iterator[type]:

@@ -45,6 +45,7 @@ class RecordConfig:
         steps: after so many optimizer steps the run ends.
         dtype: `float32`, or `float64` to make that the default type.
         halves: compute every outermost forward in two halves, to measure the noise floor.
+        replay: file of what another run learnt of its circumstances, to be learnt again; empty for none.
     """
 
     directory: str
@@ -53,6 +54,7 @@ class RecordConfig:
     steps: int
     dtype: str = "float32"
     halves: bool = False
+    replay: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -83,12 +85,16 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """One value that the script read on the host; an array's entries are stored apart."""
+    """One value that the script read on the host; an array's entries are stored apart.
+
+    `step`: optimizer steps that had been taken before.
+    """
 
     call: str
     where: str
     value: Any = None
     stored: Stored | None = None
+    step: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +121,7 @@ class RankRecord:
 
     Attributes:
         ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
+        circumstances: readings of the clock and seeds, by name, in order.
         opened: how often each file under the scratch directory was opened for writing.
         halved: outermost forwards that could (and could not) be computed in halves.
         stopped: whether the asked number of steps was reached.
@@ -126,6 +133,7 @@ class RankRecord:
     reads: tuple[Read, ...]
     gradients: tuple[Gradients, ...]
     steps: tuple[Step, ...]
+    circumstances: tuple[tuple[str, Any], ...]
     opened: dict[str, int]
     halved: tuple[int, int]
     stopped: bool
@@ -192,6 +200,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
     reads: list[Read] = []
     gradients: list[Gradients] = []
     steps: list[Step] = []
+    circumstances: list[tuple[str, Any]] = []
     opened: dict[str, int] = {}
     halved = [0, 0]
     stopped = False
@@ -205,12 +214,14 @@ def read_record(directory: Path, rank: int) -> RankRecord:
             ids.append(fields["ids"])
         elif kind == "read":
             stored = fields.pop("stored", None)
-            reads.append(Read(**fields, stored=_stored(stored) if stored else None))
+            reads.append(Read(**fields, stored=_stored(stored) if stored else None, step=len(steps)))
         elif kind == "gradients":
             gradients.append(Gradients(**fields))
         elif kind == "step":
             parameters = {name: _stored(each) for name, each in fields.pop("parameters").items()}
             steps.append(Step(**fields, parameters=parameters))
+        elif kind == "circumstance":
+            circumstances.append((fields["name"], fields["value"]))
         elif kind == "opened":
             opened[fields["path"]] = opened.get(fields["path"], 0) + 1
         elif kind == "halved":
@@ -224,6 +235,7 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         reads=tuple(reads),
         gradients=tuple(gradients),
         steps=tuple(steps),
+        circumstances=tuple(circumstances),
         opened=opened,
         halved=(halved[0], halved[1]),
         stopped=stopped,

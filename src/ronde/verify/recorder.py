@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ronde.verify.batches import BatchRecorder
+from ronde.verify.chances import Chances
 from ronde.verify.halves import HalvesRecorder
 from ronde.verify.reads import ReadRecorder
 from ronde.verify.record import RecordConfig, Writer
@@ -40,15 +41,21 @@ class _Session(Protocol):
     @property
     def files(self) -> _Files: ...
 
+    @property
+    def agreement(self) -> Any: ...
+
 
 def install(session: _Session | None) -> None:
     """The extension `ronde.verify.recorder:install`: record this rank; a run of one has no session."""
     config = RecordConfig.take_from(os.environ)
     if session is None:
-        record(config, Writer(config.directory, 0))
+        writer = Writer(config.directory, 0)
+        Chances(writer, config.replay).install()
+        record(config, writer)
         return
     with session.files.unmediated():
         writer = Writer(config.directory, session.config.rank)
+        session.agreement.proposed = Chances(writer, config.replay).answer
     record(config, writer, session.files.unmediated)
 
 
@@ -74,5 +81,5 @@ def _compute_in_double() -> None:
         within = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp.")
         return (single if within else torch.Tensor.double)(tensor, *args, **kwargs)
 
-    torch.Tensor.float = double
+    torch.Tensor.float = double  # pyright: ignore[reportAttributeAccessIssue]
     torch.nn.Module.float = torch.nn.Module.double

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ronde.verify import scratch as scratches
+from ronde.verify.chances import save_chances
 from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
 
 __all__ = ["Job", "Run", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
@@ -108,16 +109,33 @@ def plain_arguments(job: Job) -> list[str]:
     return [str(job.seed), "module" if job.module else "script", job.script, *job.arguments]
 
 
-def run_plain(job: Job, place: Path, *, halves: bool = False, starter: Starter = spawn) -> Run:
-    """The script in plain python, recorded; with `halves`, the run that measures the noise floor."""
-    return _run(job, place, starter, ranks=None, halves=halves)
+def run_plain(
+    job: Job, place: Path, *, halves: bool = False, like: Run | None = None, starter: Starter = spawn
+) -> Run:
+    """The script in plain python, recorded.
+
+    Args:
+        halves: compute every outermost forward in halves, to measure the noise floor.
+        like: a run whose clock and seeds this one is to have.
+    """
+    return _run(job, place, starter, ranks=None, halves=halves, like=like)
 
 
 def run_on_ranks(
-    job: Job, place: Path, *, ranks: int, extensions: tuple[str, ...] = (), starter: Starter = spawn
+    job: Job,
+    place: Path,
+    *,
+    ranks: int,
+    like: Run | None = None,
+    extensions: tuple[str, ...] = (),
+    starter: Starter = spawn,
 ) -> Run:
-    """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder."""
-    return _run(job, place, starter, ranks=ranks, extensions=(*extensions, RECORDER))
+    """The script on N ranks, every rank recorded; `extensions` are loaded before the recorder.
+
+    Args:
+        like: a plain run whose clock and seeds this one is to have.
+    """
+    return _run(job, place, starter, ranks=ranks, like=like, extensions=(*extensions, RECORDER))
 
 
 def _run(
@@ -128,8 +146,9 @@ def _run(
     ranks: int | None,
     extensions: tuple[str, ...] = (),
     halves: bool = False,
+    like: Run | None = None,
 ) -> Run:
-    scratch, config = _prepare(job, place, halves=halves)
+    scratch, config = _prepare(job, place, halves=halves, like=like)
     start = Start(
         job=job,
         ranks=ranks,
@@ -142,11 +161,16 @@ def _run(
     return _finished(place, scratch, ranks=ranks or 1, exit_code=code)
 
 
-def _prepare(job: Job, place: Path, *, halves: bool) -> tuple[scratches.Scratch, RecordConfig]:
+def _prepare(
+    job: Job, place: Path, *, halves: bool, like: Run | None
+) -> tuple[scratches.Scratch, RecordConfig]:
     place.mkdir(parents=True)
     scratch = scratches.build(place / "tree", job.directory)
     record = place / "record"
     record.mkdir()
+    replay = record / "replay.json"
+    if like is not None:
+        save_chances(replay, like.records[0].circumstances)
     config = RecordConfig(
         directory=str(record.resolve()),
         scratch=str(scratch.directory),
@@ -154,6 +178,7 @@ def _prepare(job: Job, place: Path, *, halves: bool) -> tuple[scratches.Scratch,
         steps=job.steps,
         dtype=job.dtype,
         halves=halves,
+        replay=str(replay.resolve()) if like is not None else "",
     )
     return scratch, config
 

@@ -66,17 +66,21 @@ class StepRecorder:
 
     def _named(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if any(id(each) not in self._names for each in parameters):
+        if any(self._name(each) is None for each in parameters):
             self._learn_names()
         prefix = self._optimizer_name(optimizer)
         result: dict[str, torch.Tensor] = {}
         for index, parameter in enumerate(parameters):
-            known = self._names.get(id(parameter))
-            name = known[0] if known and known[1]() is parameter else f"{prefix} parameter {index}"
+            name = self._name(parameter) or f"{prefix} parameter {index}"
             while name in result:
                 name += "'"
             result[name] = parameter
         return list(result.items())
+
+    def _name(self, parameter: torch.Tensor) -> str | None:
+        """Its name, unless that is one of a tensor which died and left its id to this one."""
+        known = self._names.get(id(parameter))
+        return known[0] if known is not None and known[1]() is parameter else None
 
     def _optimizer_name(self, optimizer: torch.optim.Optimizer) -> str:
         name = self._optimizers.get(optimizer)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+from ronde.boundary.caller import is_script
 from ronde.boundary.files.announcing import Announce
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.paths import Paths
@@ -41,6 +44,7 @@ class Mediation:
     Attributes:
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
+        trackers: folders of packages whose own files are each rank's own.
     """
 
     def __init__(self, *, meeting: Meeting, rank: int, paths: Paths) -> None:
@@ -49,6 +53,7 @@ class Mediation:
         self.is_main = rank == 0
         self.waiting_for: str | None = None
         self.notes: list[str] = []
+        self.trackers: tuple[str, ...] = ()
         self._rank = rank
         self._meeting = meeting
         self._depth = 0
@@ -57,7 +62,20 @@ class Mediation:
 
     def governs(self) -> bool:
         """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
-        return self._depth == 0 and threading.get_ident() == self._thread and os.getpid() == self._process
+        in_step = self._depth == 0 and threading.get_ident() == self._thread and os.getpid() == self._process
+        return in_step and not (self.trackers and self._in_tracker())
+
+    def _in_tracker(self) -> bool:
+        """Whether a tracker stands between this call and the script."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(self.trackers):
+                return True
+            if is_script(name):
+                return False
+            frame = frame.f_back
+        return False
 
     @contextmanager
     def unmediated(self) -> Iterator[None]:

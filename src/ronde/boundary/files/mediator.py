@@ -27,9 +27,11 @@ from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
 from ronde.boundary.files.paths import Paths, caches, interpreter_folders
 from ronde.boundary.files.private_copy import Mirrors
+from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
 from ronde.boundary.files.temporary import MAKERS, making
+from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.patches import Patches
 
 __all__ = ["FileMediator"]
@@ -92,6 +94,13 @@ class FileMediator:
             (subprocess.Popen, "__init__"),
         ):
             self._replace(owner, name, child)
+        for module, name in PROGRAMS:
+            run = functools.partial(once, self._mediation, f"{module}.{name}")
+            self._replace(importlib.import_module(module), name, run)
+        for module, path in WAITS:
+            kind, _, name = path.partition(".")
+            owner = getattr(importlib.import_module(module), kind)
+            self._patches.set(owner, name, waiting(self._mediation, path, getattr(owner, name)))
         saving = Saving(self._mediation, self._mirrors)
         self._replace(torch, "save", saving.torch_save)
         self._patch_pathlib()
@@ -113,6 +122,10 @@ class FileMediator:
         self._replaced.clear()
         self._mediation.publications.stop()
         self._mirrors.remove_all()
+
+    def in_step(self) -> bool:
+        """Whether the code that runs now is the script's own, which all ranks run together."""
+        return self._mediation.governs()
 
     @contextmanager
     def unmediated(self) -> Iterator[None]:
@@ -228,6 +241,7 @@ class FileMediator:
             "torch.jit": by_main_alone("save", 1, "f"),
             "torch.export": by_main_alone("save", 1, "f"),
             "torch.autograd.profiler": by_main_alone("profile.export_chrome_trace", 1, "path"),
+            "wandb": functools.partial(patch_wandb, self._mediation, self._patches),
             "cv2": by_main_alone("imwrite", 0, "filename"),
             "pyarrow.parquet": by_main_alone("write_table", 1, "where"),
         }

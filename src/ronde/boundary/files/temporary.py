@@ -1,8 +1,14 @@
-"""Temporary files: every rank makes its own, and knows them for its own."""
+"""Temporary files: every rank makes its own, and knows them for its own.
+
+A folder that the script wants in a place of its choice (`mkdtemp(dir="runs")`) is no such thing: it is made
+once.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +27,10 @@ def making(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
     def make(*args: Any, **kwargs: Any) -> Any:
         if not mediation.governs():
             return original(*args, **kwargs)
+        folder = kwargs.get("dir", args[2] if len(args) > 2 else None)
+        located = mediation.paths.locate(folder)
+        if original.__name__ == "mkdtemp" and located is not None and not _is_passing(mediation, located):
+            return mediation.meet("tempfile.mkdtemp", located, lambda: original(*args, **kwargs)).value
         with mediation.unmediated():
             made = original(*args, **kwargs)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
@@ -29,3 +39,8 @@ def making(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
         return made
 
     return make
+
+
+def _is_passing(mediation: Mediation, located: str) -> bool:
+    """Whether what is made in this folder is meant to go away, rather than to be found by the user."""
+    return mediation.paths.is_exempt(located) or located == os.path.realpath(tempfile.gettempdir())

@@ -13,10 +13,12 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.verify.clauses.text import differing_number, unstable_numbers
-from ronde.verify.clauses.verdict import Tolerance
+from ronde.verify.clauses.database import database_rows, is_database
+from ronde.verify.clauses.events import differing_events, is_event_file
+from ronde.verify.clauses.text import alike, differing_number, unstable_numbers
+from ronde.verify.clauses.verdict import DUST, Tolerance
 
-__all__ = ["differing_contents"]
+__all__ = ["beyond_comparison", "differing_contents"]
 
 _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
@@ -29,6 +31,8 @@ def differing_contents(
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
         return None
+    if is_event_file(reference):
+        return differing_events(mine, reference, tolerance)
     unreadable = object()
     other = _load(reference, unreadable)
     if other is not unreadable:
@@ -36,16 +40,36 @@ def differing_contents(
         if value is unreadable:
             return "cannot be loaded, in plain python it can"
         # As the parameters: in double precision each tensor by itself, else against all that the file holds.
-        scale = 0.0 if tolerance.per_tensor else max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale = max((_scale(each) for each in _arrays(other)), default=0.0)
+        scale *= DUST if tolerance.per_tensor else 1.0
         return _differing_value(value, other, tolerance, "", scale)
     try:
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
         if repeat is not None and repeat.read_bytes() != expected:
-            return None  # two runs of plain python do not agree on these bytes either
+            return None  # `beyond_comparison`
         return f"{len(content)} bytes that are not those of plain python ({len(expected)})"
+    if repeat is not None and not alike(expected_text, repeat.read_text(errors="replace")):
+        return None  # `beyond_comparison` as well
     unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
     return differing_number(text, expected_text, tolerance, unstable)
+
+
+def beyond_comparison(reference: Path, repeat: Path) -> bool:
+    """Whether two runs of plain python do not agree on this file, by more than numbers in a text.
+
+    Of a file whose format is known here more can be said than that.
+    """
+    content = reference.read_bytes()
+    if is_event_file(reference) or repeat.read_bytes() == content:
+        return False
+    unreadable = object()
+    if _load(reference, unreadable) is not unreadable:
+        return False
+    try:
+        return not alike(content.decode(), repeat.read_text(errors="replace"))
+    except UnicodeDecodeError:
+        return True
 
 
 def _load(path: Path, unreadable: object) -> Any:
@@ -60,6 +84,8 @@ def _load(path: Path, unreadable: object) -> Any:
             return load_file(path)
         if path.suffix in _TORCH_SUFFIXES or _is_torch_archive(path):
             return torch.load(path, map_location="cpu", pickle_module=_pickle_module(), weights_only=False)
+        if is_database(path):
+            return database_rows(path)
         if path.suffix in _PICKLE_SUFFIXES:
             return _Unpickler(io.BytesIO(path.read_bytes())).load()
     except Exception:

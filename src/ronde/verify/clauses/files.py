@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ronde.verify.clauses.contents import differing_contents
+from ronde.verify.clauses.contents import beyond_comparison, differing_contents
 from ronde.verify.clauses.text import differing_number, unstable_numbers
 from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord
@@ -21,6 +22,16 @@ class Output:
         self.stdout = stdout
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pair:
+    """A file of the ranks, those of two runs of plain python (one twice without a second), and its name."""
+
+    mine: Path
+    reference: Path
+    again: Path
+    name: str
+
+
 def compare(
     plain: Output,
     run: Output,
@@ -29,8 +40,9 @@ def compare(
     repeat: Output | None = None,
 ) -> Verdict:
     """`repeat` is a second run of plain python: what differs there cannot be expected to be equal here."""
+    pairs, lonely = _pair(plain, run, repeat)
     divergence = (
-        _set(plain, run, repeat) or _written_once(ranks, run) or _contents(plain, run, repeat, tolerance)
+        lonely or _written_once(ranks, run) or _contents(pairs, tolerance, repeated=repeat is not None)
     )
     unstable: set[int] = set()
     if repeat is not None:
@@ -41,24 +53,64 @@ def compare(
     compared = f"{len(plain.files)} files, {len(plain.stdout.splitlines())} printed lines"
     if unstable:
         compared += f" ({len(unstable)} numbers left out that differ between two runs of plain python)"
+    unknown = [pair.name for pair in pairs if beyond_comparison(pair.reference, pair.again)]
+    if unknown:
+        compared += (
+            f" (of {len(unknown)} only that they are there: two runs of plain python differ in {unknown[0]})"
+        )
     count = len(plain.files) + len(plain.stdout)
     return verdict("L5", "files", count=count, compared=compared, divergence=divergence)
 
 
-def _stable(plain: Output, repeat: Output | None) -> set[str]:
-    """Names that every run of plain python writes; a name with a clock time in it is not one."""
-    return set(plain.files) if repeat is None else set(plain.files) & set(repeat.files)
+def _shapes(names: set[str], known: set[str]) -> dict[str, list[str]]:
+    """Names by kind: of a part that is not `known`, as a clock time or a random word, the suffix counts."""
+    shapes: dict[str, list[str]] = {}
+    for name in sorted(names):
+        parts = Path(name).parts
+        common = [part if part in known else "*" + _suffix(part) for part in parts]
+        shapes.setdefault("/".join(common), []).append(name)
+    return shapes
 
 
-def _set(plain: Output, run: Output, repeat: Output | None) -> str | None:
-    missing = sorted(_stable(plain, repeat) - set(run.files))
+def _suffix(part: str) -> str:
+    suffix = Path(part).suffix
+    return suffix if suffix[1:].isalpha() else ""
+
+
+def _parts(names: Iterable[str]) -> set[str]:
+    return {part for name in names for part in Path(name).parts}
+
+
+def _pair(plain: Output, run: Output, repeat: Output | None) -> tuple[list[_Pair], str | None]:
+    """Files that belong together, and the first that has no counterpart.
+
+    A name that only one of two runs of plain python writes has a clock time or the like in it: such files are
+    paired by the rest of their names, in order.
+    """
+    again = plain if repeat is None else repeat
+    stable = set(plain.files) & set(again.files)
+    pairs = [
+        _Pair(run.files[name], plain.files[name], again.files[name], name)
+        for name in sorted(stable & set(run.files))
+    ]
+    missing = sorted(stable - set(run.files))
     if missing:
-        return f"file {missing[0]} is not written on ranks"
-    unnamed = len(plain.files) - len(_stable(plain, repeat))
-    extra = sorted(set(run.files) - set(plain.files))
-    if len(extra) > unnamed:
-        return f"file {extra[0]} is written on ranks only"
-    return None
+        return pairs, f"file {missing[0]} is not written on ranks"
+    known = _parts(plain.files) & _parts(again.files)
+    theirs = _shapes(set(plain.files) - stable, known)
+    others = _shapes(set(again.files) - stable, known)
+    ours = _shapes(set(run.files) - stable, known)
+    for shape in sorted({*ours, *theirs}):
+        mine, expected = ours.get(shape, []), theirs.get(shape, [])
+        if len(mine) < len(expected):
+            return pairs, f"file {expected[len(mine)]}, or one named like it, is not written on ranks"
+        if len(mine) > len(expected):
+            return pairs, f"file {mine[len(expected)]} is written on ranks only"
+        third = others.get(shape, [])
+        for index, (one, other) in enumerate(zip(mine, expected, strict=True)):
+            same = again.files[third[index]] if index < len(third) else plain.files[other]
+            pairs.append(_Pair(run.files[one], plain.files[other], same, other))
+    return pairs, None
 
 
 def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
@@ -69,10 +121,10 @@ def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
     return None
 
 
-def _contents(plain: Output, run: Output, repeat: Output | None, tolerance: Tolerance) -> str | None:
-    for name in sorted(_stable(plain, repeat) & set(run.files)):
-        again = repeat.files[name] if repeat is not None else None
-        wrong = differing_contents(run.files[name], plain.files[name], tolerance, again)
+def _contents(pairs: Sequence[_Pair], tolerance: Tolerance, repeated: bool) -> str | None:
+    for pair in pairs:
+        again = pair.again if repeated else None
+        wrong = differing_contents(pair.mine, pair.reference, tolerance, again)
         if wrong:
-            return f"file {name}, {wrong}"
+            return f"file {pair.name}, {wrong}"
     return None

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from ronde.verify.clauses.verdict import Tolerance
 
-__all__ = ["differing_number", "unstable_numbers"]
+__all__ = ["alike", "differing_number", "unstable_numbers"]
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|[-+]?\binf\b")
 
@@ -46,6 +46,12 @@ def unstable_numbers(first: str, second: str, tolerance: Tolerance) -> set[int]:
         return set()
     pairs = zip(numbers, other_numbers, strict=True)
     return {index for index, (mine, other) in enumerate(pairs) if not _agree(mine, other, tolerance)}
+
+
+def alike(first: str, second: str) -> bool:
+    """Whether two texts differ in numbers only, so that these can be told apart one by one."""
+    words, others = _NUMBER.split(first), _NUMBER.split(second)
+    return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
 
 
 def _agree(mine: str, reference: str, tolerance: Tolerance) -> bool:

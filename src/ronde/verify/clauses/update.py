@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
+from ronde.verify.clauses.verdict import DUST, Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord, Step
 
 __all__ = ["compare", "vector_difference"]
@@ -96,9 +96,10 @@ def _layout(step: Step, expected: Step) -> str | None:
 def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step) -> _Difference:
     worst_name, worst = "", -1.0
     squares = reference_squares = 0.0
+    references = {name: _wide(plain.entries(stored)) for name, stored in expected.parameters.items()}
+    dust = DUST * max((_largest(reference) for reference in references.values()), default=0.0)
     for name, stored in step.parameters.items():
-        mine = _wide(rank.entries(stored))
-        reference = _wide(plain.entries(expected.parameters[name]))
+        mine, reference = _wide(rank.entries(stored)), references[name]
         # Where plain python has an infinity or a not-a-number, the same one is no difference.
         same = (mine == reference) | (numpy.isnan(mine) & numpy.isnan(reference))
         with numpy.errstate(invalid="ignore"):
@@ -106,7 +107,7 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
         apart = numpy.where(numpy.isfinite(apart), apart, math.inf)
         finite = numpy.abs(reference[numpy.isfinite(reference)])
         largest = float(apart.max(initial=0.0))
-        scale = float(finite.max(initial=0.0))
+        scale = max(float(finite.max(initial=0.0)), dust)
         relative = 0.0 if largest == 0.0 else (largest / scale if scale else math.inf)
         if relative > worst:
             worst_name, worst = name, relative
@@ -115,6 +116,10 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
     norm = math.sqrt(reference_squares)
     vector = math.sqrt(squares) / norm if norm else (math.inf if squares else 0.0)
     return _Difference(name=worst_name, largest=max(worst, 0.0), vector=vector)
+
+
+def _largest(entries: numpy.ndarray) -> float:
+    return float(numpy.abs(entries[numpy.isfinite(entries)]).max(initial=0.0))
 
 
 def _wide(entries: numpy.ndarray) -> numpy.ndarray:

@@ -6,7 +6,11 @@ import dataclasses
 import enum
 import math
 
-__all__ = ["Status", "Tolerance", "Verdict"]
+__all__ = ["DUST", "Status", "Tolerance", "Verdict"]
+
+# A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
+# from nought, and its true gradient is nought. In double precision 1e-11 of this is the largest's last place.
+DUST = 1e-5
 
 
 class Status(enum.Enum):

@@ -1,0 +1,59 @@
+"""Whether a call comes from the user's own code, or from a library or the interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["call_site", "called_by_script", "is_script"]
+
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class _Known:
+    """Verdicts by file name: a question for every reading of the clock must cost nothing."""
+
+    files: dict[str, bool] = {}  # noqa: RUF012 - a cache of pure answers
+
+
+def is_script(filename: str) -> bool:
+    """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
+    known = _Known.files.get(filename)
+    if known is None:
+        path = filename if filename.startswith("<") else os.path.abspath(filename)
+        known = not path.startswith(("<frozen", *_INSTALLED, _RONDE))
+        known = known and not any(folder in path for folder in _PACKAGES)
+        _Known.files[filename] = known
+    return known
+
+
+def called_by_script(through: str = "", *, or_by: tuple[str, ...] = ()) -> bool:
+    """Whether the function that asks was called by the user's code.
+
+    Args:
+        through: name of a module whose frames may lie between.
+        or_by: names of modules and packages that count as the user's code.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and through and frame.f_globals.get("__name__") == through:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    return is_script(frame.f_code.co_filename) or (
+        bool(or_by) and f"{frame.f_globals.get('__name__', '')}.".startswith(or_by)
+    )
+
+
+def call_site() -> str:
+    """File and line of the nearest caller outside ronde, the same on every rank."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_RONDE):
+        frame = frame.f_back
+    return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,68 @@
+"""Kinds of torch functions, by what a global tensor must take care of in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["METADATA", "VIEWS", "changes_first", "watches"]
+
+# Rules whose result is, or may be, a view of the first argument.
+VIEWS = set(
+    """
+    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__
+    __get__ detach contiguous to float double half bfloat16 int long short bool byte cpu cuda
+    """.split()
+)
+
+METADATA = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.Tensor.get_device,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in (
+            "shape",
+            "ndim",
+            "dtype",
+            "device",
+            "layout",
+            "requires_grad",
+            "is_leaf",
+            "grad_fn",
+            "is_cuda",
+            "is_sparse",
+            "is_quantized",
+            "is_meta",
+            "itemsize",
+            "nbytes",
+            "is_mps",
+            "is_cpu",
+        )
+    ),
+}
+
+
+def watches(func: Any) -> bool:
+    """Whether a function's effect is bound to this very tensor of the graph."""
+    return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
+
+
+def changes_first(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name == "__setitem__":
+        return True
+    if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
+        return True
+    return name.endswith("_") and not name.endswith("__")

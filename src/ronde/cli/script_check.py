@@ -1,0 +1,88 @@
+"""Refuses what python could not run, before any rank is started."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import typer
+
+from ronde.errors import UsageError
+
+__all__ = ["check_module", "check_script"]
+
+
+def check_script(script: str) -> None:
+    """Refuse a script that no rank could read.
+
+    An error of syntax is printed as python prints it, and ends the command with python's exit code.
+    """
+    if script == "-":
+        raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
+    path = Path(script)
+    if not path.exists():
+        raise UsageError(
+            f"there is no script {script!r} in {Path.cwd()}{_nearest(path)}; ronde's own options go before it"
+        )
+    if path.is_dir():
+        _check_folder(path)
+        return
+    if not path.is_file():
+        raise UsageError(f"{script} is not a file that every rank can read; save the script to one")
+    if path.suffix not in ("", ".py"):
+        return  # an archive with a __main__: python finds out
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the script {script!r}: {error.strerror}; see its owner and rights with ls -l"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the rank will give them
+            compile(source, script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        traceback.print_exception(type(error), error, None)
+        raise typer.Exit(1) from None
+    except ValueError:
+        return  # null bytes: an archive without a suffix, or nonsense of which python will speak
+
+
+def check_module(name: str) -> None:
+    """Refuse a module of which not even the package can be found."""
+    if name.endswith(".py") and Path(name).exists():
+        raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name}")
+    top = name.partition(".")[0]
+    sys.path.insert(0, os.getcwd())  # as python -m has it
+    try:
+        found = bool(top) and importlib.util.find_spec(top) is not None
+    except ValueError:  # a module without a specification, such as __main__
+        found = False
+    finally:
+        sys.path.pop(0)
+    if not found:
+        raise UsageError(f"there is no module {name!r}; with a path, leave -m out: ronde run PATH")
+
+
+def _check_folder(path: Path) -> None:
+    if (path / "__main__.py").exists():
+        return
+    inside = sorted(each.name for each in path.glob("*.py"))
+    such = f", such as {path / inside[0]}" if inside else ""
+    raise UsageError(f"{path} is a folder without a __main__.py; name the script in it{such}")
+
+
+def _nearest(path: Path) -> str:
+    """The script of the nearest name, in the folder that was meant."""
+    if not path.parent.is_dir():
+        return f" (nor a folder {str(path.parent)!r})"
+    scripts = [each.name for each in path.parent.glob("*.py")]
+    near = difflib.get_close_matches(path.name, scripts, n=1) or [
+        name for name in scripts if name == f"{path.name}.py"
+    ]
+    return f" (did you mean {path.parent / near[0]}?)" if near else ""

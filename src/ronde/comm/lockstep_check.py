@@ -1,0 +1,84 @@
+"""Finds ranks that take different paths, at the first thing that they do differently and before they wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from ronde.errors import DivergedError
+from ronde.trace.lockstep_board import Entry, LockstepBoard
+from ronde.trace.script_line import ScriptLine
+
+__all__ = ["LockstepCheck"]
+
+_MOST_NAMES = 4096
+
+
+class LockstepCheck:
+    """Notes on a board what this rank does together with its peers, and compares.
+
+    Args:
+        board: shared by the ranks of this host.
+        first_rank: number of the host's first rank among all ranks.
+    """
+
+    def __init__(self, board: LockstepBoard, *, first_rank: int) -> None:
+        self._board = board
+        self._first_rank = first_rank
+        self._lines = ScriptLine(os.path.dirname(torch.__file__))
+        self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
+        self._process = os.getpid()
+
+    def collective(self, operation: str, tensor: torch.Tensor) -> int:
+        """This rank is about to send `tensor`; returns the number to wait under.
+
+        Raises:
+            DivergedError: when a peer does something else.
+        """
+        key = (operation, tensor.dtype, tensor.shape)
+        name = self._names.get(key)
+        if name is None:
+            if len(self._names) >= _MOST_NAMES:
+                self._names.clear()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            name = self._names[key] = f"{operation} of {dtype} {list(tensor.shape)}"
+        return self._compare(name)
+
+    def mark(self, what: str) -> None:
+        """This rank does `what`, which its peers must do as well though nothing is sent.
+
+        A process that the rank has forked is not in step with anybody.
+        """
+        if os.getpid() == self._process:
+            self._compare(what)
+
+    def waits(self, number: int) -> None:
+        self._board.waits(number)
+
+    def goes_on(self) -> None:
+        self._board.goes_on()
+
+    def explain(self) -> DivergedError | None:
+        """Why a collective failed, if the cause was that ranks took different paths."""
+        entries = self._board.first_difference()
+        return self._error(entries) if entries else None
+
+    def close(self) -> None:
+        self._board.ends()
+        self._board.close()
+
+    def _compare(self, what: str) -> int:
+        board = self._board
+        number = board.record(what, self._lines.nearest(sys._getframe(2)))
+        if board.differs(number):
+            entries = board.differing(number)
+            if entries:
+                raise self._error(entries)
+        return number
+
+    def _error(self, entries: Sequence[Entry]) -> DivergedError:
+        paths = [(entry.rank + self._first_rank, entry.where, entry.what) for entry in entries]
+        return DivergedError(paths)

@@ -1,0 +1,174 @@
+"""Runs a function on ranks, from a notebook or a script: `ronde.launch(fn, ranks=2)`."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import importlib.util
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+from ronde.errors import FunctionError, UsageError
+from ronde.launch.failure_report import ErrorFile, first_failure, read_error
+from ronde.plan import Plan, read_plan
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["CALL", "RESULT", "launch"]
+
+# In the run directory: what is to be called, and what the main rank's call returned.
+CALL, RESULT = "call.pickle", "result.pickle"
+
+# A process of its own: it takes signals, children and their orphans over, which a notebook's kernel must not
+# give away. It dies with the kernel.
+LAUNCHER = "\n".join(
+    (
+        "import sys",
+        "import ronde.launch.linux_process as linux",
+        "linux.bind_to_parent(linux.load_prctl(), int(sys.argv[1]))",
+        "from ronde.cli import main",
+        "main(sys.argv[2:])",
+    )
+)
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    ranks: int = 2,
+    plan: Plan | str | None = None,
+    seed: int | None = None,
+) -> Any:
+    """Call `fn(*args)` on every rank as `ronde run` runs a script, and return what the main rank's call did.
+
+    Each rank is a new process: the function and its arguments travel by pickle, or by cloudpickle where
+    it is installed, which takes functions of a notebook and closures too. (A process forked from a
+    notebook would inherit locks of torch's threads, which do not exist in it, and hang.) What the
+    main rank prints appears here; tensors among the results come back whole.
+
+        >>> def train(epochs):                                              # doctest: +SKIP
+        ...     model, loader = ...                                         # as on one device
+        ...     return model.state_dict()
+        >>> weights = ronde.launch(train, args=(3,), ranks=2)               # doctest: +SKIP
+
+    Args:
+        fn: an ordinary single-device training function.
+        args: its positional arguments.
+        ranks: how many ranks, on this host.
+        plan: as `ronde run --plan`; default ddp.
+        seed: as `ronde run --seed`; default: drawn, and printed.
+
+    Raises:
+        UsageError: for a function that cannot be pickled, and for what `ronde run` refuses.
+        FunctionError: when the function raised on some rank; the message holds that rank's traceback.
+        KeyboardInterrupt: after Ctrl-C, when the ranks have ended.
+    """
+    if not callable(fn):
+        raise UsageError(f"ronde.launch takes a function, not {fn!r}; pass train, not train()")
+    words = [] if plan is None else ["--plan", str(read_plan(str(plan), ranks=ranks))]
+    words += [] if seed is None else ["--seed", str(seed)]
+    call = _pickled(fn, tuple(args))
+    directory = RunDirectory.create(None, os.environ)
+    (directory.path / CALL).write_bytes(call)
+    directory.release()
+    place = str(directory.path)
+    command = [
+        *(sys.executable, "-c", LAUNCHER, str(os.getpid())),
+        *("run", "--ranks", str(ranks), *words, "--run-dir", place),
+        *("-m", "ronde.runtime.function", place),
+    ]
+    code = _run(command)
+    if code == 0:
+        return pickle.loads((directory.path / RESULT).read_bytes())
+    raise _error(directory, ranks, code)
+
+
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """The call, behind the import path that the ranks need to read it."""
+    name = getattr(fn, "__qualname__", fn)
+    own = getattr(fn, "__module__", None) == "__main__" or "<locals>" in getattr(fn, "__qualname__", "")
+    if importlib.util.find_spec("cloudpickle") is not None:
+        import cloudpickle
+
+        dump: Callable[[Any], bytes] = cloudpickle.dumps
+    elif own:
+        raise UsageError(
+            f"{name} lives in this notebook or script alone, so it travels to the ranks by cloudpickle "
+            "only; pip install 'ronde[notebook]', or move it to a module"
+        )
+    else:
+        dump = pickle.dumps
+    try:
+        return pickle.dumps([os.path.abspath(each) for each in sys.path]) + dump((fn, args))
+    except Exception as error:  # pickling runs code of the user's objects
+        raise UsageError(
+            f"{name} and its arguments cannot be sent to the ranks: {error}; make what cannot be pickled "
+            "inside of the function"
+        ) from error
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run the launcher with its output shown here, which in a notebook is the cell; its exit code."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes by us, once
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        streams: dict[IO[bytes], Any] = {process.stdout: sys.stdout, process.stderr: sys.stderr}
+        try:
+            _show(streams)
+            return process.wait()
+        except BaseException:
+            # As Ctrl-C at a terminal would: the ranks may save, and a second one ends them.
+            _interrupt(process)
+            with contextlib.suppress(KeyboardInterrupt):
+                _show(streams)
+                process.wait()
+            if process.poll() is None:
+                _interrupt(process)
+            raise
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+
+
+def _show(streams: dict[IO[bytes], Any]) -> None:
+    """Pass everything on, as it comes, until both streams end."""
+    with selectors.DefaultSelector() as selector:
+        for source, target in streams.items():
+            if not source.closed:
+                decoder = codecs.getincrementaldecoder("utf-8")("replace")
+                selector.register(source, selectors.EVENT_READ, (target, decoder))
+        while selector.get_map():
+            for key, _ in selector.select():
+                target, decoder = key.data
+                data = os.read(key.fd, 65536)
+                target.write(decoder.decode(data, final=not data))
+                target.flush()
+                if not data:
+                    selector.unregister(key.fileobj)
+
+
+def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
+    found: dict[int, ErrorFile] = {}
+    for rank in range(ranks):
+        error = read_error(directory.error(rank))
+        if error is not None:
+            found[rank] = error
+    first = first_failure([], found)
+    if first is None or first.error is None:
+        return FunctionError(
+            f"the ranks ended with exit code {code}, see above; logs of all ranks: {directory.path}"
+        )
+    return FunctionError(f"{first.summary}; logs of all ranks: {directory.path}\n{first.error.traceback}")

@@ -1,0 +1,204 @@
+"""What each rank of a host does in step with the others: a ring of entries for each rank, in shared memory.
+
+Every rank notes what it is about to do together with its peers, under a number that counts up alike on
+all ranks. Whoever comes to a number second finds its peer's entry there and compares: two memory copies,
+no message. The file lies in the run directory, so the launcher reads who waits where without any
+help of the ranks, also when they are stopped or dead.
+
+    per rank:  header (number waited for, since, state), then SLOTS entries (number, time, text)
+    text:      what, a zero byte, where
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["Entry", "LockstepBoard", "Standing", "State", "board_path"]
+
+SLOTS = 64
+_HEADER = struct.Struct("<QdQ")
+_STAMP = struct.Struct("<Qd")
+_NUMBER = struct.Struct("<Q")
+_HEADER_SIZE = 64
+_TEXT_SIZE = 240
+_ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
+_RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
+_MOST_TEXTS = 4096
+# A peer may be in the middle of writing what is read here: a difference counts when it is still there.
+_SETTLE_S = 0.002
+
+
+class State(enum.IntEnum):
+    """What a rank is doing; ABSENT until it has opened the board."""
+
+    ABSENT = 0
+    RUNNING = 1
+    WAITING = 2
+    ENDED = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What a rank (numbered on its host) did under a number, and on which line of the script."""
+
+    rank: int
+    number: int
+    time: float
+    what: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Where a rank stands: in `entry` while it waits, else behind it.
+
+    `since` is the time of the last change by the monotonic clock, which all processes of a host share.
+    """
+
+    rank: int
+    state: State
+    since: float
+    entry: Entry | None
+
+
+def board_path(directory: Path, group: str) -> Path:
+    """The file of the board of the group of that name."""
+    return directory / f"{group}.board"
+
+
+class LockstepBoard:
+    """One rank's view of the board: it writes its own ring and reads all.
+
+    Args:
+        path: the file, the same for all `ranks` processes.
+        rank: whose ring to write, counted on this host; None: only look.
+    """
+
+    def __init__(self, path: Path, rank: int | None, ranks: int) -> None:
+        self._memory = _shared(path, ranks * _RANK_SIZE, make=rank is not None)
+        self._ranks = ranks
+        self._rank = rank
+        self._number = 0
+        self._texts: dict[tuple[str, str], bytes] = {}
+        self._peers = [each * _RANK_SIZE + _HEADER_SIZE for each in range(ranks) if each != rank]
+        self._header = (rank or 0) * _RANK_SIZE
+        self._ring = self._header + _HEADER_SIZE
+        if rank is not None:
+            self._stand(State.RUNNING, 0)
+
+    def record(self, what: str, where: str) -> int:
+        """Note what this rank does next; returns its number, by which `differing` compares it."""
+        number = self._number = self._number + 1
+        place = self._ring + number % SLOTS * _ENTRY_SIZE
+        # The text before the number: an entry counts when its number is there.
+        text = place + _STAMP.size
+        self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
+        _STAMP.pack_into(self._memory, place, number, time.monotonic())
+        return number
+
+    def differs(self, number: int) -> bool:
+        """Whether a peer has noted something else under `number`."""
+        memory, offset = self._memory, number % SLOTS * _ENTRY_SIZE
+        own = self._ring + offset + _STAMP.size
+        text = memory[own : own + _TEXT_SIZE]
+        for peer in self._peers:
+            place = peer + offset
+            if _NUMBER.unpack_from(memory, place)[0] == number:
+                theirs = place + _STAMP.size
+                if memory[theirs : theirs + _TEXT_SIZE] != text:
+                    return True
+        return False
+
+    def differing(self, number: int) -> tuple[Entry, ...]:
+        """The entries of all ranks under `number` when they are not alike, else nothing."""
+        if not self.differs(number):
+            return ()
+        time.sleep(_SETTLE_S)
+        if not self.differs(number):
+            return ()
+        found = (self._entry(rank, number) for rank in range(self._ranks))
+        return tuple(entry for entry in found if entry is not None)
+
+    def first_difference(self) -> tuple[Entry, ...]:
+        """The entries under the earliest number in the ring under which ranks are not alike."""
+        for number in range(max(1, self._number - SLOTS + 1), self._number + 1):
+            entries = self.differing(number)
+            if entries:
+                return entries
+        return ()
+
+    def waits(self, number: int) -> None:
+        """This rank waits for its peers to come to `number`."""
+        self._stand(State.WAITING, number)
+
+    def goes_on(self) -> None:
+        self._stand(State.RUNNING, self._number)
+
+    def ends(self) -> None:
+        """This rank has come to its end and will not meet the others again."""
+        self._stand(State.ENDED, self._number)
+
+    def standings(self) -> Sequence[Standing]:
+        """Where every rank stands, in the order of ranks."""
+        found: list[Standing] = []
+        for rank in range(self._ranks):
+            number, since, state = _HEADER.unpack_from(self._memory, rank * _RANK_SIZE)
+            latest = self._entry(rank, number) or self._latest(rank)
+            if latest is not None and state == State.RUNNING:
+                latest = self._latest(rank)
+            since = max(since, latest.time) if latest is not None and state == State.RUNNING else since
+            found.append(Standing(rank=rank, state=State(state), since=since, entry=latest))
+        return found
+
+    def close(self) -> None:
+        self._memory.close()
+
+    def _stand(self, state: State, number: int) -> None:
+        _HEADER.pack_into(self._memory, self._header, number, time.monotonic(), state)
+
+    def _entry(self, rank: int, number: int) -> Entry | None:
+        place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE
+        found, when = _STAMP.unpack_from(self._memory, place)
+        if found != number or number == 0:
+            return None
+        text = self._memory[place + _STAMP.size : place + _ENTRY_SIZE].rstrip(b"\0")
+        what, _, where = text.decode("utf-8", "replace").partition("\0")
+        return Entry(rank=rank, number=number, time=when, what=what, where=where)
+
+    def _latest(self, rank: int) -> Entry | None:
+        ring = rank * _RANK_SIZE + _HEADER_SIZE
+        numbers = [_NUMBER.unpack_from(self._memory, ring + slot * _ENTRY_SIZE)[0] for slot in range(SLOTS)]
+        return self._entry(rank, max(numbers))
+
+    def _text(self, what: str, where: str) -> bytes:
+        """Both in the space of an entry: of a long path the end is kept, of a long description the start."""
+        text = self._texts.get((what, where))
+        if text is None:
+            if len(self._texts) >= _MOST_TEXTS:
+                self._texts.clear()
+            place = where.encode("utf-8", "replace")[-_TEXT_SIZE // 2 :]
+            space = _TEXT_SIZE - len(place) - 1
+            text = what.encode("utf-8", "replace")[:space] + b"\0" + place
+            text = self._texts[what, where] = text.ljust(_TEXT_SIZE, b"\0")
+        return text
+
+
+def _shared(path: Path, size: int, *, make: bool) -> mmap.mmap:
+    """The file as memory; its blocks are reserved, as a write into a hole of a full disk is a bus error."""
+    # os.open is never mediated.
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o666)
+    try:
+        if make:
+            os.posix_fallocate(handle, 0, size)
+        elif os.fstat(handle).st_size < size:
+            raise OSError(f"{path} is not complete")
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)

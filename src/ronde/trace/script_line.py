@@ -1,0 +1,53 @@
+"""Which line of the user's script is being executed, found by walking up the stack."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["ScriptLine"]
+
+_RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
+_INSTALLED = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+class ScriptLine:
+    """Names lines `file:line`; remembers which files are libraries.
+
+    Args:
+        libraries: folders whose files are no scripts, besides ronde, the standard library and what is
+            installed in site-packages.
+    """
+
+    def __init__(self, *libraries: str) -> None:
+        self._libraries = (_RONDE, *_INSTALLED, *(os.path.join(folder, "") for folder in libraries))
+        self._names: dict[str, str | None] = {}
+        self._last = "the start of the script"
+
+    def nearest(self, frame: FrameType | None) -> str:
+        """The innermost line of a script at or above `frame`; on a thread without one, the last found."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            try:
+                name = self._names[file]
+            except KeyError:
+                name = self._names[file] = self.name(file)
+            if name is not None:
+                self._last = f"{name}:{frame.f_lineno}"
+                break
+            frame = frame.f_back
+        return self._last
+
+    def name(self, file: str) -> str | None:
+        """What the user calls this file; None for a library's."""
+        if file.startswith("<"):
+            return None
+        path = os.path.abspath(file)
+        if path.startswith(self._libraries) or f"{os.sep}site-packages{os.sep}" in path:
+            return None
+        here = os.path.join(os.getcwd(), "")
+        return path[len(here) :] if path.startswith(here) else path

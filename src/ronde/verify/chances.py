@@ -1,0 +1,52 @@
+"""Records what a run learns of its circumstances (clock, seeds made of it), and lets another learn the same.
+
+A script that is named or seeded by the time gives another answer in every run of plain python, so there would
+be nothing to compare with. What the plain run learnt is therefore what the other runs are told.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ronde.boundary.circumstances import Circumstances
+from ronde.boundary.patches import Patches
+from ronde.verify.record import Writer
+
+__all__ = ["Chances", "save_chances"]
+
+
+def save_chances(path: Path, circumstances: Iterable[tuple[str, Any]]) -> None:
+    path.write_text(json.dumps(list(circumstances)))
+
+
+class Chances:
+    """Answers as the run did that is replayed (each name in its own order), and records the answers."""
+
+    def __init__(self, writer: Writer, replay: str) -> None:
+        self._writer = writer
+        self._known: dict[str, collections.deque[Any]] = collections.defaultdict(collections.deque)
+        if replay:
+            for name, value in json.loads(Path(replay).read_text()):
+                self._known[name].append(value)
+
+    def answer(self, name: str, value: Any) -> Any:
+        """What is known under `name`, or where that is used up this process's own value."""
+        known = self._known[name]
+        answer = known.popleft() if known else value
+        self._writer.event("circumstance", name=name, value=answer)
+        return answer
+
+    def install(self) -> None:
+        """In plain python, where no session asks."""
+        process = os.getpid()
+
+        def in_step() -> bool:
+            return threading.current_thread() is threading.main_thread() and os.getpid() == process
+
+        Circumstances(self.answer, in_step).install(Patches())

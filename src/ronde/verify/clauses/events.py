@@ -1,0 +1,78 @@
+"""Compares TensorBoard's event files by what was logged: their bytes hold the time of day."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ronde.verify.clauses.verdict import Tolerance
+
+__all__ = ["differing_events", "is_event_file"]
+
+# Scalars are stored in single precision: two values that agree may be rounded to neighbours.
+_SINGLE = 2.4e-7
+
+
+def is_event_file(path: Path) -> bool:
+    return ".tfevents." in path.name
+
+
+def differing_events(mine: Path, reference: Path, tolerance: Tolerance) -> str | None:
+    """The first difference in words, but for the times at which things were logged; None if there is none."""
+    try:
+        from google.protobuf.json_format import MessageToDict
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        return "an event file of TensorBoard, which must be installed here for the comparison"
+    wide = dataclasses.replace(tolerance, values=max(tolerance.values, _SINGLE))
+
+    def events(path: Path) -> list[dict[str, Any]]:
+        found = [MessageToDict(Event.FromString(record)) for record in _records(path.read_bytes())]
+        for event in found:
+            event.pop("wallTime", None)
+            event.pop("sourceMetadata", None)
+        return found
+
+    ours, theirs = events(mine), events(reference)
+    if len(ours) != len(theirs):
+        return f"{len(ours)} events, in plain python {len(theirs)}"
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        wrong = _differing(one, other, wide, "")
+        if wrong:
+            return f"event {number} (step {other.get('step', 0)}){wrong}"
+    return None
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    """The records of a TFRecord file: length, its checksum, data, its checksum."""
+    place = 0
+    while place + 12 <= len(content):
+        (length,) = struct.unpack_from("<Q", content, place)
+        yield content[place + 12 : place + 12 + length]
+        place += length + 16
+
+
+def _differing(mine: Any, reference: Any, tolerance: Tolerance, where: str) -> str | None:
+    if type(mine) is not type(reference):
+        return f"{where}: {mine!r}, in plain python {reference!r}"
+    if isinstance(reference, dict):
+        if mine.keys() != reference.keys():
+            return f"{where}: fields {sorted(mine)}, in plain python {sorted(reference)}"
+        parts = ((f"{where} {key}", mine[key], value) for key, value in reference.items())
+    elif isinstance(reference, list):
+        if len(mine) != len(reference):
+            return f"{where}: {len(mine)} items, in plain python {len(reference)}"
+        parts = ((where, mine[index], value) for index, value in enumerate(reference))
+    elif isinstance(reference, float):
+        agrees = tolerance.close(mine, reference, 0.0)
+        return None if agrees else f"{where}: {mine}, in plain python {reference}"
+    else:
+        return (
+            None if mine == reference else f"{where}: {str(mine)[:60]}, in plain python {str(reference)[:60]}"
+        )
+    return next(
+        (wrong for part in parts if (wrong := _differing(part[1], part[2], tolerance, part[0]))), None
+    )

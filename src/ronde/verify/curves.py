@@ -1,0 +1,136 @@
+"""Loss curves of a proof: the values read at one line of the script, in plain python and on ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ronde.verify.clauses.verdict import Tolerance
+from ronde.verify.record import RankRecord, Read
+
+__all__ = ["Curve", "loss_curves"]
+
+MOST_CURVES = 3
+GRADIENTS = "norm of all gradients"
+_LOSS = re.compile(r"loss|nll|perplexity|objective", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One value that the script read again and again.
+
+    Attributes:
+        name: the line that read it, with its source.
+        steps: optimizer steps taken when it was read.
+        plain, ranks: its values in plain python and on the main rank.
+        differences: the largest among all ranks, for each reading.
+        allowed: the difference that the law allows.
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    plain: tuple[float, ...]
+    ranks: tuple[float, ...]
+    differences: tuple[float, ...]
+    allowed: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.differences)
+
+
+def loss_curves(
+    plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance, directory: Path
+) -> tuple[Curve, ...]:
+    """What looks like losses: finite numbers read at lines that speak of a loss, the most often read first.
+
+    A script whose lines speak of none shows the number that it reads most often; one that reads none,
+    the norm of all gradients at each step.
+    """
+    if not ranks:
+        return ()
+    series = _series(plain)
+    named = {where: _source(directory, where) for where in series}
+    losses = [where for where in series if _LOSS.search(named[where])]
+    chosen = sorted(losses or series, key=lambda where: -len(series[where]))
+    per_rank = [_series(rank) for rank in ranks]
+    curves = [
+        _curve(
+            f"{where}  {named[where]}".rstrip(),
+            series[where],
+            [each.get(where) for each in per_rank],
+            tolerance,
+        )
+        for where in chosen[: MOST_CURVES if losses else 1]
+    ]
+    found = [curve for curve in curves if curve is not None]
+    if not found:
+        norms = _curve(GRADIENTS, _gradients(plain), [_gradients(rank) for rank in ranks], tolerance)
+        found = [norms] if norms is not None else []
+    return tuple(found)
+
+
+_Points = list[tuple[int, float]]
+
+
+def _curve(name: str, plain: _Points, ranks: Sequence[_Points | None], tolerance: Tolerance) -> Curve | None:
+    """The curve as far as all have come; None where they have nothing in common."""
+    count = min(len(plain), *(len(points or ()) for points in ranks))
+    if not count:
+        return None
+    values = [value for _, value in plain[:count]]
+    others = [[value for _, value in points[:count]] for points in ranks if points]
+    scale = max(abs(value) for value in values)
+    return Curve(
+        name=name,
+        steps=tuple(step for step, _ in plain[:count]),
+        plain=tuple(values),
+        ranks=tuple(others[0]),
+        differences=tuple(
+            max(abs(other[place] - value) for other in others) for place, value in enumerate(values)
+        ),
+        allowed=tolerance.values * scale,
+    )
+
+
+def _series(record: RankRecord) -> dict[str, _Points]:
+    """The numbers that each line of the script read; a line that reads several counts as one."""
+    series: dict[str, _Points] = {}
+    for read in record.reads:
+        value = _number(read, record)
+        if value is not None:
+            series.setdefault(read.where, []).append((read.step, value))
+    return series
+
+
+def _number(read: Read, record: RankRecord) -> float | None:
+    """A finite number that is no count."""
+    value = read.value
+    if isinstance(value, str):  # formatted
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    elif read.stored is not None and read.stored.count == 1 and read.stored.dtype[1] == "f":
+        value = float(record.entries(read.stored)[0])
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _gradients(record: RankRecord) -> _Points:
+    return [
+        (each.step, math.sqrt(sum(norm * norm for norm in each.norms.values() if norm is not None)))
+        for each in record.gradients
+    ]
+
+
+def _source(directory: Path, where: str) -> str:
+    """The line of source that `where` names; "" when it is not to be found."""
+    name, _, number = where.rpartition(":")
+    try:
+        lines = (directory / name).read_text(encoding="utf-8").splitlines()
+        return lines[int(number) - 1].strip()
+    except (OSError, ValueError, IndexError):
+        return ""

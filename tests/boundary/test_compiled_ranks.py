@@ -1,0 +1,54 @@
+"""`torch.compile` on ranks: functions of the script run eagerly and say so, models stay compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ronde.testing.run_ranks import Rank
+
+_D = torch.float64
+
+
+def _train(compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    model: Any = compiled(net)
+
+    @compiled
+    def squares(rows: Any) -> Any:
+        return rows.square().mean(0).sum()
+
+    @compiled
+    def step(x: Any, y: Any) -> Any:
+        loss = F.cross_entropy(model(x), y) + squares(model(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    losses = [step(torch.randn(7, 4, dtype=_D), torch.randint(2, (7,))) for _ in range(3)]
+    return [torch.stack([loss + 0 for loss in losses]), *(p.detach().clone() for p in net.parameters())]
+
+
+def _on_ranks(rank: Rank) -> tuple[list[torch.Tensor], list[str], int]:
+    with rank.session("ddp") as session:
+        return (
+            _train(torch.compile(backend="eager")),
+            list(session.context.notes),
+            session.context.sharded_calls,
+        )
+
+
+def test_a_compiled_step_gives_the_single_device_answer(ranks: Any) -> None:
+    expected = _train(lambda plain: plain)
+    for found, notes, sharded in ranks(2, _on_ranks):
+        assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found, expected, strict=True))
+        assert sharded == 6
+        assert [note.split(" was ")[0].rpartition(".")[2] for note in notes] == ["step", "squares"]
+        assert all("runs uncompiled" in note and "torch.compile(model)" in note for note in notes)

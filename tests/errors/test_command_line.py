@@ -1,0 +1,252 @@
+"""Mistakes on the command line: what the user reads, word by word, and no rank is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors.normal import normal
+from ronde.cli import app, run
+from ronde.cluster import torch_install
+from ronde.trace import run_directory
+
+KEYS = (
+    "data, tensor, pipeline, context, expert, state, sparse, offload, algorithm, compressor, compressed, "
+    "error-feedback, bucket-mb, update, every, adaptive, peers, staleness, optimizer-on, precision, "
+    "micro-batches, recompute, schedule, compile, rng, batch-dim, loading"
+)
+PRESETS = (
+    "ddp, hierarchical, central, zero1, zero2, zero3, ps, ps-async, ps-bounded, geo, local-sgd, dgc, onebit, "
+    "twobit, bytegrad, qadam, powersgd, fp16-allreduce, decentralized, decentralized-lowprec, async-average, "
+    "hybrid"
+)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
+    """`told(*words)`: the exit code of `ronde WORDS` in a folder of a few files, and what it says."""
+
+    def launch(*_: object) -> None:
+        raise AssertionError("no rank may be started")
+
+    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(run, "cuda_devices", lambda _environment: ())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "bad.py").write_text("x = 1\ndef f(:\n    pass\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "fit.py").touch()
+
+    def tell(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exit_of:
+            app.main(words)
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert isinstance(exit_of.value.code, int)
+        return exit_of.value.code, normal(err, tmp_path)
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "trian.py",
+            "there is no script 'trian.py' in DIR (did you mean train.py?); ronde's own options go before it",
+        ),
+        (
+            "train",
+            "there is no script 'train' in DIR (did you mean train.py?); ronde's own options go before it",
+        ),
+        (
+            "project/fitt.py",
+            "there is no script 'project/fitt.py' in DIR (did you mean project/fit.py?); ronde's own options "
+            "go before it",
+        ),
+        (
+            "src/train.py",
+            "there is no script 'src/train.py' in DIR (nor a folder 'src'); ronde's own options go before it",
+        ),
+        ("8", "there is no script '8' in DIR; ronde's own options go before it"),
+        (
+            "project",
+            "project is a folder without a __main__.py; name the script in it, such as project/fit.py",
+        ),
+        ("empty", "empty is a folder without a __main__.py; name the script in it"),
+        ("-", "a script from stdin cannot be read by every rank; save it to a file"),
+        ("/dev/null", "/dev/null is not a file that every rank can read; save the script to one"),
+        ("-m jsonn.tool", "there is no module 'jsonn.tool'; with a path, leave -m out: ronde run PATH"),
+        ("-m train.py", "train.py is a path, not a module; leave -m out: ronde run train.py"),
+        ("--ranks 0 train.py", "--ranks 0 is neither a number from 1 nor auto; try --ranks 2"),
+        ("--ranks -1 train.py", "--ranks -1 is neither a number from 1 nor auto; try --ranks 2"),
+        ("--ranks abc train.py", "--ranks abc is neither a number from 1 nor auto; try --ranks 2"),
+        ("--timeout 0 train.py", "--timeout 0 is not a number of seconds above 0; try --timeout 1800"),
+        ("--plan dpp train.py", f"unknown preset 'dpp' (did you mean ddp?); presets are {PRESETS}"),
+        (
+            "--plan ddp,buket-mb=3 train.py",
+            f"unknown key 'buket-mb' in a plan (did you mean bucket-mb?); keys are {KEYS}",
+        ),
+        (
+            "--plan bucket-mb=big train.py",
+            "bucket-mb=big is not a value of bucket-mb; write a number above 0",
+        ),
+        (
+            "--plan rng=globl train.py",
+            "rng=globl is not a value of rng (did you mean global?); write one of auto, global, per-rank",
+        ),
+        (
+            "--loading slice train.py",
+            "loading=slice is not a value of loading (did you mean sliced?); write one of auto, sliced, full",
+        ),
+        (
+            "--plan zero3 train.py",
+            "state=zero3 is not available in this version; available: state=replicated",
+        ),
+        (
+            "--plan nope.toml train.py",
+            "plan file nope.toml cannot be read: No such file or directory; give a TOML file",
+        ),
+    ],
+)
+def test_mistakes(told: Any, words: str, expected: str) -> None:
+    assert told("run", *words.split()) == (2, f"ronde: error: {expected}\n")
+
+
+def test_an_unknown_option(told: Any) -> None:
+    code, said = told("run", "--frobnicate", "train.py")
+    assert code == 2
+    assert "No such option: --frobnicate" in said  # the words around it are the parser's, and change with it
+    assert "Traceback" not in said
+
+
+def test_an_interruption_while_the_command_is_imported(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(_command: app.Command) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app.Command, "load", load)
+    assert told("run", "train.py") == (130, "")
+
+
+def test_the_proof_refuses_alike(told: Any) -> None:
+    assert told("verify", "trian.py") == (
+        2,
+        "ronde: error: there is no script 'trian.py' in DIR (did you mean train.py?); "
+        "ronde's own options go before it\n",
+    )
+
+
+def test_a_syntax_error_is_pythons_own(told: Any) -> None:
+    assert told("run", "bad.py") == (
+        1,
+        '  File "bad.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a rule of Linux")
+def test_a_script_without_the_right_to_read_it(told: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    plain = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:  # root may read everything
+        if path.name == "train.py":
+            raise PermissionError(13, "Permission denied")
+        return plain(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert told("run", "train.py") == (
+        2,
+        "ronde: error: cannot read the script 'train.py': Permission denied; see its owner and rights with "
+        "ls -l\n",
+    )
+
+
+def test_more_ranks_than_devices(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ronde.launch.local import launch
+
+    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(run, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(run, "cuda_devices", lambda _environment: ("0", "1"))
+    assert told("run", "--ranks", "3", "train.py") == (
+        2,
+        "ronde: error: 3 ranks need 3 CUDA devices, one each, but this host offers 2 (0, 1); use --ranks 2, "
+        'or run on the CPU with CUDA_VISIBLE_DEVICES=""\n',
+    )
+
+
+def test_another_system(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert told("run", "train.py") == (
+        1,
+        "ronde: error: ronde runs on Linux only for now, not on darwin\n",
+    )
+
+
+def test_without_torch(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_install.importlib.util, "find_spec", lambda _name: None)
+    assert told("run", "train.py") == (
+        1,
+        "ronde: error: torch is not installed for PYTHON; install it there: "
+        "PYTHON -m pip install 'torch>=2.11'\n",
+    )
+
+
+def test_an_old_torch(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch_install, "torch_version_file", lambda: "__version__ = '2.4.1+cpu'\ncuda = None\n"
+    )
+    assert told("run", "train.py") == (
+        1,
+        "ronde: error: torch 2.4.1+cpu is too old, ronde needs 2.11 or newer; install it: "
+        "PYTHON -m pip install --upgrade 'torch>=2.11'\n",
+    )
+
+
+def test_a_run_directory_that_cannot_be_made(told: Any) -> None:
+    assert told("run", "--run-dir", "train.py/x", "train.py") == (
+        1,
+        "ronde: error: cannot write the run directory DIR/train.py/x: Not a directory; choose another with "
+        "--run-dir DIR\n",
+    )
+
+
+def test_a_run_directory_in_use(told: Any, tmp_path: Path) -> None:
+    other = run_directory.RunDirectory.create(tmp_path / "logs", {})
+    try:
+        assert told("run", "--run-dir", "logs", "train.py") == (
+            1,
+            "ronde: error: the run directory DIR/logs is in use by another run; choose another with "
+            "--run-dir DIR\n",
+        )
+    finally:
+        other.release()
+
+
+def test_no_space_for_logs(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "LEAST_FREE_BYTES", 1 << 62)
+    assert told("run", "--run-dir", "logs", "train.py") == (
+        1,
+        "ronde: error: no space left for the run directory DIR/logs; free some, or take another disk by "
+        "--run-dir DIR\n",
+    )
+
+
+def test_ranks_that_somebody_else_has_numbered(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert told("run", "train.py") == (
+        2,
+        "ronde: error: WORLD_SIZE=4 is set, but not by torchrun: ronde cannot tell who starts the ranks; "
+        "start them with `torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK\n",
+    )
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert told("run", "train.py") == (
+        2,
+        "ronde: error: the torchrun environment is incomplete: RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+        "MASTER_ADDR, MASTER_PORT missing; unset TORCHELASTIC_RUN_ID to start ranks on this host\n",
+    )

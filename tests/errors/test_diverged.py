@@ -1,0 +1,84 @@
+"""Scripts in which ranks part: no hang, no number that is wrong, and both places named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from errors.normal import ADVICE, normal
+
+SCRIPT = """\
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+{before}
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+generator = torch.Generator().manual_seed({seed})
+data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
+for inputs, targets in DataLoader(data, 8, shuffle=True, generator=generator):
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    if {branch}:
+        print(model(inputs).sum().item())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+# Stands for a clock, a process number or a host name: something that is another on every rank.
+OWN = "int('rank-1' in os.readlink('/proc/self/fd/1'))"
+
+
+def said(folder: Path, *, before: str = "", seed: str = "0", branch: str = "False") -> str:
+    (folder / "train.py").write_text(SCRIPT.format(before=textwrap.dedent(before), seed=seed, branch=branch))
+    done = subprocess.run(
+        [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return normal(done.stderr, folder)
+
+
+def expected(*places: str) -> str:
+    return (
+        "ronde: the ranks have diverged: they take different paths through the script, so their results "
+        "would be wrong\n" + "".join(f"  {place}\n" for place in places) + f"{ADVICE}\n"
+        "logs of all ranks: DIR/logs\n"
+    )
+
+
+def test_a_branch_that_one_rank_takes(tmp_path: Path) -> None:
+    assert said(tmp_path, branch=OWN) == expected(
+        "rank 0 at train.py:13: backward", "rank 1 at train.py:11: all_reduce of float32 []"
+    )
+
+
+def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
+    text = re.sub(r"samples: [\d, ]+(?=, \.\.\.)", "samples: IDS", said(tmp_path, seed=OWN))
+    text = re.sub(r"digest [0-9a-f]+", "digest N", text)
+    assert text == expected(
+        "rank 0 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
+        "rank 1 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
+    )
+
+
+@pytest.mark.soak
+def test_parameters_of_each_ranks_own(tmp_path: Path) -> None:
+    before = f"""
+        class Own(torch.nn.Linear):
+            def reset_parameters(self):
+                torch.nn.init.constant_(self.weight, {OWN} + 1.0)
+                torch.nn.init.zeros_(self.bias)
+        torch.nn.Linear = Own"""
+    text = said(tmp_path, before=before)
+    assert "SGD.step (the first; sum of all parameters 8" in text
+    assert "rank 1 at train.py:" in text

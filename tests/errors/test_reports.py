@@ -1,0 +1,174 @@
+"""Ranks that fail or do not come: what the launcher says, word by word. The ranks are fake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from errors.normal import ADVICE, normal
+
+BOARD = """
+        import faulthandler
+        from ronde.launch.rank_config import STACK_SIGNAL
+        from ronde.trace.lockstep_board import LockstepBoard, State
+        run = here / "run"
+        faulthandler.register(STACK_SIGNAL, file=open(run / f"rank-{rank}.stack", "w"), all_threads=False)
+        board = LockstepBoard(run / "boundary.board", rank, 2)
+
+        def wait_at(line):
+            board.waits(board.record("all_reduce of float32 [3]", line))
+
+        def until_the_other_waits():
+            while board.standings()[1 - rank].state is not State.WAITING:
+                time.sleep(0.01)
+
+"""
+
+
+def said(experiment: Any, script: str, ranks: int = 2, **variables: str) -> tuple[int, str]:
+    result = experiment.run(script, ranks=ranks, **variables)
+    return result.code, normal(result.err, experiment.directory)
+
+
+def test_a_rank_that_hangs_while_its_peer_waits(experiment: Any) -> None:
+    script = """
+        def load():
+            wait_for_ever()
+
+        if rank == 0:
+            wait_at("train.py:12")
+            wait_for_ever()
+        until_the_other_waits()
+        load()
+        """
+    code, text = said(experiment, BOARD + script, DRIVER_TIMEOUT="1.5")
+    assert code == 1
+    notice, _, end = text.partition("ronde: the run stood still")
+    place = "rank 1 is at DIR/script.py:17, in wait_for_ever"
+    assert notice == (
+        "ronde: ranks have waited for 0.75 s; the run is ended after 1.5 s of this (--timeout)\n"
+        f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"
+    )
+    assert end == (
+        " for 1.5 s and has been ended (--timeout)\n"
+        f"  rank 0 waits at train.py:12: all_reduce of float32 [3]\n  {place}\n"
+        "if they were right to take so long, give them more time: --timeout SECONDS\n"
+        f"{ADVICE}\n"
+        "logs of all ranks: DIR/run\n"
+    )
+
+
+def test_a_rank_that_ends_while_its_peer_waits(experiment: Any) -> None:
+    script = """
+        if rank == 0:
+            wait_at("train.py:12")
+            note("main")
+            wait_for_end_of("other")
+            raise LookupError("peer")
+        note("other")
+        until_the_other_waits()
+        os._exit(0)
+        """
+    assert said(experiment, BOARD + script) == (
+        1,
+        "ronde: rank 1 came to the end of the script while rank 0 waited for it at train.py:12 "
+        f"(all_reduce of float32 [3]); logs of all ranks: DIR/run\n{ADVICE}\n",
+    )
+
+
+def test_a_rank_that_exits_with_a_code_while_its_peer_waits(experiment: Any) -> None:
+    script = """
+        if rank == 0:
+            wait_at("train.py:12")
+            wait_for_ever()
+        until_the_other_waits()
+        sys.exit(3)
+        """
+    assert said(experiment, BOARD + script) == (
+        3,
+        "ronde: rank 1 exited with code 3 while rank 0 waited for it at train.py:12 (all_reduce of float32 "
+        f"[3]); logs of all ranks: DIR/run\n{ADVICE}\n",
+    )
+
+
+def test_a_main_rank_that_exits_while_its_peer_waits(experiment: Any) -> None:
+    script = """
+        if rank == 1:
+            wait_at("train.py:12")
+            wait_for_ever()
+        until_the_other_waits()
+        sys.exit(3)
+        """
+    assert said(experiment, BOARD + script) == (
+        3,
+        "ronde: rank 0 exited with code 3 while rank 1 waited for it at train.py:12 (all_reduce of float32 "
+        f"[3]); logs of all ranks: DIR/run\n{ADVICE}\n",
+    )
+
+
+def test_all_ranks_that_exit_with_a_code_have_said_it_themselves(experiment: Any) -> None:
+    assert said(experiment, "sys.exit(3)") == (3, "")
+
+
+def test_a_rank_that_raises(experiment: Any) -> None:
+    script = """
+        if rank == 1:
+            raise ValueError("bad label 11")
+        wait_for_ever()
+        """
+    code, text = said(experiment, script)
+    head, _, traceback = text.partition("\n")
+    assert code == 1
+    assert head == "ronde: rank 1 failed: ValueError: bad label 11; logs of all ranks: DIR/run"
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.endswith('    raise ValueError("bad label 11")\nValueError: bad label 11\n')
+
+
+def test_a_rank_that_is_out_of_memory(experiment: Any) -> None:
+    script = """
+        if rank == 1:
+            bytes(1 << 60)
+        wait_for_ever()
+        """
+    code, text = said(experiment, script)
+    assert code == 1
+    assert text.startswith("ronde: rank 1 failed: MemoryError; logs of all ranks: DIR/run\nTraceback ")
+    assert text.endswith("    bytes(1 << 60)\nMemoryError\n")
+
+
+def test_a_rank_that_is_killed(experiment: Any) -> None:
+    script = """
+        if rank == 1:
+            print("step 41", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_ever()
+        """
+    assert said(experiment, script) == (
+        137,
+        "ronde: rank 1 was killed by SIGKILL (out of memory?); logs of all ranks: DIR/run\n"
+        "the last lines of rank-1.log:\nstep 41\n",
+    )
+
+
+def test_a_script_that_removes_the_run_directory(experiment: Any) -> None:
+    script = """
+        if rank == 1:
+            import shutil
+            shutil.rmtree(here / "run")
+            os._exit(1)
+        wait_for_ever()
+        """
+    assert said(experiment, script) == (
+        1,
+        "ronde: rank 1 exited with code 1; the run directory was removed while ranks wrote to it; keep it "
+        "until the run has ended: DIR/run\n",
+    )
+
+
+def test_what_outlives_the_script(experiment: Any) -> None:
+    script = """
+        note("child", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+        """
+    assert said(experiment, script, ranks=1) == (
+        0,
+        "ronde: ended what the script had left running: sleep (process N)\n",
+    )

@@ -1,0 +1,62 @@
+"""The end summary: what is told, and of which rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ronde.trace.summary import RankSummary, read_summary, summary_lines
+
+MAIN = RankSummary(
+    rank=0,
+    world_size=3,
+    seconds=12.34,
+    steps=480,
+    samples=15360,
+    steps_per_second=41.23,
+    samples_per_second=1319.4,
+    data=0.03,
+    communication=0.12,
+    sharded={"Encoder": 20, "Net": 480},
+    notes=("Decoder runs in parts, not as one piece: it has hooks",),
+)
+
+
+def test_what_is_told() -> None:
+    others = [dataclasses.replace(MAIN, rank=rank, communication=0.1) for rank in (1, 2)]
+    assert summary_lines([MAIN, *others]) == [
+        "480 optimizer steps in 12.3 s, 41.2 steps/s, 1319 samples/s; "
+        "data 3%, compute 85%, communication 12% of the time",
+        "on shards: Net (480 calls), Encoder (20 calls)",
+        "Decoder runs in parts, not as one piece: it has hooks",
+    ]
+
+
+def test_the_rank_for_which_the_others_wait_is_named() -> None:
+    slow = dataclasses.replace(MAIN, rank=2, data=0.5, communication=0.01)
+    lines = summary_lines([MAIN, dataclasses.replace(MAIN, rank=1), slow])
+    assert lines[1] == "the others waited for rank 2: data 50%, compute 49%, communication 1% of its time"
+
+
+def test_one_rank_and_few_steps() -> None:
+    one = dataclasses.replace(
+        MAIN, world_size=1, steps=1, seconds=3723.0, steps_per_second=None, samples_per_second=None
+    )
+    assert summary_lines([one]) == ["1 optimizer step in 1 h 2 min; one rank runs as plain python does"]
+    none = dataclasses.replace(one, steps=0, seconds=125.2)
+    assert summary_lines([none]) == ["no optimizer steps in 2 min 5 s; one rank runs as plain python does"]
+
+
+def test_many_names_are_cut_short() -> None:
+    many = dataclasses.replace(MAIN, sharded={f"M{place}": 10 - place for place in range(8)}, notes=())
+    assert summary_lines([many])[-1].endswith("M5 (5 calls), and 2 more")
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.summary.json"
+    assert read_summary(path) is None
+    path.write_text(MAIN.to_json())
+    assert read_summary(path) == MAIN
+    path.write_text(MAIN.to_json()[:50])
+    assert read_summary(path) is None
+    assert summary_lines([]) == []

@@ -1,0 +1,81 @@
+"""What counts as a sample, for each way in which scripts take their batches; pure arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ronde.trace.pulse import Pulse
+from ronde.trace.tally import Tally
+
+
+def samples(events: str, rows: int = 4) -> int:
+    """D: a loader delivers; C: a module is called in training; B: backward; S: an optimizer steps."""
+    tally = Tally()
+    does = {
+        "D": lambda: tally.deliver(1),
+        "C": lambda: tally.train_on(rows),
+        "B": tally.backward,
+        "S": tally.step,
+    }
+    for event in events.replace(" ", ""):
+        does[event]()
+    return tally.samples
+
+
+def test_a_batch_of_a_loader_counts_once() -> None:
+    assert samples("DCBS DCBS DCBS") == 12
+    assert samples("DCCBS DCCBS") == 8  # two modules
+    assert samples("DCB DCBS DCB DCBS") == 16  # accumulation
+    assert samples("DCBS CBS DCBS CBS") == 8  # discriminator and generator
+    assert samples("DDCCBS DDCCBS") == 8  # two loaders in step
+
+
+def test_without_a_loader_a_batch_begins_after_each_backward() -> None:
+    assert samples("CBS CBS") == 8
+    assert samples("CCBS CCBS") == 8
+    assert samples("CB CBS CB CBS") == 16
+
+
+def test_evaluation_from_a_loader_does_not_stop_the_count() -> None:
+    """Trained from memory, evaluated from a loader: the batch after an evaluation may be missed, no more."""
+    assert samples("CBS CBS DDD CBS CBS CBS") == 16
+
+
+def test_rates_leave_the_first_step_out() -> None:
+    tally = Tally()
+    assert tally.rates() is None
+    tally.train_on(8)
+    tally.step()
+    assert tally.rates() is None
+    tally.backward()
+    tally.train_on(8)
+    tally.step()
+    rates = tally.rates()
+    assert rates is not None
+    steps, rows = rates
+    assert abs(rows - 8 * steps) < 1e-9 * rows
+
+
+def test_the_launcher_sees_what_the_main_rank_counts(tmp_path: Path) -> None:
+    path = tmp_path / "pulse"
+    assert Pulse.open(path) is None
+    watched = Pulse.create(path)
+    assert watched is not None
+    shown = Pulse.open(path)
+    assert shown is not None
+    tally = Tally(shown)
+    for _ in range(3):
+        tally.deliver(10)
+        tally.train_on(16)
+        tally.step()
+    shown.attended = True
+    assert (watched.steps, watched.samples, watched.attended, watched.debugged) == (3, 48, True, False)
+    shown.debugged, shown.attended = True, False
+    assert (watched.attended, watched.debugged) == (False, True)
+    assert tally.data_ns == 30
+    for pulse in (watched, shown):
+        pulse.close()
+
+
+def test_a_place_that_cannot_be_written_has_no_pulse(tmp_path: Path) -> None:
+    assert Pulse.create(tmp_path / "missing" / "pulse") is None
