@@ -100,6 +100,20 @@ def _another_form() -> Iterator[Any]:
     yield from train(Extra(), before=before)
 
 
+class Lengthless(nn.Module):
+    """Has no length and says so with an error, as a compiled module does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def __len__(self) -> int:
+        raise TypeError("no length")
+
+    def forward(self, x: T) -> T:
+        return self.a(x)
+
+
 _IMAGES = (2, 2)
 HAZARDS = {
     "loss beside rows": Hazard(_loss_in_forward, "parts", "without a batch axis"),
@@ -176,5 +190,6 @@ HAZARDS = {
         ),
         "whole",
     ),
+    "module without a length": Hazard(modelled(Lengthless), "whole"),
     "another form later": Hazard(_another_form, "refused", "attribute"),
 }
