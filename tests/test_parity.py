@@ -42,7 +42,11 @@ IN_SINGLE_PRECISION = {"classifier", "gpt", "vae", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.
 PLANS_OF = {"char_rnn": ("batch-dim=1",)}
 # Too slow for every day; each has a cheaper sibling that covers most of it.
-IN_SOAK_ONLY = {"compiled": "tests/boundary/test_compiled_ranks.py", "hf_tiny": "own_loss"}
+IN_SOAK_ONLY = {
+    "compiled": "tests/boundary/test_compiled_ranks.py",
+    "hf_tiny": "own_loss",
+    "torch_metrics": "numpy_metrics",
+}
 Plain = Callable[[Path, str], Run]
 
 

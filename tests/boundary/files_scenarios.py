@@ -636,6 +636,9 @@ def files_of_a_pool_are_whole(ranks: Ranks) -> Any:
         target=write_slowly, args=((ranks.rank, "own.txt"),)
     )
     process.start()
+    while process.is_alive():  # not equally often on all ranks
+        process.join(0.02)
+        process.join(timeout=0.02)
     process.join()
     return [lengths, found, Path("own.txt").read_text()]
 

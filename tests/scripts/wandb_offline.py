@@ -36,6 +36,7 @@ def main():
     model = nn.Sequential(nn.Linear(64, run.config.hidden), nn.ReLU(), nn.Linear(run.config.hidden, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
+    wandb.watch(model, log="gradients", log_freq=10)
     best = 0.0
     for epoch in range(args.epochs):
         model.train()

@@ -16,6 +16,10 @@ from ronde.boundary.patches import Patches
 
 __all__ = ["patch_wandb"]
 
+_WATCH = (
+    "wandb.watch was passed over: its hooks would see one rank's part of every gradient, not the whole; log "
+    "parameter.grad after backward instead"
+)
 _NAMES = ("id", "dir", "project", "entity", "path", "start_time", "disabled")
 
 
@@ -43,4 +47,9 @@ def patch_wandb(mediation: Mediation, patches: Patches, module: ModuleType) -> N
         run.__class__ = type(kind.__name__, (kind,), answers)
         return run
 
+    def watch(run: Any, *args: Any, **kwargs: Any) -> None:
+        if _WATCH not in mediation.notes:
+            mediation.notes.append(_WATCH)
+
     patches.set(module, "init", init)
+    patches.set(vars(module)["Run"], "watch", watch)
