@@ -31,6 +31,7 @@ def record(reads: list[Read], rank: int = 0, norms: tuple[float, ...] = ()) -> R
         ),
         steps=(),
         opened={},
+        circumstances=(),
         halved=(0, 0),
         stopped=True,
         tensors=Path("none"),

@@ -151,7 +151,7 @@ class ModelEdge:
             self._entered(module),
         ):
             output = plain(module, *args, **kwargs)
-        context.tally.cut(type(module._modules.get("_orig_mod") or module).__name__)
+        context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
             # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
