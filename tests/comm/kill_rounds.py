@@ -48,6 +48,10 @@ def work(rank: int, ranks: int, folder: Path, started: int) -> None:
                 buffer.reduce()
                 buffer.collect()
                 buffer.settle()
+            elif draw.random() < 0.3:
+                mailbox = comm.backend.shared.mailbox  # pyright: ignore[reportAttributeAccessIssue]
+                mailbox.wait(mailbox.send(torch.ones(size).view(torch.uint8), (rank + 1) % ranks))
+                mailbox.wait(mailbox.receive(torch.ones(size).view(torch.uint8), (rank - 1) % ranks))
             elif draw.random() < 0.5:
                 comm.all_reduce(torch.ones(size))
             else:

@@ -6,7 +6,6 @@ Private, because libraries change their behaviour when `torch.distributed` is in
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.shared_memory import SharedMemory, keeps_order_of_stores
+from ronde.comm.store_exchange import exchange_by
 from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
@@ -339,13 +339,7 @@ def _shared_memory(store: Any, place: Place, timeout: timedelta) -> tuple[Backen
     rank, ranks = place.rank, place.world_size
     if ranks == 1 or not place.on_one_host or not keeps_order_of_stores():
         return None, None
-    rounds = itertools.count()
-
-    def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        turn = next(rounds)
-        store.set(f"shared/{turn}/{rank}", pickle.dumps(mine))
-        return [pickle.loads(store.get(f"shared/{turn}/{each}")) for each in range(ranks)]
-
+    exchange = exchange_by(store, rank, ranks)
     try:
         return SharedMemoryBackend(SharedMemory(rank, ranks, exchange, timeout=timeout)), None
     except LaunchError as error:

@@ -22,6 +22,7 @@ from datetime import timedelta
 import torch
 
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
+from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
 from ronde.comm.waiting import Counters, Waiting
 
@@ -33,6 +34,8 @@ _POSTED = 0
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
 _MOST_VIEWS = 256
+# A tag that no other message has.
+_SUBGROUP = -1
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
 
@@ -52,6 +55,10 @@ class SharedMemory:
         exchange: gathers three integers from every process of the host, in order.
         timeout: how long to wait for a peer.
         first_rank: number of the host's first rank among all ranks, for messages.
+        numbers: what messages call each rank, where they do not follow the first.
+
+    Attributes:
+        mailbox: messages between two of the ranks.
 
     Raises:
         LaunchError: when memory cannot be shared; raised on all ranks.
@@ -66,17 +73,22 @@ class SharedMemory:
         *,
         timeout: timedelta,
         first_rank: int = 0,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
         self._chunk = min(_MOST_CHUNK, max(_LEAST_CHUNK, ranks * (_LEAST_CHUNK // 2)))
         self._share = self._chunk // ranks // 64 * 64
-        self._maps, pids = share(_PAGE + 2 * (_SMALL + self._chunk), rank, exchange)
+        mailbox = Mailbox.nbytes(ranks)
+        self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
         self._counters = Counters([memoryview(part) for part in self._maps], rank, 1)
-        self.waiting = Waiting(rank, pids, first_rank=first_rank, timeout=timeout.total_seconds())
+        self._numbers = range(first_rank, first_rank + ranks) if numbers is None else numbers
+        self.waiting = Waiting(rank, pids, numbers=self._numbers, timeout=timeout.total_seconds())
+        letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
+        self.mailbox = Mailbox(rank, letters, pids, self.waiting)
         memory = [torch.frombuffer(part, dtype=torch.uint8) for part in self._maps]
         self._areas: list[list[torch.Tensor]] = []
-        begin = _PAGE
+        begin = _PAGE + mailbox
         for size in (_SMALL, _SMALL, self._chunk, self._chunk):
             self._areas.append([part[begin : begin + size] for part in memory])
             begin += size
@@ -92,6 +104,39 @@ class SharedMemory:
             LaunchError: when there is not enough; raised on all ranks.
         """
         return share(nbytes, self.rank, self._exchange)[0]
+
+    def subgroup(self, members: Sequence[int]) -> SharedMemory | None:
+        """Collectives among some of the ranks; called by these, in the same order, and perhaps by others.
+
+        Args:
+            members: their ranks here, in the order of their ranks there; the same on each.
+
+        Returns:
+            None to a rank that is no member.
+
+        Raises:
+            LaunchError: when there is not enough memory; raised on all members.
+        """
+        if self.rank not in members:
+            return None
+
+        def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+            flat = torch.tensor(mine, device="cpu").view(torch.uint8)
+            parts = [torch.empty_like(flat) for _ in members]
+            for each in members:
+                self.mailbox.send(flat, each, _SUBGROUP)
+            for each, part in zip(members, parts, strict=True):
+                self.mailbox.wait(self.mailbox.receive(part, each, _SUBGROUP))
+            places = [part.view(torch.int64).tolist() for part in parts]
+            return [(first, second, third) for first, second, third in places]
+
+        return SharedMemory(
+            members.index(self.rank),
+            len(members),
+            exchange,
+            timeout=timedelta(seconds=self.waiting.timeout),
+            numbers=[self._numbers[each] for each in members],
+        )
 
     def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         out = torch.empty(self.ranks, 3, dtype=torch.int64, device="cpu")
@@ -116,15 +161,19 @@ class SharedMemory:
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into `out` [ranks, n]."""
+        self.all_gather_into(out.unbind(0), flat)
+
+    def all_gather_into(self, outs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        """Put `flat` [n] of every rank into its of `outs`, [n] each."""
         if flat.nbytes <= _SMALL:
-            for row, part in zip(out.unbind(0), self._gathered_small(flat), strict=True):
-                row.copy_(part)
+            for out, part in zip(outs, self._gathered_small(flat), strict=True):
+                out.copy_(part)
             return
         width = self._chunk // flat.element_size()
         for begin in range(0, flat.numel(), width):
             parts = self._gathered(flat[begin : begin + width])
-            for row, part in zip(out.unbind(0), parts, strict=True):
-                row[begin : begin + width].copy_(part)
+            for out, part in zip(outs, parts, strict=True):
+                out[begin : begin + width].copy_(part)
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
         """Put `flat` [n] of rank `source` into every rank's `flat`."""
@@ -194,6 +243,8 @@ class SharedMemory:
 
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
+        if self._maps:
+            self.mailbox.close()
         self.waiting.close()
         self._areas.clear()
         self._views.clear()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ronde.errors import LaunchError
 
-__all__ = ["share"]
+__all__ = ["map_memory", "map_of_peer", "reserve", "share"]
 
 _FALLOCATE_STEP = 1 << 30
 
@@ -38,9 +38,7 @@ def share(
     """
     descriptor, failure = -1, 0
     try:
-        descriptor = os.memfd_create("ronde")
-        for start in range(0, nbytes, _FALLOCATE_STEP):
-            os.posix_fallocate(descriptor, start, min(_FALLOCATE_STEP, nbytes - start))
+        descriptor = reserve(nbytes)
     except OSError as error:
         failure = error.errno or errno.EIO
     inode = os.fstat(descriptor).st_ino if not failure else -failure
@@ -50,7 +48,7 @@ def share(
     if not failure:
         try:
             parts = [
-                _map(descriptor, nbytes) if each == rank else _map_of_peer(*place, nbytes)
+                map_memory(descriptor, nbytes) if each == rank else map_of_peer(*place, nbytes)
                 for each, place in enumerate(places)
             ]
         except OSError as error:
@@ -65,16 +63,38 @@ def share(
     return parts, [pid for pid, _, _ in places]
 
 
-def _map(descriptor: int, nbytes: int) -> mmap.mmap:
+def reserve(nbytes: int) -> int:
+    """The descriptor of anonymous memory that is there: a later write into it cannot fail.
+
+    Raises:
+        OSError: when there is not enough.
+    """
+    descriptor = os.memfd_create("ronde")
+    try:
+        for start in range(0, nbytes, _FALLOCATE_STEP):
+            os.posix_fallocate(descriptor, start, min(_FALLOCATE_STEP, nbytes - start))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map one's own memory, all pages present."""
     return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
-def _map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
+def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
+    """Map memory of another process, which keeps it open under `descriptor`.
+
+    Raises:
+        OSError: when it is not there, or not to be opened by this user.
+    """
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
     try:
         # The number may be another process's, where ranks live in containers of their own.
         if os.fstat(opened).st_ino != inode:
             raise OSError(errno.ESRCH, "another process")
-        return _map(opened, nbytes)
+        return map_memory(opened, nbytes)
     finally:
         os.close(opened)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 # Bound at import: the module's own are replaced for scripts.
@@ -47,25 +47,26 @@ class Counters:
 
 
 class Waiting:
-    """Waits until the numbers of peers have come to a value.
+    """Waits until peers have come to a point.
 
     Args:
-        rank: this rank, counted on this host.
-        pids: process number of each rank of the host.
-        first_rank: number of the host's first rank among all ranks, for messages.
+        rank: this rank, counted among those that wait for each other.
+        pids: process number of each of them.
+        numbers: what messages call each of them.
         timeout: seconds.
 
     Attributes:
         timeout: seconds.
     """
 
-    def __init__(self, rank: int, pids: Sequence[int], *, first_rank: int = 0, timeout: float) -> None:
+    def __init__(self, rank: int, pids: Sequence[int], *, numbers: Sequence[int], timeout: float) -> None:
         self.timeout = timeout
-        self._first_rank = first_rank
+        self._numbers = numbers
         self._pids = pids
         self._spins = _SPINS if len(pids) <= len(os.sched_getaffinity(0)) else 1
         self._deaths = select.poll()
         self._processes = {os.pidfd_open(pid): each for each, pid in enumerate(pids) if each != rank}
+        self._dead: set[int] = set()
         for descriptor in self._processes:
             self._deaths.register(descriptor, select.POLLIN)
 
@@ -73,21 +74,34 @@ class Waiting:
         """Return when every peer's number `word` has come to `value`.
 
         Raises:
-            PeerLost: when a peer has died or is stopped, or time is up; it names the peer.
+            PeerLost: when any peer has died, the one waited for is stopped, or time is up; it names the peer.
         """
         for peer, words in counters.peers:
             if words[word] < value:
-                self._wait(peer, words, word, value)
+                self._wait(_reached(words, word, value), (peer,), self._any_dead)
 
-    def until_one(self, counters: Counters, peer: int, word: int, value: int) -> None:
-        """Return when the number `word` of `peer`, counted on this host, has come to `value`.
+    def until_one(self, words: Sequence[int], word: int, value: int, peer: int) -> None:
+        """Return when `words[word]`, which `peer` counts up, has come to `value`.
 
         Raises:
-            PeerLost: as `until`.
+            PeerLost: as `until`, but no other peer's death matters.
         """
-        words = counters.all[peer]
         if words[word] < value:
-            self._wait(peer, words, word, value)
+            self._wait(_reached(words, word, value), (peer,), self._all_dead)
+
+    def until_true(self, come: Callable[[], bool], peers: Sequence[int]) -> None:
+        """Return when `come()` is true, which any of `peers` may make so.
+
+        Raises:
+            PeerLost: when all of `peers` have died, or time is up.
+        """
+        if not come():
+            self._wait(come, peers, self._all_dead)
+
+    def is_dead(self, peer: int) -> bool:
+        """Whether this peer's process has ended."""
+        self._look_for_deaths(0)
+        return peer in self._dead
 
     def close(self) -> None:
         """Let go of the peers' processes; a second call does nothing."""
@@ -95,36 +109,63 @@ class Waiting:
             os.close(descriptor)
         self._processes.clear()
 
-    def _wait(self, peer: int, words: memoryview, word: int, value: int) -> None:
+    def _wait(
+        self,
+        come: Callable[[], bool],
+        peers: Sequence[int],
+        lost: Callable[[Sequence[int]], int | None],
+    ) -> None:
         for _ in range(self._spins):
-            if words[word] >= value:
+            if come():
                 return
         patience = perf_counter_ns() + _YIELD_NS
         while perf_counter_ns() < patience:
             os.sched_yield()
-            if words[word] >= value:
+            if come():
                 return
-        self._sleep(peer, words, word, value)
+        self._sleep(come, peers, lost)
 
-    def _sleep(self, peer: int, words: memoryview, word: int, value: int) -> None:
+    def _sleep(
+        self,
+        come: Callable[[], bool],
+        peers: Sequence[int],
+        lost: Callable[[Sequence[int]], int | None],
+    ) -> None:
         end = monotonic() + self.timeout
         looks = stopped = 0
-        while words[word] < value:
-            died = self._deaths.poll(_SLEEP_MS)
-            if words[word] >= value:
+        while not come():
+            self._look_for_deaths(_SLEEP_MS)
+            if come():  # what a peer did before it died counts
                 return
-            if died:
-                raise PeerLost(f"{self._name(self._processes[died[0][0]])} has died")
+            if (died := lost(peers)) is not None:
+                raise PeerLost(f"{self.name(died)} has died")
             looks += 1
-            if looks % _LOOK_AT_STATE_EVERY == 0:
-                stopped = stopped + _LOOK_AT_STATE_EVERY if _is_stopped(self._pids[peer]) else 0
+            if looks % _LOOK_AT_STATE_EVERY == 0 and len(peers) == 1:
+                stopped = stopped + _LOOK_AT_STATE_EVERY if _is_stopped(self._pids[peers[0]]) else 0
                 if stopped >= _STOPPED_LOOKS:
-                    raise PeerLost(f"{self._name(peer)} is stopped; `kill -CONT` lets it go on")
+                    raise PeerLost(f"{self.name(peers[0])} is stopped; `kill -CONT` lets it go on")
             if monotonic() > end:
-                raise PeerLost(f"{self._name(peer)} did not come within {self.timeout:.0f} s")
+                whom = " and ".join(self.name(peer) for peer in peers)
+                raise PeerLost(f"{whom} did not come within {self.timeout:.0f} s")
 
-    def _name(self, peer: int) -> str:
-        return f"rank {peer + self._first_rank} (process {self._pids[peer]})"
+    def _look_for_deaths(self, milliseconds: int) -> None:
+        for descriptor, _ in self._deaths.poll(milliseconds):
+            self._dead.add(self._processes[descriptor])
+            self._deaths.unregister(descriptor)  # or no sleep would last any more
+
+    def _any_dead(self, _: Sequence[int]) -> int | None:
+        return next(iter(self._dead), None)
+
+    def _all_dead(self, peers: Sequence[int]) -> int | None:
+        return peers[0] if self._dead.issuperset(peers) else None
+
+    def name(self, peer: int) -> str:
+        """What messages call a peer."""
+        return f"rank {self._numbers[peer]} (process {self._pids[peer]})"
+
+
+def _reached(words: Sequence[int], word: int, value: int) -> Callable[[], bool]:
+    return lambda: words[word] >= value
 
 
 def _is_stopped(pid: int) -> bool:

@@ -1,0 +1,158 @@
+"""Memory in which a message lies between its sender, who owns it, and its receiver, who opens it.
+
+A sender keeps what it has allocated and writes the next message there once the receiver has read the last.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import mmap
+import os
+
+import torch
+
+from ronde.comm.shared_segment import map_memory, map_of_peer, reserve
+
+__all__ = ["FILLED", "TAKEN", "Block", "MessageMemory", "PeerMemory"]
+
+# Words at the beginning of a block, each in a cache line of its own: bytes that the sender has written
+# so far, and whether the receiver has read them all.
+FILLED, TAKEN = 0, 8
+_HEADER = 128
+_WORDS = _HEADER // 8
+_LEAST = 4096
+# Small blocks share a segment: a segment costs an open file.
+_SEGMENT = 1 << 20
+# What one process keeps open although nothing is under way in it.
+_KEPT = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """Room for one message.
+
+    Attributes:
+        address: by which the receiver finds it: segment, its descriptor, inode and size; offset in it.
+        words: `FILLED` and `TAKEN`.
+        payload: [capacity] bytes.
+    """
+
+    address: tuple[int, int, int, int, int]
+    words: memoryview
+    payload: torch.Tensor
+
+
+class MessageMemory:
+    """The blocks of one sender."""
+
+    def __init__(self) -> None:
+        self._numbers = 0
+        self._free: dict[int, list[Block]] = collections.defaultdict(list)
+        self._busy: dict[int, list[Block]] = collections.defaultdict(list)
+
+    def take(self, nbytes: int) -> Block:
+        """A block for a message of `nbytes`, neither filled nor taken.
+
+        Raises:
+            OSError: when there is not enough memory.
+        """
+        capacity = _capacity(nbytes)
+        free = self._free[capacity]
+        if not free:
+            self._recycle()
+        if not free:
+            self._allocate(capacity)
+        block = free.pop()
+        block.words[FILLED] = block.words[TAKEN] = 0
+        self._busy[capacity].append(block)
+        return block
+
+    def close(self) -> None:
+        """Let go of all; what a receiver has opened it may still read."""
+        for blocks in (*self._free.values(), *self._busy.values()):
+            for block in blocks:
+                _close(block)
+        self._free.clear()
+        self._busy.clear()
+
+    def _recycle(self) -> None:
+        kept = 0
+        for capacity, busy in self._busy.items():
+            self._free[capacity] += [block for block in busy if block.words[TAKEN]]
+            self._busy[capacity] = [block for block in busy if not block.words[TAKEN]]
+        for capacity, free in self._free.items():
+            if capacity + _HEADER > _SEGMENT // 2:  # one to a segment
+                while free and kept + capacity * len(free) > _KEPT:
+                    _close(free.pop())
+                kept += capacity * len(free)
+
+    def _allocate(self, capacity: int) -> None:
+        size = capacity + _HEADER
+        count = max(1, _SEGMENT // size)
+        descriptor = reserve(size * count)
+        try:
+            memory = map_memory(descriptor, size * count)
+        except OSError:
+            os.close(descriptor)
+            raise
+        number, inode = self._numbers, os.fstat(descriptor).st_ino
+        self._numbers += 1
+        words, payload = _views(memory)
+        for offset in range(0, size * count, size):
+            self._free[capacity].append(
+                Block(
+                    (number, descriptor, inode, size * count, offset),
+                    words[offset // 8 : offset // 8 + _WORDS],
+                    payload[offset + _HEADER : offset + size],
+                )
+            )
+
+
+class PeerMemory:
+    """The blocks of one sender as a receiver sees them.
+
+    Args:
+        pid: process number of the sender.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._open: collections.OrderedDict[int, tuple[memoryview, torch.Tensor]] = collections.OrderedDict()
+
+    def block(self, address: tuple[int, int, int, int, int], nbytes: int) -> Block:
+        """The first `nbytes` of the block at this address.
+
+        Raises:
+            OSError: when the sender's memory cannot be opened.
+        """
+        number, descriptor, inode, size, offset = address
+        views = self._open.get(number)
+        if views is None:
+            views = self._open[number] = _views(map_of_peer(self._pid, descriptor, inode, size))
+            while len(self._open) > 1 and sum(len(each) for _, each in self._open.values()) > _KEPT:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        words, payload = views
+        begin = offset + _HEADER
+        return Block(address, words[offset // 8 : offset // 8 + _WORDS], payload[begin : begin + nbytes])
+
+
+def _views(memory: mmap.mmap) -> tuple[memoryview, torch.Tensor]:
+    with torch.inference_mode(False):  # it will be written outside it as well
+        return memoryview(memory).cast("Q"), torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _capacity(nbytes: int) -> int:
+    """A size of few: at most a quarter more than asked, so that messages of like sizes share memory."""
+    if nbytes <= _LEAST:
+        return _LEAST
+    step = 1 << max(12, (nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+def _close(block: Block) -> None:
+    _, descriptor, _, _, offset = block.address
+    if offset == 0:  # the first of its segment
+        os.close(descriptor)
