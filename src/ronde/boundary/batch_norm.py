@@ -11,7 +11,6 @@ input's gradient, are both scale * x + shift per channel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,65 +75,7 @@ def _global_batch_norm(
     running_var: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
     momentum: float, eps: float,
 ) -> torch.Tensor:  # fmt: skip
-    statistics = _combine(context, input.detach())
-    if running_mean is not None and running_var is not None:
-        unbiased = statistics.variance * (statistics.count / (statistics.count - 1))
-        # By `.data`, as torch's kernel does: no version is counted, older graphs remain of use.
-        running_mean.data.mul_(1 - momentum).add_(statistics.mean, alpha=momentum)
-        running_var.data.mul_(1 - momentum).add_(unbiased, alpha=momentum)
-    return _Normalize.apply(input, weight, bias, statistics, eps, context)
-
-
-@dataclass(frozen=True, slots=True)
-class _Statistics:
-    """Of the global batch, in fp64: mean [C], biased variance [C], number of values per channel []."""
-
-    mean: torch.Tensor
-    variance: torch.Tensor
-    count: torch.Tensor
-
-
-def _combine(context: Context, input: torch.Tensor) -> _Statistics:
-    value = input.to(_work(input))
-    dims = _all_but_channels(value)
-    channels = value.shape[1]
-    count = value.numel() // max(channels, 1)
-    total = value.sum(dims)
-    # The squared differences in one pass. Rounding of the mean adds its square, which is nothing.
-    mean = _channels(total / max(count, 1), value).expand_as(value)
-    deviation = torch.ops.aten.mse_loss.default(value, mean, 0).sum(dims)
-    # In fp64, as torch's own kernel accumulates: the combination must not add to its rounding.
-    packed = torch.cat([total.double(), deviation.double(), total.new_tensor([count], dtype=torch.float64)])
-    return _joined(context.comm.all_gather(packed), channels)
-
-
-def _joined(parts: torch.Tensor, channels: int) -> _Statistics:
-    """The statistics of all ranks' values from [ranks, C sums | C sums of squared deviations | count]."""
-    whole, counts = parts.sum(0), parts[:, -1:]
-    count = whole[-1]
-    mean = whole[:channels] / count
-    apart = torch.addcmul(parts[:, :channels], counts, mean, value=-1)
-    between = apart.square_().div_(counts.clamp(min=1)).sum(0)  # a rank without rows has no sum either
-    return _Statistics(mean, between.add_(whole[channels:-1]).div_(count), count)
-
-
-def _work(input: torch.Tensor) -> torch.dtype:
-    """What is computed in: half precision is only stored."""
-    return torch.promote_types(input.dtype, torch.float32)
-
-
-def _all_but_channels(value: torch.Tensor) -> list[int]:
-    return [0, *range(2, value.dim())]
-
-
-def _scale_and_shift(
-    value: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None, mean: torch.Tensor,
-    variance: torch.Tensor, eps: float,
-) -> torch.Tensor:  # fmt: skip
-    """(value - mean) / sqrt(variance + eps) * scale + shift, per channel, in one pass."""
-    if not value.numel():
-        return torch.empty_like(value)
-    return torch.native_batch_norm(value, scale, shift, mean, variance, False, 0.0, eps)[0]
+    return _Normalize.apply(input, weight, bias, (running_mean, running_var), momentum, eps, context)
 
 
 class _Normalize(Function):
@@ -143,26 +84,58 @@ class _Normalize(Function):
     @staticmethod
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
-        statistics: _Statistics, eps: float, context: Context,
+        running: tuple[torch.Tensor | None, torch.Tensor | None], momentum: float, eps: float,
+        context: Context,
     ) -> torch.Tensor:  # fmt: skip
-        work = _work(input)
-        mean, variance = statistics.mean.to(work), statistics.variance.to(work)
-        ctx.save_for_backward(input, weight, mean, variance, statistics.count)
+        # Half precision is only stored.
+        work = torch.float64 if input.dtype is torch.float64 else torch.float32
+        value = _in(work, input)
+        mean, variance, count = _combine(context, value)
+        running_mean, running_var = running
+        if running_mean is not None and running_var is not None:
+            # By `.data`, as torch's kernel does: no version is counted, older graphs remain of use.
+            running_mean.data.lerp_(_in(running_mean.dtype, mean), momentum)
+            unbiased = torch.addcdiv(variance, variance, count - 1)
+            running_var.data.lerp_(_in(running_var.dtype, unbiased), momentum)
+        ctx.save_for_backward(input, weight, mean, variance, count)
         ctx.eps, ctx.context = eps, context
-        scale, shift = _in(work, weight), _in(work, bias)
-        return _scale_and_shift(input.to(work), scale, shift, mean, variance, eps).to(input.dtype)
+        scale = weight if weight is None else _in(work, weight)
+        shift = bias if bias is None else _in(work, bias)
+        return _in(input.dtype, _scale_and_shift(value, scale, shift, mean, variance, eps))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         input, weight, mean, variance, count = ctx.saved_tensors
         work = mean.dtype
-        value, grad, scale = input.to(work), grads[0].to(work), _in(work, weight)
+        value, grad = _in(work, input), _in(work, grads[0])
+        scale = weight if weight is None else _in(work, weight)
         if torch.is_grad_enabled():
             found = _differentiable_gradients(ctx.context, value, grad, scale, count, ctx.eps)
         else:
             found = _gradients(ctx, value, grad, scale, mean, variance, count)
-        needed = (of if asked else None for of, asked in zip(found, ctx.needs_input_grad, strict=False))
-        return (*needed, None, None, None)
+        needed = [of if asked else None for of, asked in zip(found, ctx.needs_input_grad, strict=False)]
+        return (*needed, None, None, None, None)
+
+
+def _combine(context: Context, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean [C], biased variance [C] and number of values per channel, over all ranks."""
+    dims, channels = _all_but_channels(value), value.shape[1]
+    if value.numel():
+        mean = value.mean(dims)
+        # The squares in one pass. What rounding did to the mean adds its square, which is nothing.
+        variance = torch.ops.aten.mse_loss.default(value, _channels(mean, value), 0).mean(dims)
+    else:
+        mean = variance = value.new_zeros(channels)
+    counts = torch.full((1,), value.numel() // max(channels, 1), dtype=torch.float64, device=value.device)
+    # In fp64, as torch's own kernel accumulates: the combination must not add to its rounding.
+    parts = context.comm.all_gather(torch.cat([mean, variance, counts]))
+    means, variances, counts = parts.split([channels, channels, 1], 1)
+    count = counts.sum()
+    share = counts / count
+    joint_mean = (means * share).sum(0)
+    apart = means - joint_mean
+    joint_variance = torch.addcmul(variances, apart, apart).mul_(share).sum(0)
+    return joint_mean.to(value.dtype), joint_variance.to(value.dtype), count
 
 
 def _gradients(
@@ -178,13 +151,23 @@ def _gradients(
         of_weight, of_bias = torch.zeros_like(mean), torch.zeros_like(mean)
     if not ctx.needs_input_grad[0]:
         return None, of_weight, of_bias
-    sums = ctx.context.comm.all_reduce(torch.stack([of_weight, of_bias]).double())
-    steepness = torch.rsqrt(variance + ctx.eps)
+    sums = ctx.context.comm.all_reduce(torch.stack([of_weight, of_bias]))
+    fall = (variance + ctx.eps).rsqrt_().neg_()
     if weight is not None:
-        steepness.mul_(weight)
-    scale, shift = sums.div_(count).to(mean.dtype).mul_(steepness).neg_().unbind()
+        fall.mul_(weight)
+    scale, shift = sums.mul_(fall).div_(count).unbind()
     inner = _scale_and_shift(value, scale, shift, mean, variance, ctx.eps)
-    return inner.addcmul_(grad, _channels(steepness, grad)), of_weight, of_bias
+    return inner.addcmul_(grad, _channels(fall, grad), value=-1), of_weight, of_bias
+
+
+def _scale_and_shift(
+    value: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None, mean: torch.Tensor,
+    variance: torch.Tensor, eps: float,
+) -> torch.Tensor:  # fmt: skip
+    """(value - mean) / sqrt(variance + eps) * scale + shift, per channel, in one pass."""
+    if not value.numel():
+        return torch.empty_like(value)
+    return torch.native_batch_norm(value, scale, shift, mean, variance, False, 0.0, eps)[0]
 
 
 def _differentiable_gradients(
@@ -205,5 +188,10 @@ def _differentiable_gradients(
     return inner, of_weight, of_bias
 
 
-def _in(work: torch.dtype, parameter: torch.Tensor | None) -> torch.Tensor | None:
-    return None if parameter is None else parameter.to(work)
+def _all_but_channels(value: torch.Tensor) -> list[int]:
+    return [0, *range(2, value.dim())]
+
+
+def _in(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
+    """`value.to(dtype)`, at no cost where it is so already."""
+    return value if value.dtype is dtype else value.to(dtype)
