@@ -1,12 +1,12 @@
 """Batch normalization with the statistics of the global batch.
 
-Forward gathers every rank's (sum, sum of squared deviations, count) and combines them as Chan, Golub and
-LeVeque (1979) do, not as E[x^2] - E[x]^2; backward adds two sums per channel over ranks: one collective for
-each direction. The gradients of weight and bias are these very sums before they are added over ranks: they
-stay local, and the reducer averages them with all others.
+Forward gathers every rank's (mean, variance, count) and combines them as Chan, Golub and LeVeque (1979) do,
+not as E[x^2] - E[x]^2; backward adds two sums per channel over ranks: one collective for each direction. The
+gradients of weight and bias are these very sums before they are added over ranks: they stay local, and the
+reducer averages them with all others.
 
 The passes over whole activations are torch's own kernels, given global statistics: normalizing, and the
-input's gradient, are both scale * x + shift per channel.
+input's gradient, are both a scale and a shift per channel.
 """
 
 from __future__ import annotations
