@@ -83,6 +83,11 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ("empty", "empty is a folder without a __main__.py; name the script in it"),
         ("-", "a script from stdin cannot be read by every rank; save it to a file"),
         ("/dev/null", "/dev/null is not a file that every rank can read; save the script to one"),
+        (
+            "-m pdb train.py",
+            "-m pdb would step through every rank by itself; write breakpoint() into the script, which opens "
+            "on the main rank, or debug in plain python: python -m pdb SCRIPT",
+        ),
         ("-m jsonn.tool", "there is no module 'jsonn.tool'; with a path, leave -m out: ronde run PATH"),
         ("-m train.py", "train.py is a path, not a module; leave -m out: ronde run train.py"),
         ("--ranks 0 train.py", "--ranks 0 is neither a number from 1 nor auto; try --ranks 2"),

@@ -16,6 +16,8 @@ from ronde.errors import UsageError
 
 __all__ = ["check_module", "check_script"]
 
+_DEBUGGERS = ("pdb", "ipdb", "pudb")
+
 
 def check_script(script: str) -> None:
     """Refuse a script that no rank could read.
@@ -57,6 +59,11 @@ def check_module(name: str) -> None:
     """Refuse a module of which not even the package can be found."""
     if name.endswith(".py") and Path(name).exists():
         raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name}")
+    if name in _DEBUGGERS:
+        raise UsageError(
+            f"-m {name} would step through every rank by itself; write breakpoint() into the script, "
+            f"which opens on the main rank, or debug in plain python: python -m {name} SCRIPT"
+        )
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())  # as python -m has it
     try:
