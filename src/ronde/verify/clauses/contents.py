@@ -50,7 +50,11 @@ def differing_contents(
     except UnicodeDecodeError:
         if repeat is not None and repeat.read_bytes() != expected:
             return None  # `beyond_comparison`
-        return f"{len(content)} bytes that are not those of plain python ({len(expected)})"
+        # One last bit is another byte in a format that cannot be read here.
+        return (
+            f"{len(content)} bytes that are not those of plain python ({len(expected)}); its format is not "
+            f"known here, so this may be rounding"
+        )
     if repeat is not None and not alike(expected_text, repeat.read_text(errors="replace")):
         return None  # `beyond_comparison` as well
     unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
