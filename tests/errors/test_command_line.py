@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,22 @@ def test_another_system(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         1,
         "ronde: error: ronde runs on Linux only for now, not on darwin\n",
     )
+
+
+@pytest.mark.parametrize("words", [["run", "train.py"], ["verify", "train.py"], ["bench", "dp"]])
+def test_another_system_without_what_only_linux_has(words: list[str]) -> None:
+    """Not only its name: a Mac's Python has no real-time signals and no affinity of processes."""
+    code = (
+        "import os, signal, sys, sysconfig\n"
+        "sysconfig.get_config_vars(), sysconfig.get_paths()\n"
+        "del signal.SIGRTMIN, signal.SIGRTMAX, os.sched_getaffinity\n"
+        "sys.platform = 'darwin'\n"
+        "from ronde.cli.app import main\n"
+        f"main({words!r})\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stderr == "ronde: error: ronde runs on Linux only for now, not on darwin\n"
+    assert process.returncode == 1
 
 
 def test_without_torch(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import sqlite3
 import struct
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,13 +42,14 @@ def test_a_torchscript_module_is_compared_by_its_state(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1).double()
 
     def saved(name: str) -> Path:
-        torch.jit.trace(model, torch.ones(3, 2, dtype=torch.float64)).save(str(tmp_path / name))
+        traced: Any = torch.jit.trace(model, torch.ones(3, 2, dtype=torch.float64))
+        traced.save(str(tmp_path / name))
         return tmp_path / name
 
     reference, again = saved("plain.pt"), saved("again.pt")
     assert differing_contents(again, reference, DOUBLE) is None
     with torch.no_grad():
-        model.bias += 1
+        model.bias.add_(1)
     wrong = differing_contents(saved("far.pt"), reference, DOUBLE)
     assert wrong is not None
     assert wrong.startswith("state.bias, entry 0")
