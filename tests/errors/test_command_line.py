@@ -154,6 +154,10 @@ def test_a_syntax_error_is_pythons_own(told: Any) -> None:
         1,
         '  File "bad.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
     )
+    assert told("verify", "bad.py") == (
+        2,  # nothing to compare; 1 is a broken law
+        '  File "bad.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a rule of Linux")

@@ -65,7 +65,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
     check_torch()
-    check_module(script) if module else check_script(script)
+    check_module(script) if module else check_script(script, syntax_error=2)
     if plot is not None:
         check(plot)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
