@@ -36,7 +36,7 @@ class Context:
 
     Attributes:
         comm: collectives of the boundary, apart from the reducer's: their order is the script's.
-        batch_dim: which dimension of a model's arguments is the batch.
+        batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
         adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
         region: where execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
@@ -49,7 +49,7 @@ class Context:
         self,
         *,
         comm: Comm,
-        batch_dim: int,
+        batch_dim: int | None,
         adopt: Callable[[torch.Tensor], None],
         tally: Tally | None = None,
     ) -> None:

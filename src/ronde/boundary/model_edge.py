@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.candidates import Batch, batches
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
@@ -26,7 +27,7 @@ from ronde.boundary.randomness import RankStream, SlicedDraws
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.verdicts import Batch, Verdicts
+from ronde.boundary.verdicts import Verdicts
 from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
@@ -93,15 +94,17 @@ class ModelEdge:
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))
-        batch = self._find_batch(values)
-        if batch is None:
+        found = batches(values, self._context.batch_dim, self._context.rows)
+        if not found:
             return plain(module, *args, **kwargs)
-        if module.training and torch.is_grad_enabled():
-            self._context.tally.train_on(batch.rows)
+        large = [batch for batch in found if batch.rows >= self._context.world_size]
         self._context.model_calls += 1
-        if batch.rows < self._context.world_size or any(map(_is_nested, values)):
+        if not large or any(map(_is_nested, values)):
+            self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))
-        verdict = self._verdicts.of(module, (args, kwargs), values, batch)
+        verdict = self._verdicts.of(module, (args, kwargs), values, large)
+        batch = large[verdict.candidate]
+        self._tally(module, batch)
         if verdict.sharded:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if isinstance(module, torch.jit.ScriptModule):  # its body is not Python's to carry out
@@ -112,29 +115,14 @@ class ModelEdge:
         finally:
             self._context.rows = before
 
+    def _tally(self, module: torch.nn.Module, batch: Batch) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._context.tally.train_on(batch.rows)
+
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None):
             args, kwargs = map_leaves(materialize, call)
             return plain(module, *args, **kwargs)
-
-    def _find_batch(self, values: list[Any]) -> Batch | None:
-        """The batch among the leaves of a call's arguments, or None when there is none."""
-        dim = self._context.batch_dim
-        held = [value for value in values if isinstance(value, GlobalTensor)]
-        if held:
-            first = held[0]._layout
-            if first.outer != 1 or not all(value._layout.same_cut(first) for value in held):
-                return None
-            rows, inner = first.rows, first.inner
-        else:
-            sizes = [value.shape[dim] for value in values if _may_be_batch(value) and value.dim() > dim]
-            if not sizes:
-                return None
-            rows, inner = self._context.rows or sizes[0], 1
-            if rows not in sizes:
-                return None
-        axes = tuple(_axis(value, rows * inner, dim) for value in values)
-        return Batch(rows, inner, axes)
 
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
@@ -266,26 +254,9 @@ def _another_form(module: torch.nn.Module) -> RondeError:
     )
 
 
-def _may_be_batch(value: Any) -> bool:
-    """A parametrization is a module called on a parameter."""
-    return (
-        isinstance(value, torch.Tensor) and not value.is_nested and not isinstance(value, torch.nn.Parameter)
-    )
-
-
 def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
-
-
-def _axis(value: Any, length: int, dim: int) -> int | None:
-    if isinstance(value, GlobalTensor):
-        return value._layout.dim
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        return None
-    if isinstance(value, torch.Tensor) and value.dim() > dim and value.shape[dim] == length:
-        return dim
-    return None

@@ -112,12 +112,16 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 
 
 def _checks_arguments() -> bool:
-    """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
+    """Whether torch reads a value only for an error or a faster kernel: a distribution that checks
+    its parameters or a sample, a transformer that asks whether its mask is the causal one."""
     frame = sys._getframe(1)
     for _ in range(24):
         if frame is None:
             return False
-        if frame.f_globals.get("__name__") == "torch.distributions.distribution":
+        module = frame.f_globals.get("__name__")
+        if module == "torch.distributions.distribution":
+            return True
+        if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
             return True
         frame = frame.f_back
     return False
