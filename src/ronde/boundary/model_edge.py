@@ -23,7 +23,8 @@ from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, mate
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import RankStream, SlicedDraws
+from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.tree import Opaque, leaves, map_leaves
@@ -190,9 +191,10 @@ class ModelEdge:
     def _drawing(self, verdict: Verdict, rows: int) -> Any:
         if not verdict.draws:
             return _NoDraws()
+        cut = self._context.layout(0, rows)
         if self._stream is not None:
-            return self._stream
-        return SlicedDraws(verdict.draws, self._context.layout(0, rows), self._context.rank)
+            return self._stream.drawing(verdict.draws, cut)
+        return SlicedDraws(verdict.draws, cut, self._context.rank)
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):

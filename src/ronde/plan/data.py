@@ -36,8 +36,8 @@ class Data:
     def rng_on(self, device_type: str) -> Literal["global", "per-rank"]:
         """What `rng` means on a device of this type ("cpu", "cuda").
 
-        On CPU one generator serves the sampler and the model, so that independent draws in the
-        model would change which samples come next. A CUDA device's generator serves the model only.
+        On CPU one generator serves the sampler and the model, and must go on as on one device: draws of
+        the whole batch are needed in any case. A CUDA device's generator serves the model only.
         """
         if self.rng != "auto":
             return self.rng

@@ -29,7 +29,7 @@ from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import RankStream
+from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
@@ -142,10 +142,9 @@ class Session:
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
-        rng = self.plan.data.rng
-        if rng == "auto":
-            rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.rank, device) if rng == "per-rank" else None
+        if self.plan.data.rng_on(device.type) == "global":
+            return None
+        return RankStream(self.config.rank, device, self.context.note)
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
