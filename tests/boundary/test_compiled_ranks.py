@@ -41,7 +41,7 @@ def _on_ranks(rank: Rank) -> tuple[list[torch.Tensor], list[str], int]:
         return (
             _train(torch.compile(backend="eager")),
             list(session.context.notes),
-            session.context.sharded_calls,
+            sum(session.tally.sharded.values()),
         )
 
 

@@ -163,8 +163,8 @@ def check(rank: Rank, hazard: Hazard) -> list[str]:
             problems.append(f"{len(found)} values instead of {len(expected)}")
         if hazard.end == "refused":
             problems.append("was not refused")
-        if hazard.end == "whole" and (notes or not context.sharded_calls):
-            problems.append(f"{context.sharded_calls} calls were cut")
+        if hazard.end == "whole" and (notes or not sum(context.tally.sharded.values())):
+            problems.append(f"{sum(context.tally.sharded.values())} calls were cut")
         if hazard.end == "found" and [note.partition(": ")[2] for note in notes] != [_FOUND]:
             problems.append("its batch was not found on the second axis")
         if hazard.end == "parts" and not any(hazard.words in note for note in notes):
