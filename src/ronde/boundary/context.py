@@ -43,6 +43,8 @@ class Context:
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
         model_calls: calls of models on a batch so far.
+        loss_is_scaled: the script scales its loss to the edge of what float16 holds.
+        gradients_watched: the script may look at gradients in the midst of a backward.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class Context:
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
         self.model_calls = 0
+        self.loss_is_scaled = False
+        self.gradients_watched = False
         self._thread = threading.get_ident()
 
     @property
-    def sharded_calls(self) -> int:
-        """How many calls of modules ran on shards."""
-        return sum(self.tally.sharded.values())
+    def gradient_factor(self) -> int:
+        """How many times the true one the local gradient of a shard is; see `loss_scale`."""
+        return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
 
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks."""

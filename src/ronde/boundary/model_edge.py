@@ -66,7 +66,10 @@ class ModelEdge:
         context = self._context
 
         def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
-            if context.region is not Region.SCRIPT or not isinstance(tensor, torch.nn.Parameter):
+            if context.region is not Region.SCRIPT:
+                return plain(tensor, hook)
+            context.gradients_watched = True
+            if not isinstance(tensor, torch.nn.Parameter):
                 return plain(tensor, hook)
             calls = context.model_calls
 

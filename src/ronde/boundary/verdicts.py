@@ -135,6 +135,7 @@ class Verdicts:
     def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:
         """The first candidate that holds, or what is wrong with the likeliest."""
         if self._modules[made.module].behaviour.hooked():
+            self._context.gradients_watched = True
             return Verdict(False, "it has hooks, which are to see the whole batch")
         if _is_lazy(made.module):
             return Verdict(False, "it has lazy layers, which are made by their first call")

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -135,6 +135,7 @@ class Session:
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
         compiled.install(self.patches, self.context)
+        loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -164,7 +165,10 @@ class Session:
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
-            with self.reducer.backward():
+            divide = self.context.gradient_factor == 1 and not self.reducer.busy
+            if divide:
+                grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
+            with self.reducer.backward(divided=divide):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
