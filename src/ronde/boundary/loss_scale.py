@@ -1,7 +1,7 @@
 """Gradients in half precision: on a rank as large as on one device, so that as many steps are skipped.
 
 Of a shard, the local gradient is W times the true one (see `edges`). A `GradScaler` keeps gradients close to
-the largest number that float16 holds: ranks would overflow earlier, and skip steps that one device takes. In a
+the largest number that float16 holds: ranks would overflow earlier, and skip steps that one takes. In a
 script with a scaler every backward therefore begins with 1/W, and the reducer multiplies what it has averaged
 by W. What the script itself computes on whole values then has gradients divided by W; where it could look at
 them there, with a hook or a backward of its own, nothing is divided.

@@ -150,9 +150,22 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
+                self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
         return self._made_global(module, call, output, batch, verdict)
+
+    def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """The compiler steps aside while draws are watched."""
+        if not verdict.draws or not (self._stream is None or self._stream.watches):
+            return
+        for part in module.modules():
+            if _is_compiled(part):
+                name = type(getattr(part, "_orig_mod", part)).__name__
+                self._context.note(
+                    f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
+                    f"(dropout), which are made for the whole batch and then cut"
+                )
 
     def _made_global(
         self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict
@@ -243,13 +256,19 @@ class _NoDraws:
             )
 
 
+def _is_compiled(module: torch.nn.Module) -> bool:
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
+
+
 def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return module._call_impl
-    if type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules:
+    if not _is_compiled(module):
+        return functools.partial(plain, module)
+    if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]
-    return functools.partial(plain, module)
+    return module._call_impl
 
 
 def _another_form(module: torch.nn.Module) -> RondeError:

@@ -49,6 +49,11 @@ class RankStream:
             return torch.cuda.default_generators[self._device.index or 0]
         return torch.default_generator
 
+    @property
+    def watches(self) -> bool:
+        """Whether every draw is looked at, because the script's generator must go on with it."""
+        return self._device.type == "cpu"
+
     @contextmanager
     def drawing(self, draws: Sequence[Draw], rows: Layout) -> Iterator[None]:
         """Inside, a model draws from this stream.
@@ -62,7 +67,7 @@ class RankStream:
         if (seed := generator.initial_seed()) != self._seed:
             self._begin(seed)
         generator.set_state(self._state)
-        twice = _DrawnTwice(self, draws, rows, self._rank) if self._device.type == "cpu" else nullcontext()
+        twice = _DrawnTwice(self, draws, rows, self._rank) if self.watches else nullcontext()
         try:
             with twice:
                 yield
