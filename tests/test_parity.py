@@ -33,6 +33,7 @@ ON_THREE_RANKS = {
     "padded_text",
     "small_batches",
     "char_rnn",
+    "transformer_lm",
     "checkpointing",
     "hooks",
     "maml",

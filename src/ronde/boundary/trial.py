@@ -85,22 +85,23 @@ class Trial:
         """A forward pass on rows `start` to `stop`, from the same random state as every other."""
         return self._run([self._part(place, start, stop) for place in range(len(self._values))], draws)
 
-    def spoilt(self, row: int, rows: int, *, finite: bool) -> Run:
-        """A forward pass on `rows` rows of which one is not a number, or another one's where it must be."""
+    def spoilt(self, spoilt: Sequence[int], rows: int, *, finite: bool) -> Run:
+        """A forward pass on `rows` rows of which some are not numbers, or other ones where they must be."""
 
         def spoil(place: int) -> Any:
             value, axis = self._part(place, 0, rows), self._axes[place]
             if axis is None:
                 return value
+            places = torch.tensor(spoilt, device=value.device)
             with torch.no_grad():
-                mine, other = value.select(axis, row), value.select(axis, (row + 1) % rows)
-                exact = not (value.is_floating_point() or value.is_complex())
-                if exact:
-                    mine.copy_(other)
+                if not (value.is_floating_point() or value.is_complex()):
+                    others = value.index_select(axis, (places + 1) % rows)
+                    value.index_copy_(axis, places, others)
                 elif finite:
-                    mine.copy_(other * 0.5 + 1)
+                    others = value.index_select(axis, (places + 1) % rows)
+                    value.index_copy_(axis, places, others * 0.5 + 1)
                 else:
-                    mine.fill_(torch.nan)
+                    value.index_fill_(axis, places, torch.nan)
             return value
 
         return self._run([spoil(place) for place in range(len(self._values))], None)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -29,7 +29,7 @@ from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import RankStream
+from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
@@ -135,6 +135,7 @@ class Session:
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
         compiled.install(self.patches, self.context)
+        loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
@@ -144,10 +145,9 @@ class Session:
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
-        rng = self.plan.data.rng
-        if rng == "auto":
-            rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.rank, device) if rng == "per-rank" else None
+        if self.plan.data.rng_on(device.type) == "global":
+            return None
+        return RankStream(self.config.rank, device, self.context.note)
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
@@ -165,7 +165,10 @@ class Session:
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
-            with self.reducer.backward():
+            divide = self.context.gradient_factor == 1 and not self.reducer.busy
+            if divide:
+                grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
+            with self.reducer.backward(divided=divide):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
