@@ -17,7 +17,7 @@ from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
 
-EXACT_PLANS = ("ddp",)
+EXACT_PLANS = ("ddp", "zero1")
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 # In double precision scripts run to their end (none takes so many steps), so that their files are compared.
 # In single precision rounding grows with every step, and twenty are what the tolerance is meant for.

@@ -152,6 +152,22 @@ class Comm:
         received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
         return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
 
+    def all_gather_in_place(self, parts: torch.Tensor) -> torch.Tensor:
+        """Fill a flat tensor of `world_size` equal parts, of which this rank has written its own; return it."""
+        received = parts.view(torch.uint8)
+        mine = received.chunk(self.world_size)[self.rank] if received.numel() else received
+        if received.numel():
+            self._start("all_gather", parts, lambda: self._group._allgather_base(received, mine)).wait()
+        return parts
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Every rank's picklable object, in rank order."""
+        device = self._control_device
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
+        sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
+        received = self.all_gather_uneven(payload, sizes)
+        return [pickle.loads(each.cpu().numpy().tobytes()) for each in received]
+
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
         if len(set(sizes)) == 1:
