@@ -18,6 +18,7 @@ from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
 from ronde.errors import UsageError
+from ronde.plan import check, expand
 
 __all__ = ["bench"]
 
@@ -44,6 +45,7 @@ def dp(
         str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
     ] = "ddp",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender.")] = 2,
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     method: Annotated[
         str,
         typer.Option(
@@ -64,6 +66,7 @@ def dp(
     """
     check_known([method], METHODS, what="method")
     peers = choose(_names(against))
+    check(expand(plan), ranks)
     _check_writable(json=json, plot=plot)
     report = data_parallel.compare(
         _names(workloads),
@@ -72,6 +75,7 @@ def dp(
         ranks=ranks,
         rounds=pairs,
         steps=steps,
+        plan=plan,
         environment=os.environ,
         progress=_say,
     )

@@ -153,7 +153,7 @@ class Comm:
         return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
 
     def all_gather_in_place(self, parts: torch.Tensor) -> torch.Tensor:
-        """Fill a flat tensor of `world_size` equal parts, of which this rank has written its own; return it."""
+        """Complete a flat tensor of `world_size` equal parts; this rank has written its own. Return it."""
         received = parts.view(torch.uint8)
         mine = received.chunk(self.world_size)[self.rank] if received.numel() else received
         if received.numel():

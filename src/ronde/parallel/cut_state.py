@@ -42,14 +42,15 @@ class Piece:
         own: a view of this rank's elements, which the optimizer takes for a parameter; None without any.
     """
 
-    __slots__ = ("own", "ranges", "tensor", "_kind", "_pointer")
+    __slots__ = ("_kind", "_pointer", "own", "ranges", "tensor")
 
     def __init__(self, tensor: torch.Tensor, ranges: Sequence[tuple[int, int] | None], rank: int) -> None:
         self.tensor = tensor
         self.ranges = tuple(ranges)
         self._kind = _kind(tensor)
         self._pointer = tensor.data_ptr()
-        self.own = None if ranges[rank] is None else flat(tensor)[slice(*ranges[rank])]
+        held = ranges[rank]
+        self.own = None if held is None else flat(tensor)[slice(*held)]
 
     @property
     def stands(self) -> bool:
@@ -134,7 +135,9 @@ class CutState:
         return True
 
     def _entwined_with(self, new: Sequence[torch.Tensor]) -> set[int]:
-        return overlapping([*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new])
+        return overlapping(
+            [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]
+        )
 
     def _cut(self, piece: Piece) -> None:
         entry = self.local.pop(piece.tensor, None)
@@ -215,7 +218,9 @@ class CutState:
             elif tensor in self.local:
                 state[tensor] = self.local[tensor]
         own = {id(piece.own) for piece in pieces}
-        state.update({key: entry for key, entry in self.local.items() if key not in state and id(key) not in own})
+        state.update(
+            {key: entry for key, entry in self.local.items() if key not in state and id(key) not in own}
+        )
         return state
 
     def _write_own(self, whole: torch.Tensor, piece: Piece, key: Any) -> None:
@@ -223,13 +228,13 @@ class CutState:
             whole[slice(*piece.ranges[self._comm.rank] or ())] = self.local[piece.own][key]
 
     def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
-        """This rank's entries by number of the piece, without the elements; told by the first rank that has any."""
+        """Entries by number of the piece, less the elements; the first rank that has any of a piece tells."""
         told: dict[int, dict[Any, Any]] = {}
         for place, piece in enumerate(pieces):
             first = next(rank for rank, held in enumerate(piece.ranges) if held is not None)
-            if first == self._comm.rank and piece.own in self.local:
-                entry = self.local[piece.own]
-                told[place] = {key: _described(value, piece.own) for key, value in entry.items()}
+            own = piece.own
+            if first == self._comm.rank and own is not None and own in self.local:
+                told[place] = {key: _described(value, own) for key, value in self.local[own].items()}
         return told
 
 

@@ -22,8 +22,8 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
-"""torch's own, but for those that look at a tensor as a whole (Adafactor, Muon), at several (LBFGS), or at rows
-(SparseAdam)."""
+"""torch's own, but for those that look at a tensor as a whole (Adafactor, Muon), at several (LBFGS), or
+at rows (SparseAdam)."""
 
 
 def is_elementwise(optimizer: Any) -> bool:

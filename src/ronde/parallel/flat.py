@@ -34,7 +34,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The elements of `value` in the order in which those of the dense tensor `like` lie; a view where it can be."""
+    """The elements of `value` in the order in which those of the dense `like` lie; a view if possible."""
     if value.stride() == like.stride() or (value.is_contiguous() and like.is_contiguous()):
         return flat(value)
     if like.is_contiguous():

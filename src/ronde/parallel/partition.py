@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 __all__ = ["ALIGNMENT", "Part", "partition", "windows"]
 
 ALIGNMENT = 128
 """Elements; a cut inside a tensor stands at a multiple of it.
 
-torch's CPU kernels treat what does not fill two vector registers at the end of a tensor by other instructions, whose
-last bit may differ (a product and a sum are rounded once or twice). No register pair holds more than 128
-elements, so that an element of a part is treated as in the whole, and its update is the same to the bit.
+torch's CPU kernels treat what does not fill two vector registers at the end of a tensor by other
+instructions, whose last bit may differ (a product and a sum are rounded once or twice). No two registers hold
+more than 128 elements, so an element of a part is treated as in the whole: the same to the bit.
 """
 
 
@@ -33,16 +33,20 @@ class Part:
 def partition(sizes: Sequence[int], world_size: int, alignment: int = ALIGNMENT) -> list[list[Part]]:
     """Cut tensors of these sizes, laid end to end, into one run of elements for each rank.
 
-    Runs differ by less than two alignments. A rank has at most one part of each tensor, and parts stand in the
-    order of tensors, so that a list in the order of buckets is cut along buckets.
+    Runs differ by at most two alignments. A rank has at most one part of each tensor, and parts stand in the
+    order of the tensors.
 
     Returns:
         for each rank its parts; none is empty.
     """
     ends = list(accumulate(sizes))
     total = ends[-1] if ends else 0
-    cuts = [0, *(_cut(total * rank // world_size, sizes, ends, alignment) for rank in range(1, world_size)), total]
-    return [_parts(start, stop, sizes, ends) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    cuts = [
+        0,
+        *(_cut(total * rank // world_size, sizes, ends, alignment) for rank in range(1, world_size)),
+        total,
+    ]
+    return [_parts(start, stop, sizes, ends) for start, stop in pairwise(cuts)]
 
 
 def _cut(ideal: int, sizes: Sequence[int], ends: Sequence[int], alignment: int) -> int:

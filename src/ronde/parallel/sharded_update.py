@@ -1,8 +1,9 @@
 """Each rank updates its own part of the parameters, and all share the result.
 
-Exact for optimizers that update every element by itself: for the time of its step, an optimizer's groups hold views of
-this rank's elements instead of the parameters, and its state the entries of these views. What a script sees
-before and after, its hooks included, is the single-device optimizer; its state is gathered when it is read.
+Exact for optimizers that update every element by itself: for the time of its step, an optimizer's groups
+hold views of this rank's elements instead of the parameters, and its state the entries of these views. What
+a script sees before and after, its hooks included, is the single-device optimizer; its state is gathered when
+it is read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ShardedUpdate:
     def __init__(self, context: Context, takes: Callable[[Any], bool]) -> None:
         self._context = context
         self._takes = takes
-        # Optimizers whose state has been cut, by the order in which that was first so: it is the same on all ranks.
+        # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
 
@@ -49,8 +50,8 @@ class ShardedUpdate:
                 continue  # inherited from another of them
             if not getattr(plain, "hooked", False):
                 # As torch does when the first of the kind is made; those that are there keep it when we go.
-                setattr(kind, "step", _with_hooks(plain))
-            patches.set(kind, "step", _with_hooks(self._around(kind.step.__wrapped__)))
+                kind.step = _with_hooks(plain)
+            patches.set(kind, "step", _with_hooks(self._around(_without_hooks(kind.step))))
 
     def release(self) -> None:
         """Make all state whole again. All ranks come here."""
@@ -70,8 +71,8 @@ class ShardedUpdate:
             return held
         if not self._context.on_main_thread():
             raise UsageError(
-                f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another thread "
-                f"than the script's main one, where ranks are not in step; read it in the main thread"
+                f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another "
+                f"thread than the script's main one, where ranks are not in step; read it in the main thread"
             )
         whole = vars(optimizer)["state"] = held.whole()
         return whole
@@ -106,6 +107,7 @@ class ShardedUpdate:
         try:
             with _own_parts(optimizer, state, pieces, self._context.rank):
                 plain(optimizer)
+            _unscale_others(optimizer, pieces, self._context.rank)
         finally:
             vars(optimizer)["state"] = state
         state.share(pieces)
@@ -146,6 +148,23 @@ def _own_parts(optimizer: Any, state: CutState, pieces: Sequence[Piece], rank: i
                 piece.own.grad = None
 
 
+def _unscale_others(optimizer: Any, pieces: Sequence[Piece], rank: int) -> None:
+    """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
+    for piece in pieces:
+        gradient: Any = piece.tensor.grad
+        elements = flat_like(gradient, piece.tensor)
+        start, stop = piece.ranges[rank] or (0, 0)
+        if elements.data_ptr() != gradient.data_ptr():
+            gradient.div_(divisor)  # what the step was given was a copy
+        else:
+            elements[:start].div_(divisor)
+            elements[stop:].div_(divisor)
+
+
 def _swapped(parameters: Sequence[torch.Tensor], state: CutState) -> Iterator[torch.Tensor]:
     for tensor in parameters:
         piece = state.pieces.get(id(tensor))
@@ -160,6 +179,10 @@ def _with_hooks(step: Callable[..., Any]) -> Any:
     hooked: Any = Optimizer.profile_hook_step(step)
     hooked.hooked = True
     return hooked
+
+
+def _without_hooks(step: Any) -> Any:
+    return step.__wrapped__
 
 
 def _write(optimizer: Any, state: Any) -> None:

@@ -12,7 +12,7 @@ from ronde.parallel.partition import Part, windows
 __all__ = ["Share"]
 
 WINDOW_BYTES = 8 << 20
-"""Of one rank's part of a message: the ranks' parts lie in one buffer, which is all the memory that this takes."""
+"""Of one rank's part of a message; a buffer for the parts of all ranks is all the memory that it takes."""
 
 
 class Share:

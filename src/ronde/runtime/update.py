@@ -24,8 +24,8 @@ def note_whole_state(plan: Plan, context: Context, optimizer: Any) -> None:
     if plan.state.placement == "zero1" and not is_elementwise(optimizer):
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         context.note(
-            f"the optimizer state of {type(optimizer).__name__} is whole on every rank: {plan.item('state')} cuts "
-            f"that of {known}, which update each element by itself"
+            f"the optimizer state of {type(optimizer).__name__} is whole on every rank: "
+            f"{plan.item('state')} cuts that of {known}, which update each element by itself"
         )
 
 
