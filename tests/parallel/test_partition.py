@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde.parallel.partition import ALIGNMENT, Part, partition, windows
+from ronde.parallel.partition import ALIGNMENT, Part, partition
 
 LISTS = {
     "one large": [2048 * 2048],
@@ -57,13 +57,3 @@ def test_random_lists_keep_all_promises() -> None:
             for part in parts:
                 assert part.start % ALIGNMENT == 0
                 assert part.stop % ALIGNMENT == 0 or part.stop == sizes[part.tensor]
-
-
-def test_messages_are_full_but_the_last() -> None:
-    parts = [Part(tensor=0, start=3, stop=10), Part(tensor=2, start=0, stop=6)]
-    assert windows(parts, 5) == [
-        [Part(tensor=0, start=3, stop=8)],
-        [Part(tensor=0, start=8, stop=10), Part(tensor=2, start=0, stop=3)],
-        [Part(tensor=2, start=3, stop=6)],
-    ]
-    assert windows([], 5) == []

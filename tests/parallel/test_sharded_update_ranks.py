@@ -233,6 +233,35 @@ def read_and_written(rank: Rank) -> list[str]:
     return _both(rank, body)
 
 
+def held_by_the_script(rank: Rank) -> list[str]:
+    """What a script keeps of the state goes on changing, as on one device."""
+
+    def body(cut: bool) -> Any:
+        seen: list[Any] = []
+        for take in (
+            lambda optimizer, parameter: optimizer.state,
+            lambda optimizer, parameter: optimizer.state[parameter],
+            lambda optimizer, parameter: optimizer.state[parameter]["exp_avg"],
+            lambda optimizer, parameter: optimizer.state_dict(),
+        ):
+            parameters = _small()
+            optimizer = _adam(parameters)
+            kept = take(optimizer, parameters[0])
+            for step in (4, 5):
+                _gradients(parameters, step)
+                optimizer.step()
+                assert not _is_cut(optimizer)
+                seen += _values(kept if isinstance(kept, torch.Tensor) else list(kept.values()))
+            del kept
+            _gradients(parameters, 6)
+            optimizer.step()
+            assert _is_cut(optimizer) == cut
+            seen += _values(parameters, optimizer.state_dict())
+        return seen
+
+    return _both(rank, body)
+
+
 def with_a_closure_and_hooks(rank: Rank) -> list[str]:
     def body(cut: bool) -> Any:
         parameters = _small(2)
@@ -400,6 +429,7 @@ def released(rank: Rank) -> list[str]:
         copied_and_pickled,
         saved_and_loaded,
         read_and_written,
+        held_by_the_script,
         with_a_closure_and_hooks,
         parameters_come_and_change,
         two_parameters_in_one_memory,

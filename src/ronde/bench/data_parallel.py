@@ -28,7 +28,7 @@ NOTES = {
 _OTHER_COMPUTATION = 0.3
 
 
-def compare(
+def compare(  # noqa: PLR0913 - each is an option of `ronde bench dp`
     workloads: Sequence[str],
     *,
     against: Sequence[Peer],

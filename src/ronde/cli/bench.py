@@ -37,7 +37,7 @@ _Plot = Annotated[
 
 
 @bench.command()
-def dp(
+def dp(  # noqa: PLR0913 - each is an option
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(data_parallel.WORKLOADS)}.")
     ] = ",".join(data_parallel.USUAL),

@@ -178,16 +178,20 @@ class Comm:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
         sent = tensor.detach().contiguous()
         flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
         if flat.numel():
-            self._start("broadcast", tensor, lambda: self._group.broadcast([flat], options)).wait()
+            self.broadcast_async(flat, source).wait()
         if sent.data_ptr() != tensor.data_ptr():
             _copy_back(tensor, sent)
         return tensor
+
+    def broadcast_async(self, flat: torch.Tensor, source: int) -> Pending:
+        """Start `broadcast` of a flat tensor of bytes, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return self._start("broadcast", flat, lambda: self._group.broadcast([flat], options))
 
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""

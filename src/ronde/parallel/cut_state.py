@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.comm.sharing import share
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
-from ronde.parallel.partition import Part, partition
-from ronde.parallel.share import Share
+from ronde.parallel.partition import partition
 
 __all__ = ["CutState", "Piece"]
 
@@ -95,7 +95,6 @@ class CutState:
         # By id, those that lie in one memory with others: they are updated one after the other, which ranks
         # apart cannot do.
         self._entwined: dict[int, torch.Tensor] = {}
-        self._shares: dict[tuple[int, ...], list[tuple[Share, list[int]]]] = {}
 
     @property
     def stands(self) -> bool:
@@ -166,27 +165,14 @@ class CutState:
 
     def share(self, pieces: Sequence[Piece]) -> None:
         """Every rank has updated its part of these parameters; on return they are whole on all."""
-        key = tuple(id(piece.tensor) for piece in pieces)
-        if key not in self._shares:
-            if len(self._shares) > 8:  # which parameters have gradients changes all the time
-                self._shares.clear()
-            self._shares[key] = self._plan([(piece, piece.tensor.dtype) for piece in pieces])
-        for share, members in self._shares[key]:
-            share.complete([flat(pieces[member].tensor) for member in members])
+        share(self._comm, self._parts([(piece, flat(piece.tensor)) for piece in pieces]))
 
-    def _plan(self, wanted: Sequence[tuple[Piece, torch.dtype]]) -> list[tuple[Share, list[int]]]:
-        """How to complete tensors that are cut as these pieces are: by dtype and device."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for place, (piece, dtype) in enumerate(wanted):
-            kinds.setdefault((dtype, piece.tensor.device), []).append(place)
-        plan: list[tuple[Share, list[int]]] = []
-        for (dtype, device), members in kinds.items():
-            parts = [
-                list(_parts_of(rank, [wanted[member][0] for member in members]))
-                for rank in range(self._comm.world_size)
-            ]
-            plan.append((Share(self._comm, parts, dtype, device), members))
-        return plan
+    def _parts(self, wanted: Sequence[tuple[Piece, torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """For each rank its parts of flat tensors that are cut as these pieces are."""
+        return [
+            [whole[slice(*held)] for piece, whole in wanted if (held := piece.ranges[rank]) is not None]
+            for rank in range(self._comm.world_size)
+        ]
 
     @torch.no_grad()
     def whole(self) -> defaultdict[Any, Any]:
@@ -195,8 +181,7 @@ class CutState:
         told: dict[int, dict[Any, Any]] = {}
         for described in self._comm.all_gather_object(self._describe(pieces)):
             told = {**described, **told}
-        wanted: list[tuple[Piece, torch.dtype]] = []
-        wholes: list[torch.Tensor] = []
+        wanted: list[tuple[Piece, torch.Tensor]] = []
         entries: dict[int, dict[Any, Any]] = {}
         for place in sorted(told):
             piece = pieces[place]
@@ -206,11 +191,9 @@ class CutState:
                     entry[key] = _undescribed(value)
                     continue
                 entry[key] = torch.empty_like(piece.tensor, dtype=value.dtype, requires_grad=False)
-                wanted.append((piece, value.dtype))
-                wholes.append(flat(entry[key]))
-                self._write_own(wholes[-1], piece, key)
-        for share, members in self._plan(wanted):
-            share.complete([wholes[member] for member in members])
+                wanted.append((piece, flat(entry[key])))
+                self._write_own(wanted[-1][1], piece, key)
+        share(self._comm, self._parts(wanted))
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, tensor in self._keys.items():
             if key in entries:
@@ -236,13 +219,6 @@ class CutState:
             if first == self._comm.rank and own is not None and own in self.local:
                 told[place] = {key: _described(value, own) for key, value in self.local[own].items()}
         return told
-
-
-def _parts_of(rank: int, pieces: Sequence[Piece]) -> Iterator[Part]:
-    for place, piece in enumerate(pieces):
-        held = piece.ranges[rank]
-        if held is not None:
-            yield Part(tensor=place, start=held[0], stop=held[1])
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:

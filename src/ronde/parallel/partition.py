@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-__all__ = ["ALIGNMENT", "Part", "partition", "windows"]
+__all__ = ["ALIGNMENT", "Part", "partition"]
 
 ALIGNMENT = 128
 """Elements; a cut inside a tensor stands at a multiple of it.
@@ -69,20 +69,3 @@ def _parts(start: int, stop: int, sizes: Sequence[int], ends: Sequence[int]) -> 
         if first < last:
             parts.append(Part(tensor=tensor, start=first - begin, stop=last - begin))
     return parts
-
-
-def windows(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    """Cut a rank's parts into messages of `limit` elements, all full but the last."""
-    messages: list[list[Part]] = []
-    room = 0
-    for part in parts:
-        start = part.start
-        while start < part.stop:
-            if not room:
-                messages.append([])
-                room = limit
-            stop = min(part.stop, start + room)
-            messages[-1].append(Part(tensor=part.tensor, start=start, stop=stop))
-            room -= stop - start
-            start = stop
-    return messages

@@ -23,6 +23,7 @@ from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.flat import flat_like
+from ronde.parallel.holders import state_is_held
 
 __all__ = ["ShardedUpdate"]
 
@@ -41,6 +42,8 @@ class ShardedUpdate:
         # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
+        # Those whose state was read and has not been cut since.
+        self._read_out: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         patches.add(Optimizer, "state", property(self._read, _write))
@@ -75,6 +78,7 @@ class ShardedUpdate:
                 f"thread than the script's main one, where ranks are not in step; read it in the main thread"
             )
         whole = vars(optimizer)["state"] = held.whole()
+        self._read_out.add(optimizer)
         return whole
 
     def _around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +90,10 @@ class ShardedUpdate:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            self._step(optimizer, plain)
+            if self._held_somewhere(optimizer):
+                plain(optimizer)
+            else:
+                self._step(optimizer, plain)
             return loss
 
         return step
@@ -98,6 +105,23 @@ class ShardedUpdate:
         if not is_elementwise(optimizer):
             return False
         return isinstance(vars(optimizer)["state"], CutState) or self._takes(optimizer)
+
+    def _held_somewhere(self, optimizer: Any) -> bool:
+        """Whether the script may look again at state that it read, and expects to see it change."""
+        if optimizer not in self._read_out:
+            return False
+        comm = self._context.comm
+        device = "cuda" if comm.on_cuda else "cpu"
+        held = torch.tensor([state_is_held(optimizer)], dtype=torch.int32, device=device)
+        if int(comm.all_reduce(held)):
+            self._context.note(
+                f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
+                f"the script held what it had read of it; del it, or keep a copy.deepcopy of it, to have it "
+                f"cut again"
+            )
+            return True
+        self._read_out.discard(optimizer)
+        return False
 
     def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
@@ -120,6 +144,7 @@ class ShardedUpdate:
             if state.stands and state.admit(new):
                 return state
             state = self._read(optimizer)
+            self._read_out.discard(optimizer)
         if optimizer not in self._numbers:
             self._count += 1
             self._numbers[optimizer] = self._count

@@ -1,4 +1,4 @@
-"""The twin of `plain.py` by hand with sharded optimizer state, as the documentation of torch's optimizer says."""
+"""The twin of `plain.py` by hand with sharded optimizer state, as torch's documentation says."""
 
 import torch
 import torch.distributed as dist

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from text import Text
@@ -29,5 +30,5 @@ class Workload:
     warm_up: int
     data: Callable[[int], Dataset[tuple[Tensor, ...]] | Text]
     model: Callable[[], nn.Module]
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    optimizer: partial[Optimizer]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
