@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from text import Text
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 
@@ -30,5 +30,5 @@ class Workload:
     warm_up: int
     data: Callable[[int], Dataset[tuple[Tensor, ...]] | Text]
     model: Callable[[], nn.Module]
-    optimizer: partial[Optimizer]
+    optimizer: partial[Any]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
