@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ronde.comm.place import Place
 from ronde.comm.process_group import Comm, join
 
 
@@ -16,8 +17,7 @@ def one_rank(place: Path) -> Comm:
     return join(
         f"file://{place / 'store'}",
         name="test",
-        rank=0,
-        world_size=1,
+        place=Place(0, 1, 0, 1),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",

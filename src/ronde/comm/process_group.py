@@ -6,16 +6,23 @@ Private, because libraries change their behaviour when `torch.distributed` is in
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ronde.comm.backend import Backend, SharedMemoryBackend, TorchBackend
+from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.place import Place
+from ronde.comm.shared_buffer import allocate_shared
+from ronde.comm.shared_memory import SharedMemory, keeps_order_of_stores
 from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
@@ -70,25 +77,9 @@ class Pending:
 
     def wait(self) -> None:
         if self._work is not None:
-            begun = time.perf_counter_ns()
-            try:
-                self._wait()
-            finally:
-                self._comm.waited_ns += time.perf_counter_ns() - begun
+            self._comm.block(self._work.wait, self._number)
         if self._finish is not None:
             self._finish()
-
-    def _wait(self) -> None:
-        check = self._comm.check
-        try:
-            if check is None:
-                self._work.wait()
-            else:
-                check.waits(self._number)
-                self._work.wait()
-                check.goes_on()
-        except RuntimeError as error:  # the board goes on to say where this rank waited
-            raise _lost(error, check) from error
 
 
 class Comm:
@@ -101,22 +92,47 @@ class Comm:
         DivergedError: when a peer on this host calls something else. Seen with a `check` only.
         UsageError: when this rank alone is in a debugger.
 
+    Args:
+        backend: carries the bytes.
+        check: compares what the ranks of this host do.
+
     Attributes:
         waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
+        note: what the user should know about how bytes travel.
     """
 
     def __init__(
-        self, group: Any, *, rank: int, world_size: int, store: dist.Store, check: LockstepCheck | None = None
+        self,
+        backend: Backend,
+        *,
+        rank: int,
+        world_size: int,
+        store: dist.Store,
+        check: LockstepCheck | None = None,
+        note: str | None = None,
     ) -> None:
-        self._group: Any = group
+        self._backend: Backend | None = backend
+        self.on_cuda = backend.on_cuda
         self.check = check
         self.rank = rank
         self.world_size = world_size
         self.store = store
         self.waited_ns = 0
         self.alone = False
+        self.note = note
         self._answers = 0
+
+    @property
+    def backend(self) -> Backend:
+        """What carries the bytes.
+
+        Raises:
+            PeerLost: when the group is closed.
+        """
+        if self._backend is None:
+            raise PeerLost("the group is closed")
+        return self._backend
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
@@ -126,9 +142,9 @@ class Comm:
             sent = torch.view_as_real(sent)
         if not sent.is_contiguous():
             contiguous = sent.contiguous()
-            pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([contiguous]))
+            pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(contiguous.view(-1)))
             return pending.then(lambda: _copy_back(tensor, contiguous))
-        pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([sent]))
+        pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(sent.view(-1)))
         return pending if wider is None else pending.then(lambda: _copy_back(tensor, sent))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -149,16 +165,37 @@ class Comm:
         if not sent.numel():
             return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
-        received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-        return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
+        received = out.view(self.world_size, -1).view(torch.uint8)
+        mine = sent.view(-1).view(torch.uint8)
+        return out, self._start("all_gather", tensor, lambda: self.backend.all_gather(received, mine))
 
-    def all_gather_in_place(self, parts: torch.Tensor) -> torch.Tensor:
-        """Complete a flat tensor of `world_size` equal parts; this rank has written its own. Return it."""
-        received = parts.view(torch.uint8)
-        mine = received.chunk(self.world_size)[self.rank] if received.numel() else received
-        if received.numel():
-            self._start("all_gather", parts, lambda: self._group._allgather_base(received, mine)).wait()
-        return parts
+    def allocate(
+        self, shapes: Sequence[tuple[int, torch.dtype]], devices: Sequence[torch.device]
+    ) -> list[Buffer]:
+        """Buffers of these numbers of elements, to be averaged over ranks again and again."""
+        on_cpu = all(device.type == "cpu" for device in devices)
+        if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
+            try:
+                return list(allocate_shared(shapes, self))
+            except LaunchError as error:
+                self.note = f"{error}; gradients are copied once more"
+        return [
+            TorchBuffer(numel, dtype, device, self)
+            for (numel, dtype), device in zip(shapes, devices, strict=True)
+        ]
+
+    @torch.no_grad()
+    def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.
+
+        Args:
+            parts: of the same numbers, sizes and dtypes on all ranks.
+        """
+        spread = [[part.view(torch.uint8) for part in each if part.numel()] for each in parts]
+        first = next((part for each in spread for part in each), None)
+        if first is not None:
+            number = self._announce("share", first)
+            self.block(lambda: self.backend.share(self.rank, spread), number)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Every rank's picklable object, in rank order."""
@@ -181,17 +218,10 @@ class Comm:
         sent = tensor.detach().contiguous()
         flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
         if flat.numel():
-            self.broadcast_async(flat, source).wait()
+            self._start("broadcast", tensor, lambda: self.backend.broadcast(flat, source)).wait()
         if sent.data_ptr() != tensor.data_ptr():
             _copy_back(tensor, sent)
         return tensor
-
-    def broadcast_async(self, flat: torch.Tensor, source: int) -> Pending:
-        """Start `broadcast` of a flat tensor of bytes, in place."""
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        return self._start("broadcast", flat, lambda: self._group.broadcast([flat], options))
 
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
@@ -217,24 +247,20 @@ class Comm:
 
     def be_patient(self) -> None:
         """From now on collectives wait as long as a user may sit in a debugger on another rank."""
-        self._group._set_default_timeout(_DEBUGGER_TIMEOUT)
+        self.backend.set_timeout(_DEBUGGER_TIMEOUT)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce(torch.zeros(1, device=self._control_device))
 
     def close(self) -> None:
-        """Close the connections and end the backend's threads; a second call does nothing.
-
-        Gloo's `shutdown` leaves its threads running, and only the group's destruction joins them. A thread
-        that lets go of a tensor while the interpreter ends would abort the process.
-        """
-        group, self._group = self._group, None
+        """Close the connections and end the backend's threads; a second call does nothing."""
+        backend, self._backend = self._backend, None
         check, self.check = self.check, None
         if check is not None:
             check.close()
-        if group is not None:
-            group.shutdown()
+        if backend is not None:
+            backend.close()
 
     def mark(self, what: str) -> None:
         """Say what all ranks do now though they send nothing, so that one that does not is found."""
@@ -242,32 +268,49 @@ class Comm:
             self.check.mark(what)
 
     @property
-    def on_cuda(self) -> bool:
-        """Whether tensors must live on the CUDA device."""
-        return "nccl" in type(self._group).__name__.lower()
-
-    @property
     def _control_device(self) -> torch.device:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
-    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
+    def _announce(self, operation: str, tensor: torch.Tensor) -> int:
+        """Compare with peers what this rank is about to do; the number to wait under."""
         if self.alone:
             raise UsageError(
                 "this needs every rank, but only the main rank is in the debugger; let the script compute it "
                 "in a line before the breakpoint, or step over one that does"
             )
+        return 0 if self.check is None else self.check.collective(operation, tensor)
+
+    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
+        number = self._announce(operation, tensor)
+        if not self.backend.blocks:
+            try:
+                return Pending(self, launch(), number)
+            except RuntimeError as error:
+                raise _lost(error, self.check) from error
+        self.block(launch, number)
+        return Pending(self, None)
+
+    def block(self, work: Callable[[], Any], number: int = 0) -> None:
+        """Do what waits for peers: on the board and in `waited_ns` it counts as waiting."""
         check = self.check
-        number = 0 if check is None else check.collective(operation, tensor)
+        begun = perf_counter_ns()
         try:
-            return Pending(self, launch(), number)
-        except RuntimeError as error:
+            if check is None:
+                work()
+            else:
+                check.waits(number)
+                work()
+                check.goes_on()
+        except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
             raise _lost(error, check) from error
+        finally:
+            self.waited_ns += perf_counter_ns() - begun
 
 
-def _lost(error: RuntimeError, check: LockstepCheck | None) -> PeerLost:
+def _lost(error: BaseException, check: LockstepCheck | None) -> PeerLost:
     """What a failed collective means: a peer that took another path, or one that is gone."""
     diverged = check.explain() if check is not None else None
-    return diverged or PeerLost(str(error))
+    return diverged or (error if isinstance(error, PeerLost) else PeerLost(str(error)))
 
 
 def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
@@ -279,8 +322,7 @@ def join(
     address: str,
     *,
     name: str,
-    rank: int,
-    world_size: int,
+    place: Place,
     device: str,
     timeout: timedelta,
     host: str | None,
@@ -291,7 +333,8 @@ def join(
     Args:
         address: `file://PATH` or `tcp://HOST:PORT`.
         name: groups of different names on one store do not meet.
-        device: "cpu" (Gloo) or "cuda" (NCCL).
+        place: this rank among the others.
+        device: "cpu" (shared memory where all ranks are on one host, else Gloo) or "cuda" (NCCL).
         timeout: how long a collective waits for a peer.
         host: the address to listen on; None lets the backend look the host name up.
         check: compares what the ranks of this host do.
@@ -299,18 +342,38 @@ def join(
     Raises:
         LaunchError: when the group could not be formed.
     """
+    rank, world_size = place.rank, place.world_size
     store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
+    note = None
     try:
-        group = (
-            _nccl(store, rank, world_size, timeout)
-            if device == "cuda"
-            else _gloo(store, rank, world_size, timeout, host)
-        )
+        if device == "cuda":
+            backend: Backend = TorchBackend(_nccl(store, rank, world_size, timeout))
+        else:
+            shared, note = _shared_memory(store, place, timeout)
+            backend = shared or TorchBackend(_gloo(store, rank, world_size, timeout, host))
     except RuntimeError as error:
         raise LaunchError(
             f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
         ) from error
-    return Comm(group, rank=rank, world_size=world_size, store=store, check=check)
+    return Comm(backend, rank=rank, world_size=world_size, store=store, check=check, note=note)
+
+
+def _shared_memory(store: Any, place: Place, timeout: timedelta) -> tuple[Backend | None, str | None]:
+    """Shared memory for ranks of one host, or None and why the user's machine does not allow it."""
+    rank, ranks = place.rank, place.world_size
+    if ranks == 1 or not place.on_one_host or not keeps_order_of_stores():
+        return None, None
+    rounds = itertools.count()
+
+    def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        turn = next(rounds)
+        store.set(f"shared/{turn}/{rank}", pickle.dumps(mine))
+        return [pickle.loads(store.get(f"shared/{turn}/{each}")) for each in range(ranks)]
+
+    try:
+        return SharedMemoryBackend(SharedMemory(rank, ranks, exchange, timeout=timeout)), None
+    except LaunchError as error:
+        return None, f"{error}; ranks exchange data by Gloo, which is slower"
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:

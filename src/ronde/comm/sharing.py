@@ -1,7 +1,7 @@
 """Ranks complete tensors of which each has written a part of its own.
 
-Large parts are broadcast from where they lie to where they belong; the others are packed and gathered, so
-that many small ones cost one message.
+Without shared memory large parts are broadcast from where they lie to where they belong; the others are
+packed and gathered, so that many small ones cost one message.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from typing import Any
 
 import torch
 
-__all__ = ["messages", "share"]
+__all__ = ["copy_in", "copy_out", "messages", "share_by_messages"]
 
 _LARGE = 256 << 10
 _PACKED = 4 << 20
 
 
-@torch.no_grad()
-def share(comm: Any, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Complete tensors: `parts[rank]` are flat and were written by that rank; on return all ranks have all.
+def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Complete tensors of bytes: `parts[r]` were written by rank r; on return all ranks have all.
 
     Args:
-        comm: a `Comm`.
-        parts: of the same numbers, sizes and dtypes on all ranks; on the group's device.
+        backend: a `Backend`, whose `broadcast` and `all_gather` return handles.
+        rank: this one.
     """
-    spread = [[part.view(torch.uint8) for part in each] for each in parts]
     pending = [
-        comm.broadcast_async(part, source)
-        for source, each in enumerate(spread)
+        backend.broadcast(part, source)
+        for source, each in enumerate(parts)
         for part in each
         if part.numel() >= _LARGE
     ]
-    small = [[part for part in each if part.numel() < _LARGE] for each in spread]
+    small = [[part for part in each if part.numel() < _LARGE] for each in parts]
     for message in zip_longest(*(messages(each, _PACKED) for each in small), fillvalue=()):
-        _gather_packed(comm, message)
+        length = max(sum(part.numel() for part in each) for each in message)
+        device = next(part.device for each in message for part in each)
+        rows = torch.empty(len(message), length, dtype=torch.uint8, device=device)
+        copy_in(rows[rank], message[rank])
+        backend.all_gather(rows, rows[rank]).wait()
+        copy_out(list(rows), message, rank)
     for each in pending:
         each.wait()
 
@@ -45,38 +48,31 @@ def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.T
     message: list[torch.Tensor] = []
     room = limit
     for part in parts:
-        begin = 0
-        while begin < part.numel():
-            piece = part[begin : begin + room]
-            message.append(piece)
-            begin += piece.numel()
-            room -= piece.numel()
-            if not room:
-                yield message
-                message, room = [], limit
+        while part.numel() >= room:
+            message.append(part[:room])
+            part = part[room:]
+            yield message
+            message, room = [], limit
+        if part.numel():
+            message.append(part)
+            room -= part.numel()
     if message:
         yield message
 
 
-def _gather_packed(comm: Any, message: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Send one message of each rank: `message[rank]` are its parts."""
-    length = max(sum(part.numel() for part in each) for each in message)
-    device = next(part.device for each in message for part in each)
-    buffer = torch.empty(len(message), length, dtype=torch.uint8, device=device)
-    if message[comm.rank]:
-        torch._foreach_copy_(_places(buffer[comm.rank], message[comm.rank]), list(message[comm.rank]))
-    comm.all_gather_in_place(buffer.view(-1))
-    received = [
-        (place, part)
-        for rank, each in enumerate(message)
-        if rank != comm.rank
-        for place, part in zip(_places(buffer[rank], each), each, strict=True)
-    ]
-    if received:
-        torch._foreach_copy_([part for _, part in received], [place for place, _ in received])
+def copy_in(row: torch.Tensor, message: Sequence[torch.Tensor]) -> None:
+    """Lay this rank's parts end to end into `row`."""
+    if message:
+        torch._foreach_copy_(_places(row, message), list(message))
+
+
+def copy_out(rows: Sequence[torch.Tensor], message: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
+    """Put what the other ranks laid into their rows where it belongs; `rank` is this one."""
+    for other, (row, parts) in enumerate(zip(rows, message, strict=True)):
+        if other != rank and parts:
+            torch._foreach_copy_(list(parts), _places(row, parts))
 
 
 def _places(row: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Where these parts lie in their rank's row."""
     sizes = [part.numel() for part in parts]
-    return list(row[: sum(sizes)].split(sizes)) if sizes else []
+    return list(row[: sum(sizes)].split(sizes))

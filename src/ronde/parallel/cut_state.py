@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.comm.sharing import share
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.partition import partition
 
@@ -40,36 +39,42 @@ class Piece:
         tensor: the whole parameter.
         ranges: for each rank its elements, in the order in which they lie in memory.
         own: a view of this rank's elements, which the optimizer takes for a parameter; None without any.
+        bytes: for each rank a view of the bytes of its elements, where it has any.
     """
 
-    __slots__ = ("_kind", "_pointer", "own", "ranges", "tensor")
+    __slots__ = ("_device", "_dtype", "_pointer", "_shape", "_stride", "bytes", "own", "ranges", "tensor")
 
     def __init__(self, tensor: torch.Tensor, ranges: Sequence[tuple[int, int] | None], rank: int) -> None:
         self.tensor = tensor
         self.ranges = tuple(ranges)
-        self._kind = _kind(tensor)
-        self._pointer = tensor.data_ptr()
-        held = ranges[rank]
-        self.own = None if held is None else flat(tensor)[slice(*held)]
+        self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
+        self._device = tensor.device
+        self.follow(rank)
 
     @property
     def stands(self) -> bool:
         """Whether it can still be cut as it was: the same kind of tensor, and of gradient."""
-        return _kind(self.tensor) == self._kind and _suits(self.tensor)
+        tensor = self.tensor
+        return (
+            tensor.dtype is self._dtype
+            and tensor.device == self._device
+            and tensor.shape == self._shape
+            and tensor.stride() == self._stride
+            and _fits(tensor.grad, tensor)
+        )
 
     @property
     def moved(self) -> bool:
         """Whether the parameter has other memory now."""
         return self.tensor.data_ptr() != self._pointer
 
-    def follow(self, rank: int) -> torch.Tensor | None:
-        """Take a new view where the parameter has moved; returns the old one."""
-        if not self.moved:
-            return None
-        before, self._pointer = self.own, self.tensor.data_ptr()
-        if before is not None:
-            self.own = flat(self.tensor)[slice(*self.ranges[rank] or ())]
-        return before
+    def follow(self, rank: int) -> None:
+        """Take views of where the parameter lies now."""
+        self._pointer = self.tensor.data_ptr()
+        whole = flat(self.tensor)
+        parts = [None if held is None else whole[slice(*held)] for held in self.ranges]
+        self.own = parts[rank]
+        self.bytes = [None if part is None else part.view(torch.uint8) for part in parts]
 
 
 class CutState:
@@ -158,21 +163,21 @@ class CutState:
             if tensor.grad is not None and id(tensor) in self.pieces
         ]
         for piece in pieces:
-            before = piece.follow(self._comm.rank)
-            if before is not None and before in self.local:
-                self.local[piece.own] = self.local.pop(before)
+            if piece.moved:
+                before = piece.own
+                piece.follow(self._comm.rank)
+                if before in self.local:
+                    self.local[piece.own] = self.local.pop(before)
         return pieces
 
     def share(self, pieces: Sequence[Piece]) -> None:
         """Every rank has updated its part of these parameters; on return they are whole on all."""
-        share(self._comm, self._parts([(piece, flat(piece.tensor)) for piece in pieces]))
-
-    def _parts(self, wanted: Sequence[tuple[Piece, torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """For each rank its parts of flat tensors that are cut as these pieces are."""
-        return [
-            [whole[slice(*held)] for piece, whole in wanted if (held := piece.ranges[rank]) is not None]
-            for rank in range(self._comm.world_size)
-        ]
+        self._comm.share(
+            [
+                [part for piece in pieces if (part := piece.bytes[rank]) is not None]
+                for rank in range(self._comm.world_size)
+            ]
+        )
 
     @torch.no_grad()
     def whole(self) -> defaultdict[Any, Any]:
@@ -193,7 +198,12 @@ class CutState:
                 entry[key] = torch.empty_like(piece.tensor, dtype=value.dtype, requires_grad=False)
                 wanted.append((piece, flat(entry[key])))
                 self._write_own(wanted[-1][1], piece, key)
-        share(self._comm, self._parts(wanted))
+        self._comm.share(
+            [
+                [whole[slice(*held)] for piece, whole in wanted if (held := piece.ranges[rank]) is not None]
+                for rank in range(self._comm.world_size)
+            ]
+        )
         state: defaultdict[Any, Any] = defaultdict(dict)
         for key, tensor in self._keys.items():
             if key in entries:
@@ -221,10 +231,6 @@ class CutState:
         return told
 
 
-def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
-
-
 def _suits(tensor: torch.Tensor) -> bool:
     """Whether a parameter, and its gradient where it has one, can be cut anywhere.
 
@@ -232,10 +238,11 @@ def _suits(tensor: torch.Tensor) -> bool:
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.dim() or not tensor.numel():
         return False
-    gradient = tensor.grad
-    if gradient is not None and (gradient.layout is not torch.strided or gradient.dtype != tensor.dtype):
-        return False
-    return is_dense(tensor)
+    return _fits(tensor.grad, tensor) and is_dense(tensor)
+
+
+def _fits(gradient: torch.Tensor | None, tensor: torch.Tensor) -> bool:
+    return gradient is None or (gradient.layout is torch.strided and gradient.dtype is tensor.dtype)
 
 
 def _is_elements(value: Any, tensor: torch.Tensor) -> bool:

@@ -32,6 +32,7 @@ from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.place import Place
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
@@ -106,8 +107,9 @@ class Session:
 
     def _join(self, name: str, host: str | None) -> Comm:
         config = self.config
+        place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
         return join(
-            config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
+            config.store, name=name, place=place, device=config.device,
             timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
         )  # fmt: skip
 

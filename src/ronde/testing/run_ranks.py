@@ -222,6 +222,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     """A rank's life: functions come by the pipe until it is closed."""
     import torch
 
+    from ronde.comm.place import Place
     from ronde.comm.process_group import join
 
     torch.set_num_threads(1)
@@ -233,8 +234,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
         name: join(
             "file://" + os.path.join(directory, "store"),
             name=name,
-            rank=rank,
-            world_size=world_size,
+            place=Place(rank, world_size, rank, world_size),
             device="cpu",
             timeout=_COLLECTIVE_TIMEOUT,
             host="127.0.0.1",

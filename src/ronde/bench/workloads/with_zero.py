@@ -1,5 +1,7 @@
 """The twin of `plain.py` by hand with sharded optimizer state, as torch's documentation says."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from command_line import arguments
@@ -16,7 +18,8 @@ def main():
     torch.manual_seed(0)
     data = workload.data(args.samples)
     model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True, static_graph=True)
-    kind, options = workload.optimizer.func, workload.optimizer.keywords
+    kind: Any = workload.optimizer.func
+    options = workload.optimizer.keywords
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind, **options)
     stopwatch = Stopwatch(
         args.warm_up, speaks=dist.get_rank() == 0, mean=global_mean, trajectory=args.trajectory
