@@ -475,32 +475,3 @@ def memory(rank: Rank) -> tuple[int, int]:
 def test_state_takes_its_share_of_memory(ranks: Ranks, world_size: int) -> None:
     for total, elements in ranks(world_size, memory):
         assert total <= 1.05 * (8 * elements + 8 * elements / world_size)
-
-
-def where_it_is_faster(rank: Rank) -> list[str]:
-    """Without a word in the plan; a script that reads its state every few steps has it whole."""
-
-    def train(kind: Any, size: int, steps: int = 2, read: bool = False, **options: Any) -> bool:
-        parameter = nn.Parameter(torch.ones(size))
-        optimizer = kind([parameter], **options)
-        for _ in range(steps):
-            parameter.grad = torch.ones(size)
-            optimizer.step()
-            if read:
-                assert len(optimizer.state) == 1
-        return _is_cut(optimizer)
-
-    with rank.session():
-        found = {
-            "large": train(_O.AdamW, 1 << 20),
-            "small": train(_O.AdamW, 1 << 15),
-            "one pass": train(_O.SGD, 1 << 20, lr=0.1, momentum=0.9),
-            "fused": train(_O.AdamW, 1 << 20, fused=True),
-            "read": train(_O.AdamW, 1 << 20, 3, True),
-        }
-    expected = {"large": True, "small": False, "one pass": False, "fused": False, "read": False}
-    return [] if found == expected else [str(found)]
-
-
-def test_replicated_state_is_cut_where_that_is_faster(ranks: Ranks) -> None:
-    assert ranks(2, where_it_is_faster) == [[], []]
