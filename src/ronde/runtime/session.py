@@ -36,6 +36,7 @@ from ronde.comm.place import Place
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
+from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
@@ -142,6 +143,7 @@ class Session:
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        one_pass.install(self.patches)
         if self._sharded_update is not None:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
