@@ -114,7 +114,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ),
         (
             "--plan zero3 train.py",
-            "state=zero3 is not available in this version; available: state=replicated",
+            "state=zero3 is not available in this version; available: state=replicated, state=zero1",
         ),
         (
             "--plan nope.toml train.py",

@@ -19,6 +19,7 @@ from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
+from ronde.plan import check, expand
 
 __all__ = ["bench"]
 
@@ -37,7 +38,7 @@ _Plot = Annotated[
 
 
 @bench.command()
-def dp(
+def dp(  # noqa: PLR0913 - each is an option
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(data_parallel.WORKLOADS)}.")
     ] = ",".join(data_parallel.USUAL),
@@ -45,6 +46,7 @@ def dp(
         str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
     ] = "ddp",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender.")] = 2,
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     method: Annotated[
         str,
         typer.Option(
@@ -66,6 +68,7 @@ def dp(
     check_linux()
     check_known([method], METHODS, what="method")
     peers = choose(_names(against))
+    check(expand(plan), ranks)
     _check_writable(json=json, plot=plot)
     report = data_parallel.compare(
         _names(workloads),
@@ -74,6 +77,7 @@ def dp(
         ranks=ranks,
         rounds=pairs,
         steps=steps,
+        plan=plan,
         environment=os.environ,
         progress=_say,
     )

@@ -39,6 +39,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -91,6 +92,7 @@ class Session:
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
+        self._sharded_update = sharded_update(plan, self.context)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -140,6 +142,8 @@ class Session:
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        if self._sharded_update is not None:
+            self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
         self._install_take_over()
 
@@ -188,6 +192,7 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
+                note_whole_state(self.plan, self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
@@ -254,6 +259,8 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
+        if self._sharded_update is not None:
+            self._sharded_update.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
