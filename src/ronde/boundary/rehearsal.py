@@ -98,7 +98,7 @@ def rehearse(
     except Opaque as opaque:
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
-        verdict = Verdict(False, f"a trial on {rows} rows failed ({type(error).__name__}: {_short(error)})")
+        verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})")
     return context.comm.broadcast_object(verdict)
 
 
@@ -264,7 +264,7 @@ def _compare_gradients(
         expected = _gradients(whole, parameters, whole, outputs, rows, None)
         found = [_gradients(part, parameters, whole, outputs, rows, rank) for rank, part in enumerate(parts)]
     except Exception as error:
-        raise Refusal(f"a trial of its backward failed ({type(error).__name__}: {_short(error)})") from None
+        raise Refusal(f"a trial of its backward failed ({_short(error)})") from None
     drawn = not torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(before)
     if drawn:
@@ -305,4 +305,4 @@ def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
 
 def _short(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else ""
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -30,6 +30,7 @@ _TOLERANCE = {
     torch.complex128: 1e-9,
     torch.complex64: 1e-4,
 }
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class Trial:
         self._surroundings = Surroundings(module)
         if self._surroundings.irrevocable:
             raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
+        if any(
+            axis is not None and isinstance(value, torch.Tensor) and value.layout in _SPARSE
+            for value, axis in zip(values, axes, strict=True)
+        ):
+            raise Refusal("one of its arguments is a sparse matrix, which is not cut into rows")
         self._untouched: torch.nn.Module | None = None
 
     def run(self, start: int, stop: int, draws: Any = None) -> Run:
@@ -133,6 +139,8 @@ class Trial:
         if recorder.host_reads or conversions.count:
             raise Refusal(READ)
         if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
+            if any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules()):
+                raise Refusal("it is TorchScript, whose copies do not share parameters")
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
         left = {key: value for key, value in after.items() if not same(before.get(key), value)}

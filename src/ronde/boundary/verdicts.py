@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = ["Batch", "Verdicts"]
 
 # So many values of its numbers are rehearsed; then they must prove that they decide nothing.
 _MANY = 16
+_DIGITS = re.compile(r"\b\d+\b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Verdicts:
         self._context = context
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
+        self._told: set[tuple[str, str]] = set()
 
     def of(self, module: torch.nn.Module, call: Any, values: list[Any], batch: Batch) -> Verdict:
         """The verdict on a call of `module`; `values` are the leaves of `call`."""
@@ -98,10 +101,17 @@ class Verdicts:
         else:
             verdict, numbers = self._with_changing_numbers(known, form, numbers, module, call, values, batch)
         if not verdict.sharded:
-            self._context.note(f"{type(module).__name__} runs in parts, not as one piece: {verdict.reason}")
+            self._tell(type(module).__name__, verdict.reason)
         if len(verdicts) <= _MANY:
             verdicts[numbers] = verdict
         return verdict
+
+    def _tell(self, name: str, reason: str) -> None:
+        """Each reason once, whatever numbers of rows or shapes are in it."""
+        told = name, _DIGITS.sub("", reason)
+        if told not in self._told:
+            self._told.add(told)
+            self._context.note(f"{name} runs in parts, not as one piece: {reason}")
 
     def _with_changing_numbers(
         self,

@@ -17,6 +17,7 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
+from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.plan import check, expand
 
@@ -64,6 +65,7 @@ def dp(  # noqa: PLR0913 - each is an option
     All have the same global batch, model, optimizer and threads for each rank. Prints samples/s and
     the ratio ronde over each peer: of the medians, and median and quartiles of the pairs.
     """
+    check_linux()
     check_known([method], METHODS, what="method")
     peers = choose(_names(against))
     check(expand(plan), ranks)
@@ -99,6 +101,7 @@ def overhead_(
 
     Prints what a step takes longer, in microseconds and per cent, and what starting takes longer.
     """
+    check_linux()
     _check_writable(json=json, plot=plot)
     report = overhead.compare(
         _names(workloads),

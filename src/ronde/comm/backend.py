@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -95,6 +96,17 @@ class TorchBackend:
             group.shutdown()
 
 
+def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
+    """As a library in C++ would do it: neither autograd nor a dispatch mode of the script sees it."""
+
+    @functools.wraps(method)
+    def unseen(*args: Any) -> None:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
+            method(*args)
+
+    return unseen
+
+
 class SharedMemoryBackend:
     """Ranks of one host."""
 
@@ -105,15 +117,19 @@ class SharedMemoryBackend:
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
 
+    @_as_bytes_travel
     def all_reduce(self, flat: torch.Tensor) -> Any:
         self.shared.all_reduce(flat)
 
+    @_as_bytes_travel
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         self.shared.all_gather(out, flat)
 
+    @_as_bytes_travel
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         self.shared.broadcast(flat, source)
 
+    @_as_bytes_travel
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         self.shared.complete(parts)
 
