@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.keepalive import keep_alive
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
 
 __all__ = ["Comm", "Pending", "connect_store", "join"]
@@ -88,7 +90,7 @@ class Pending:
                 self._work.wait()
                 check.goes_on()
         except RuntimeError as error:  # the board goes on to say where this rank waited
-            raise _lost(error, check) from error
+            raise self._comm.lost(error) from error
 
 
 class Comm:
@@ -103,6 +105,7 @@ class Comm:
 
     Attributes:
         waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
+        topology: which ranks share a host, where there are several hosts.
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
     """
 
@@ -115,6 +118,7 @@ class Comm:
         self.world_size = world_size
         self.store = store
         self.waited_ns = 0
+        self.topology: Topology | None = None
         self.alone = False
         self._answers = 0
 
@@ -175,7 +179,7 @@ class Comm:
 
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
-        device = self._control_device
+        device = self.control_device
         payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
         if self.rank != source:
@@ -201,7 +205,7 @@ class Comm:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.all_reduce(torch.zeros(1, device=self._control_device))
+        self.all_reduce(torch.zeros(1, device=self.control_device))
 
     def close(self) -> None:
         """Close the connections and end the backend's threads; a second call does nothing.
@@ -227,7 +231,8 @@ class Comm:
         return "nccl" in type(self._group).__name__.lower()
 
     @property
-    def _control_device(self) -> torch.device:
+    def control_device(self) -> torch.device:
+        """Where small tensors must live that are no data of the script."""
         return torch.device("cuda" if self.on_cuda else "cpu")
 
     def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
@@ -241,13 +246,13 @@ class Comm:
         try:
             return Pending(self, launch(), number)
         except RuntimeError as error:
-            raise _lost(error, check) from error
+            raise self.lost(error) from error
 
-
-def _lost(error: RuntimeError, check: LockstepCheck | None) -> PeerLost:
-    """What a failed collective means: a peer that took another path, or one that is gone."""
-    diverged = check.explain() if check is not None else None
-    return diverged or PeerLost(str(error))
+    def lost(self, error: RuntimeError) -> PeerLost:
+        """What a failed collective means: a peer that took another path, or one that is gone."""
+        diverged = self.check.explain() if self.check is not None else None
+        told = self.topology.lost(str(error), self.rank) if self.topology is not None else str(error)
+        return diverged or PeerLost(told)
 
 
 def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
@@ -255,7 +260,7 @@ def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
         tensor.copy_(torch.view_as_complex(received) if tensor.is_complex() else received)
 
 
-def join(
+def join(  # noqa: PLR0913 - each is one word of what is joined
     address: str,
     *,
     name: str,
@@ -265,6 +270,7 @@ def join(
     timeout: timedelta,
     host: str | None,
     check: LockstepCheck | None = None,
+    silence: float = 60.0,
 ) -> Comm:
     """Join the group `name` of all ranks that meet at the store `address`.
 
@@ -275,21 +281,23 @@ def join(
         timeout: how long a collective waits for a peer.
         host: the address to listen on; None lets the backend look the host name up.
         check: compares what the ranks of this host do.
+        silence: seconds without any sign from another host after which it counts as lost.
 
     Raises:
         LaunchError: when the group could not be formed.
     """
-    store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
-    try:
-        group = (
-            _nccl(store, rank, world_size, timeout)
-            if device == "cuda"
-            else _gloo(store, rank, world_size, timeout, host)
-        )
-    except RuntimeError as error:
-        raise LaunchError(
-            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
-        ) from error
+    with keep_alive(silence):
+        store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
+        try:
+            group = (
+                _nccl(store, rank, world_size, timeout)
+                if device == "cuda"
+                else _gloo(store, rank, world_size, timeout, host)
+            )
+        except RuntimeError as error:
+            raise LaunchError(
+                f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
+            ) from error
     return Comm(group, rank=rank, world_size=world_size, store=store, check=check)
 
 

@@ -31,8 +31,10 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.boundary.rules import losses
+from ronde.cluster.own_address import own_address
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm, join
+from ronde.comm.topology import learn
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
@@ -47,6 +49,8 @@ __all__ = ["Session"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
+# How long nothing at all may come from another host; networks that heal themselves take up to half of it.
+_SILENCE_S = 60.0
 # Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
 _HOLDS_INIT = {
     "torch.distributed",
@@ -80,9 +84,13 @@ class Session:
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
-        host = "127.0.0.1" if config.store.startswith("file://") else None
+        host = _listens_on(config)
         self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
         boundary_comm, reducer_comm = self._groups
+        if config.local_world_size < config.world_size:
+            topology = learn(boundary_comm, local_rank=config.local_rank, address=host)
+            for group in self._groups:
+                group.topology = topology
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
         self.context = Context(
             comm=boundary_comm,
@@ -107,6 +115,7 @@ class Session:
         return join(
             config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
             timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
+            silence=min(_SILENCE_S, config.timeout),
         )  # fmt: skip
 
     def _check(self, name: str) -> LockstepCheck | None:
@@ -278,6 +287,16 @@ class Session:
         self._circumstances.uninstall()
         for group in self._groups:
             group.close()
+
+
+def _listens_on(config: RankConfig) -> str | None:
+    """The address by which the other ranks reach this one; None leaves it to the backend."""
+    if config.store.startswith("file://"):
+        return "127.0.0.1"
+    several_hosts = config.local_world_size < config.world_size
+    return own_address(
+        config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
+    )
 
 
 def _whole(value: Any, convert: Any) -> Any:

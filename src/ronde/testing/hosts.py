@@ -5,12 +5,12 @@
         first.popen(["torchrun", "--nnodes", "2", "--master-addr", first.address, ...])
         second.cut()                                  # as if its cable were pulled
 
-Each host has Linux namespaces of its own: network, host name, processes, shared memory. Only the files are the same
-everywhere. A switch (a bridge in one more network namespace) joins them, so nothing is seen of the machine's own
-network, and no name or address can collide with another test's.
+Each host has Linux namespaces of its own: network, host name, processes, shared memory. Only the files are
+the same everywhere. A switch (a bridge in one more network namespace) joins them, so nothing is seen of the
+machine's own network, and no name or address can collide with another test's.
 
-Nothing is left behind, however the test ends: a host lives as long as the pipe to this process, its end is the end
-of every process in it, and with them the kernel removes links, bridge and mounts.
+Nothing is left behind, however the test ends: a host lives as long as the pipe to this process, its end is
+the end of every process in it, and with them the kernel removes links, bridge and mounts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,27 @@ from typing import Any
 
 __all__ = ["Host", "HostsUnavailable", "Network"]
 
-_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}
+_TOOLS = {
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "ip": "iproute2",
+    "tc": "iproute2",
+}
 _NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
-# The first process of the new namespaces. /proc is still the old one when it asks for its number out there; its end
-# of the pipe is closed when whoever made the host is gone, and with the first process go all others.
+# The first process of the new namespaces. /proc is still the old one when it asks for its number out there.
+# Its pipe ends when whoever made the host is gone, and with the first process go all others.
 _FIRST_PROCESS = """
 read number rest < /proc/self/stat
-mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && hostname {name} && {then} || exit 1
+mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && hostname {name} || exit 1
+echo '{names}' > /dev/shm/hosts && mount --bind /dev/shm/hosts /etc/hosts && rm /dev/shm/hosts || exit 1
+if test -f /etc/resolv.conf; then mount --bind /dev/null /etc/resolv.conf || exit 1; fi
+{then} || exit 1
 echo $number
 exec cat > /dev/null
 """
 _PATIENCE_S = 10.0
+_LINK = "10.199.0"
 
 
 class HostsUnavailable(Exception):
@@ -126,8 +136,8 @@ class Network:
         switch = self._place("switch", "ip link add br0 type bridge && ip link set br0 up")
         hosts: list[Host] = []
         for number in range(1, self._count + 1):
-            name, address = f"host-{number}", f"10.199.0.{number}"
-            place = self._place(name, "ip link set lo up")
+            name, address = f"host-{number}", f"{_LINK}.{number}"
+            place = self._place(name, "ip link set lo up", names=self._names(number))
             switch.run(f"ip link add {name} type veth peer name eth0 netns {place.number}")
             switch.run(f"ip link set {name} master br0 up")
             place.run(f"ip addr add {address}/24 dev eth0")
@@ -138,8 +148,14 @@ class Network:
             if self._rate is not None:
                 host.limit(self._rate)
 
-    def _place(self, name: str, then: str) -> _Place:
-        place = _Place(name, then)
+    def _names(self, own: int) -> str:
+        """What a host's /etc/hosts says: as on Debian, its own name is no address that others could use."""
+        lines = ["127.0.0.1 localhost", f"127.0.1.1 host-{own}"]
+        others = (number for number in range(1, self._count + 1) if number != own)
+        return "\n".join([*lines, *(f"{_LINK}.{number} host-{number}" for number in others)])
+
+    def _place(self, name: str, then: str, names: str = "") -> _Place:
+        place = _Place(name, then, names)
         self._places.append(place)
         return place
 
@@ -150,13 +166,14 @@ class _Place:
     Args:
         name: the host name in them.
         then: what a shell is to do there first.
+        names: what /etc/hosts says there.
 
     Attributes:
         number: of the first process, as seen from here.
     """
 
-    def __init__(self, name: str, then: str) -> None:
-        script = _FIRST_PROCESS.format(name=name, then=then)
+    def __init__(self, name: str, then: str, names: str) -> None:
+        script = _FIRST_PROCESS.format(name=name, then=then, names=names)
         self._process = subprocess.Popen(
             ["unshare", *_NAMESPACES, "--fork", "--kill-child", "sh", "-c", script],
             stdin=subprocess.PIPE,
