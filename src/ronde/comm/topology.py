@@ -48,6 +48,16 @@ class Topology:
         """The number of the host on which `rank` is."""
         return next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
 
+    def local_rank_of(self, rank: int) -> int:
+        """The number of `rank` among the ranks of its host."""
+        return self.hosts[self.host_of(rank)].index(rank)
+
+    def column(self, local_rank: int) -> tuple[int, ...]:
+        """The rank with this local rank of every host; empty where some host has none."""
+        if local_rank >= min(self.sizes):
+            return ()
+        return tuple(ranks[local_rank] for ranks in self.hosts)
+
     def lost(self, complaint: str, rank: int) -> str:
         """What a backend's complaint means to `rank`; as it is where it names no other host's connection."""
         for address, reason in _OTHER_END.findall(complaint):
@@ -62,7 +72,7 @@ class Topology:
 
     def _described(self, number: int) -> str:
         ranks = self.hosts[number]
-        many = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        many = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         return f"{self.names[number]} ({self.addresses[number]}, {many})"
 
 
