@@ -1,4 +1,4 @@
-"""A backend whose all-reduce is one of ours, while the caller goes on; all else is left to another backend."""
+"""A backend whose all-reduce is one of ours, while the caller goes on; all else is another backend's."""
 
 from __future__ import annotations
 

@@ -70,6 +70,7 @@ class Lane:
 
     def _work(self, ready: threading.Event) -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread looks at what is set when it first asks, and keeps to it
         ready.set()
         broken: BaseException | None = None
         # The caller's own mode is not known here, and a tensor made in this one is changed in no other.
