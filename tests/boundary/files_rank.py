@@ -19,7 +19,9 @@ import torch
 
 from boundary.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.boundary.files import FileMediator, StoreMeeting
-from ronde.comm.process_group import Comm, join
+from ronde.comm.joining import join
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
 
 TIMEOUT = 20
 
@@ -49,8 +51,7 @@ def main(rank: int, world_size: int, folder: str) -> None:
     comm = join(
         f"file://{folder}/store",
         name="files",
-        rank=rank,
-        world_size=world_size,
+        place=Place(rank, world_size, rank, world_size),
         device="cpu",
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",

@@ -115,10 +115,17 @@ def patient(rank: Any, folder: str) -> float:
     import time
     from datetime import timedelta
 
-    from ronde.comm.process_group import join
+    from ronde.comm.joining import join
+    from ronde.comm.place import Place
 
-    place = {"rank": rank.rank, "world_size": rank.world_size, "device": "cpu", "host": "127.0.0.1"}
-    comm = join(f"file://{folder}/store", name="short", timeout=timedelta(seconds=1), **place)
+    comm = join(
+        f"file://{folder}/store",
+        name="short",
+        place=Place(rank.rank, rank.world_size, rank.rank, rank.world_size),
+        device="cpu",
+        timeout=timedelta(seconds=1),
+        host="127.0.0.1",
+    )
     comm.barrier()
     if rank.rank == 0:
         time.sleep(2.0)

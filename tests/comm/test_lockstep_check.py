@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.process_group import Comm, join
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
 from ronde.errors import DivergedError, PeerLost
 from ronde.trace.lockstep_board import LockstepBoard
 
@@ -25,8 +27,7 @@ def checked(rank: Any, name: str) -> Iterator[Comm]:
     comm = join(
         "file://" + os.path.join(rank.directory, f"{name}.store"),
         name=name,
-        rank=rank.rank,
-        world_size=rank.world_size,
+        place=Place(rank.rank, rank.world_size, rank.rank, rank.world_size),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",

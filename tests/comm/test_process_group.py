@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ronde.comm.process_group import Comm, join
+from ronde.comm.joining import join
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
 
 
 def one_rank(place: Path) -> Comm:
     return join(
         f"file://{place / 'store'}",
         name="test",
-        rank=0,
-        world_size=1,
+        place=Place(0, 1, 0, 1),
         device="cpu",
         timeout=timedelta(seconds=30),
         host="127.0.0.1",

@@ -23,6 +23,10 @@ AVAILABLE = [
     "batch-dim=3",
     "loading=sliced",
     "loading=full",
+    "algorithm=ring",
+    "algorithm=tree",
+    "algorithm=shared-memory",
+    "hierarchical",
     "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
     "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
@@ -82,8 +86,8 @@ def test_every_value_that_is_not_built_is_refused_by_its_name(item: str, ranks: 
     assert f"available: {name}=" in errors[0]
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "ddp"])
-def test_every_preset_but_ddp_is_refused_by_a_value_that_is_not_built(name: str):
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("ddp", "hierarchical")])
+def test_every_other_preset_is_refused_by_a_value_that_is_not_built(name: str):
     errors = validate(expand(name))
     assert errors
     assert all("is not available in this version; available: " in error for error in errors)
@@ -93,7 +97,7 @@ def test_every_preset_but_ddp_is_refused_by_a_value_that_is_not_built(name: str)
 
 def test_no_value_escapes_refusal():
     """Every value of every key gives an error that names it, but for the keys that are free today."""
-    free = {"data", "bucket-mb", "rng", "batch-dim", "loading"}
+    free = {"data", "algorithm", "bucket-mb", "rng", "batch-dim", "loading"}
     for key in KEYS.values():
         if key.name in free:
             continue

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-from pathlib import Path
 from types import FrameType
 
-__all__ = ["call_site", "called_by_script", "is_script"]
+from ronde.trace.script_line import RONDE, is_library
 
-_INSTALLED = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-_RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+__all__ = ["call_site", "called_by_script", "is_script"]
 
 
 class _Known:
@@ -27,9 +21,10 @@ def is_script(filename: str) -> bool:
     """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
     known = _Known.files.get(filename)
     if known is None:
-        path = filename if filename.startswith("<") else os.path.abspath(filename)
-        known = not path.startswith(("<frozen", *_INSTALLED, _RONDE))
-        known = known and not any(folder in path for folder in _PACKAGES)
+        if filename.startswith("<"):  # what a notebook or `exec` runs has no file
+            known = not filename.startswith("<frozen")
+        else:
+            known = not is_library(os.path.abspath(filename))
         _Known.files[filename] = known
     return known
 
@@ -54,6 +49,6 @@ def called_by_script(through: str = "", *, or_by: tuple[str, ...] = ()) -> bool:
 def call_site() -> str:
     """File and line of the nearest caller outside ronde, the same on every rank."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_RONDE):
+    while frame is not None and frame.f_code.co_filename.startswith(RONDE):
         frame = frame.f_back
     return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

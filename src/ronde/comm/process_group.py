@@ -10,17 +10,20 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ronde.comm.keepalive import keep_alive
+from ronde.comm.backend import Backend, SharedMemoryBackend
+from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
 
-__all__ = ["Comm", "Pending", "connect_store", "join"]
+__all__ = ["Comm", "Pending"]
 
 # How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
 _DEBUGGER_TIMEOUT = timedelta(days=7)
@@ -33,17 +36,6 @@ _WIDER = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
 }
-
-
-def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
-    """Open the store named `file://PATH` or `tcp://HOST:PORT` (a server that runs already)."""
-    scheme, _, rest = address.partition("://")
-    if scheme == "file":
-        return dist.FileStore(rest, world_size)
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
-    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
 
 
 class Pending:
@@ -72,25 +64,9 @@ class Pending:
 
     def wait(self) -> None:
         if self._work is not None:
-            begun = time.perf_counter_ns()
-            try:
-                self._wait()
-            finally:
-                self._comm.waited_ns += time.perf_counter_ns() - begun
+            self._comm.block(self._work.wait, self._number)
         if self._finish is not None:
             self._finish()
-
-    def _wait(self) -> None:
-        check = self._comm.check
-        try:
-            if check is None:
-                self._work.wait()
-            else:
-                check.waits(self._number)
-                self._work.wait()
-                check.goes_on()
-        except RuntimeError as error:  # the board goes on to say where this rank waited
-            raise self._comm.lost(error) from error
 
 
 class Comm:
@@ -103,24 +79,53 @@ class Comm:
         DivergedError: when a peer on this host calls something else. Seen with a `check` only.
         UsageError: when this rank alone is in a debugger.
 
+    Args:
+        backend: carries the bytes.
+        check: compares what the ranks of this host do.
+        topology: which ranks share a host, where there are several hosts.
+
     Attributes:
         waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
-        topology: which ranks share a host, where there are several hosts.
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
+        algorithm: how sums are taken, and why so, in words.
+        note: what the user should know about how bytes travel.
     """
 
     def __init__(
-        self, group: Any, *, rank: int, world_size: int, store: dist.Store, check: LockstepCheck | None = None
+        self,
+        backend: Backend,
+        *,
+        rank: int,
+        world_size: int,
+        store: dist.Store,
+        check: LockstepCheck | None = None,
+        topology: Topology | None = None,
+        algorithm: str = "",
+        note: str | None = None,
     ) -> None:
-        self._group: Any = group
+        self._backend: Backend | None = backend
+        self.on_cuda = backend.on_cuda
         self.check = check
         self.rank = rank
         self.world_size = world_size
         self.store = store
         self.waited_ns = 0
-        self.topology: Topology | None = None
         self.alone = False
+        self.topology = topology
+        self.algorithm = algorithm
+        self.note = note
         self._answers = 0
+
+    @property
+    def backend(self) -> Backend:
+        """What carries the bytes.
+
+        Raises:
+            PeerLost: when the group is closed.
+        """
+        if self._backend is None:
+            raise PeerLost("the group is closed")
+        return self._backend
 
     def all_reduce_async(self, tensor: torch.Tensor) -> Pending:
         """Start summing `tensor` over ranks in place; its contents are undefined until `wait`."""
@@ -130,9 +135,9 @@ class Comm:
             sent = torch.view_as_real(sent)
         if not sent.is_contiguous():
             contiguous = sent.contiguous()
-            pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([contiguous]))
+            pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(contiguous.view(-1)))
             return pending.then(lambda: _copy_back(tensor, contiguous))
-        pending = self._start("all_reduce", tensor, lambda: self._group.allreduce([sent]))
+        pending = self._start("all_reduce", tensor, lambda: self.backend.all_reduce(sent.view(-1)))
         return pending if wider is None else pending.then(lambda: _copy_back(tensor, sent))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -153,8 +158,24 @@ class Comm:
         if not sent.numel():
             return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
-        received, mine = out.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
-        return out, self._start("all_gather", tensor, lambda: self._group._allgather_base(received, mine))
+        received = out.view(self.world_size, -1).view(torch.uint8)
+        mine = sent.view(-1).view(torch.uint8)
+        return out, self._start("all_gather", tensor, lambda: self.backend.all_gather(received, mine))
+
+    def allocate(
+        self, shapes: Sequence[tuple[int, torch.dtype]], devices: Sequence[torch.device]
+    ) -> list[Buffer]:
+        """Buffers of these numbers of elements, to be averaged over ranks again and again."""
+        on_cpu = all(device.type == "cpu" for device in devices)
+        if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
+            try:
+                return list(allocate_shared(shapes, self))
+            except LaunchError as error:
+                self.note = f"{error}; gradients are copied once more"
+        return [
+            TorchBuffer(numel, dtype, device, self)
+            for (numel, dtype), device in zip(shapes, devices, strict=True)
+        ]
 
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
@@ -166,20 +187,17 @@ class Comm:
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
         sent = tensor.detach().contiguous()
         flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
         if flat.numel():
-            self._start("broadcast", tensor, lambda: self._group.broadcast([flat], options)).wait()
+            self._start("broadcast", tensor, lambda: self.backend.broadcast(flat, source)).wait()
         if sent.data_ptr() != tensor.data_ptr():
             _copy_back(tensor, sent)
         return tensor
 
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
-        device = self.control_device
+        device = self._control_device
         payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
         if self.rank != source:
@@ -201,24 +219,20 @@ class Comm:
 
     def be_patient(self) -> None:
         """From now on collectives wait as long as a user may sit in a debugger on another rank."""
-        self._group._set_default_timeout(_DEBUGGER_TIMEOUT)
+        self.backend.set_timeout(_DEBUGGER_TIMEOUT)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.all_reduce(torch.zeros(1, device=self.control_device))
+        self.all_reduce(torch.zeros(1, device=self._control_device))
 
     def close(self) -> None:
-        """Close the connections and end the backend's threads; a second call does nothing.
-
-        Gloo's `shutdown` leaves its threads running, and only the group's destruction joins them. A thread
-        that lets go of a tensor while the interpreter ends would abort the process.
-        """
-        group, self._group = self._group, None
+        """Close the connections and end the backend's threads; a second call does nothing."""
+        backend, self._backend = self._backend, None
         check, self.check = self.check, None
         if check is not None:
             check.close()
-        if group is not None:
-            group.shutdown()
+        if backend is not None:
+            backend.close()
 
     def mark(self, what: str) -> None:
         """Say what all ranks do now though they send nothing, so that one that does not is found."""
@@ -226,13 +240,7 @@ class Comm:
             self.check.mark(what)
 
     @property
-    def on_cuda(self) -> bool:
-        """Whether tensors must live on the CUDA device."""
-        return "nccl" in type(self._group).__name__.lower()
-
-    @property
-    def control_device(self) -> torch.device:
-        """Where small tensors must live that are no data of the script."""
+    def _control_device(self) -> torch.device:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
     def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
@@ -243,80 +251,40 @@ class Comm:
             )
         check = self.check
         number = 0 if check is None else check.collective(operation, tensor)
-        try:
-            return Pending(self, launch(), number)
-        except RuntimeError as error:
-            raise self.lost(error) from error
+        if not self.backend.blocks:
+            try:
+                return Pending(self, launch(), number)
+            except RuntimeError as error:
+                raise self._lost(error) from error
+        self.block(launch, number)
+        return Pending(self, None)
 
-    def lost(self, error: RuntimeError) -> PeerLost:
+    def block(self, work: Callable[[], Any], number: int = 0) -> None:
+        """Do what waits for peers: on the board and in `waited_ns` it counts as waiting."""
+        check = self.check
+        begun = perf_counter_ns()
+        try:
+            if check is None:
+                work()
+            else:
+                check.waits(number)
+                work()
+                check.goes_on()
+        except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
+            raise self._lost(error) from error
+        finally:
+            self.waited_ns += perf_counter_ns() - begun
+
+    def _lost(self, error: BaseException) -> PeerLost:
         """What a failed collective means: a peer that took another path, or one that is gone."""
         diverged = self.check.explain() if self.check is not None else None
-        told = self.topology.lost(str(error), self.rank) if self.topology is not None else str(error)
-        return diverged or PeerLost(told)
+        if diverged is not None:
+            return diverged
+        if isinstance(error, PeerLost):
+            return error
+        return PeerLost(self.topology.lost(str(error), self.rank) if self.topology else str(error))
 
 
 def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
     with torch.no_grad():
         tensor.copy_(torch.view_as_complex(received) if tensor.is_complex() else received)
-
-
-def join(  # noqa: PLR0913 - each is one word of what is joined
-    address: str,
-    *,
-    name: str,
-    rank: int,
-    world_size: int,
-    device: str,
-    timeout: timedelta,
-    host: str | None,
-    check: LockstepCheck | None = None,
-    silence: float = 60.0,
-) -> Comm:
-    """Join the group `name` of all ranks that meet at the store `address`.
-
-    Args:
-        address: `file://PATH` or `tcp://HOST:PORT`.
-        name: groups of different names on one store do not meet.
-        device: "cpu" (Gloo) or "cuda" (NCCL).
-        timeout: how long a collective waits for a peer.
-        host: the address to listen on; None lets the backend look the host name up.
-        check: compares what the ranks of this host do.
-        silence: seconds without any sign from another host after which it counts as lost.
-
-    Raises:
-        LaunchError: when the group could not be formed.
-    """
-    with keep_alive(silence):
-        store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
-        try:
-            group = (
-                _nccl(store, rank, world_size, timeout)
-                if device == "cuda"
-                else _gloo(store, rank, world_size, timeout, host)
-            )
-        except RuntimeError as error:
-            raise LaunchError(
-                f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
-            ) from error
-    return Comm(group, rank=rank, world_size=world_size, store=store, check=check)
-
-
-def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
-    from torch.distributed import ProcessGroupGloo
-
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._timeout = timeout
-    options._threads = 2
-    device = (
-        ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
-    )
-    options._devices = [device]
-    return ProcessGroupGloo(store, rank, world_size, options)
-
-
-def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, world_size, options)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
+
+from ronde.comm.place import Place
 
 __all__ = ["Topology", "learn"]
 
@@ -76,25 +77,26 @@ class Topology:
         return f"{self.names[number]} ({self.addresses[number]}, {many})"
 
 
-def learn(comm: Any, *, local_rank: int, address: str | None) -> Topology:
+def learn(gather: Callable[[torch.Tensor], torch.Tensor], place: Place, *, address: str | None) -> Topology:
     """Every rank says where it is; called by all ranks.
 
     Args:
-        comm: the group of all ranks.
-        local_rank: this rank's number among those that share its host.
+        gather: gives every rank every rank's bytes, [n] to [ranks, n].
+        place: this rank's.
         address: by which others reach it, where that is known.
     """
     said = socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
     said += (address or "").encode()[:_ADDRESS_BYTES].ljust(_ADDRESS_BYTES, b"\0")
-    said += (comm.rank - local_rank).to_bytes(8, "little")
-    own = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(comm.control_device)
+    said += (place.rank - place.local_rank).to_bytes(8, "little")
     hosts: dict[int, tuple[list[int], str, str]] = {}
-    for rank, each in enumerate(comm.all_gather(own).cpu().unbind(0)):
+    for rank, each in enumerate(gather(torch.frombuffer(bytearray(said), dtype=torch.uint8)).unbind(0)):
         data = each.numpy().tobytes()
         first = int.from_bytes(data[_NAME_BYTES + _ADDRESS_BYTES :], "little")
-        name, known = data[:_NAME_BYTES], data[_NAME_BYTES : _NAME_BYTES + _ADDRESS_BYTES]
-        texts = (part.rstrip(b"\0").decode("utf-8", "replace") for part in (name, known))
-        hosts.setdefault(first, ([], *texts))[0].append(rank)
+        name, known = (
+            part.rstrip(b"\0").decode("utf-8", "replace")
+            for part in (data[:_NAME_BYTES], data[_NAME_BYTES : _NAME_BYTES + _ADDRESS_BYTES])
+        )
+        hosts.setdefault(first, ([], name, known))[0].append(rank)
     places = [hosts[first] for first in sorted(hosts)]
     return Topology(
         hosts=tuple(tuple(ranks) for ranks, _, _ in places),

@@ -32,12 +32,14 @@ from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import RankStream
 from ronde.boundary.rules import losses
 from ronde.cluster.own_address import own_address
+from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.process_group import Comm, join
-from ronde.comm.topology import learn
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.plan.communication import Algorithm
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
@@ -85,12 +87,9 @@ class Session:
         self._entropy = entropy or Patches()
         self.retired = False
         host = _listens_on(config)
-        self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
-        boundary_comm, reducer_comm = self._groups
-        if config.local_world_size < config.world_size:
-            topology = learn(boundary_comm, local_rank=config.local_rank, address=host)
-            for group in self._groups:
-                group.topology = topology
+        boundary_comm = self._join("boundary", host, "auto")
+        reducer_comm = self._join("reducer", host, plan.communication.algorithm)
+        self._groups = [boundary_comm, reducer_comm]
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
         self.context = Context(
             comm=boundary_comm,
@@ -110,12 +109,13 @@ class Session:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
         return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
-    def _join(self, name: str, host: str | None) -> Comm:
+    def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         config = self.config
+        place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
         return join(
-            config.store, name=name, rank=config.rank, world_size=config.world_size, device=config.device,
+            config.store, name=name, place=place, device=config.device,
             timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
-            silence=min(_SILENCE_S, config.timeout),
+            silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
         )  # fmt: skip
 
     def _check(self, name: str) -> LockstepCheck | None:
@@ -270,13 +270,20 @@ class Session:
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes]
+        notes += [group.note for group in self._groups[1:] if group.note]
         if not self.tally.sharded:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
             )
         waited = self._waited_ns() - self._waited_before
-        return summarize(self.config, self.tally, communication_ns=waited, notes=notes)
+        return summarize(
+            self.config,
+            self.tally,
+            communication_ns=waited,
+            algorithm=self._groups[1].algorithm,
+            notes=notes,
+        )
 
     def _waited_ns(self) -> int:
         return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns

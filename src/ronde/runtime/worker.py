@@ -28,6 +28,7 @@ from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.trace.script_line import RONDE
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 # Also in what a loader's worker has sent: its traceback is the text of an error here.
-_OUR_FRAME = re.compile(rf'^  File "{re.escape(_PACKAGE)}.*\n(?:    .*\n)*', re.MULTILINE)
+_OUR_FRAME = re.compile(rf'^  File "{re.escape(RONDE)}.*\n(?:    .*\n)*', re.MULTILINE)
 # How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
 _WAIT_FOR_END = 10
 # The same for torchrun, which ends ranks as soon as one of their host is gone, but not those of other hosts.
@@ -174,7 +174,7 @@ def formatted(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<frozen runpy>"))
+    return filename.startswith((RONDE, "<frozen runpy>"))
 
 
 def _show(error: BaseException) -> None:

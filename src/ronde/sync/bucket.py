@@ -1,4 +1,4 @@
-"""A bucket: gradients that travel together in one flat buffer.
+"""A bucket: gradients that travel together in one flat buffer, and lie there afterwards.
 
 Behind the gradients lies one presence flag for each: how many ranks computed it in this backward. A
 gradient that no rank computed stays untouched, `None` included.
@@ -6,37 +6,50 @@ gradient that no rank computed stays untouched, `None` included.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.buffer import Buffer
 from ronde.errors import RondeError
 from ronde.sync.leaf import Leaf
 
-__all__ = ["Bucket", "assign_buckets"]
+__all__ = ["Bucket", "assign_buckets", "average"]
 
 
 class Bucket:
     """Averages the gradients of some leaves of one dtype and device.
 
+    A gradient that backward made anew becomes a view of the buffer; one that was there before is
+    written where it is, because the script may know it.
+
     Args:
         leaves: in the order in which backward is expected to reach them.
-        comm: the reducer's own group.
+        buffer: `Bucket.size(leaves)` elements.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], comm: Comm) -> None:
+    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer) -> None:
         self.leaves = list(leaves)
-        self._comm = comm
-        first = self.leaves[0]
-        sizes = [leaf.shape.numel() for leaf in self.leaves]
-        self._buffer = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
-        *pieces, self._flags = self._buffer.split([*sizes, len(sizes)])
-        self._views = [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+        self._buffer = buffer
+        self._sizes = [leaf.shape.numel() for leaf in self.leaves]
+        itemsize = self.leaves[0].dtype.itemsize
+        self._offsets = [begin * itemsize for begin in itertools.accumulate(self._sizes, initial=0)]
         self._places = {id(leaf.tensor): place for place, leaf in enumerate(self.leaves)}
         self._ready: set[int] = set()
-        self._pending: Pending | None = None
+        # Gradients that were there when backward began; those of them that lie in the buffer.
+        self._before: set[int] = set()
+        self._inside: set[int] = set()
+        self._views: list[torch.Tensor] = []
+        self._flags: torch.Tensor | None = None
+        self.launched = False
         self.stale = False
+
+    @staticmethod
+    def size(leaves: Sequence[Leaf]) -> int:
+        """How many elements the buffer of these leaves has."""
+        return sum(leaf.shape.numel() for leaf in leaves) + len(leaves)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -45,17 +58,29 @@ class Bucket:
         return [tensor for tensor in found if tensor is not None]
 
     @property
-    def launched(self) -> bool:
-        return self._pending is not None
-
-    @property
     def complete(self) -> bool:
         """Every gradient has been computed in this backward."""
         return len(self._ready) == len(self.leaves)
 
     @property
+    def early(self) -> bool:
+        """May leave before backward ends.
+
+        What is accumulated on an earlier gradient is accumulated in the buffer itself, which must
+        not be touched any more once it has left.
+        """
+        return self.complete and not self._before
+
+    @property
     def touched(self) -> bool:
         return bool(self._ready)
+
+    def begin(self) -> None:
+        """A backward begins."""
+        for place, leaf in enumerate(self.leaves):
+            tensor = leaf.ref()
+            if tensor is not None and tensor.grad is not None:
+                self._before.add(place)
 
     def mark(self, tensor: torch.Tensor) -> None:
         """A gradient has been accumulated; after the bucket left, what was sent is `stale`.
@@ -68,61 +93,115 @@ class Bucket:
                 f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
                 f"in this version; use sparse=False"
             )
-        if self._pending is not None:
+        if self.launched:
             self.stale = True
         self._ready.add(self._places[id(tensor)])
 
     @torch.no_grad()
     def launch(self) -> None:
         """Send what is there; gradients that are missing count as they stand, or as nought."""
-        views: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
-        for view, leaf in zip(self._views, self.leaves, strict=True):
-            tensor = leaf.tensor
-            if tensor is not None and tensor.grad is not None:
-                views.append(view)
-                gradients.append(tensor.grad)
-        if len(gradients) < len(self.leaves):
-            self._buffer.zero_()
-        if gradients:
-            torch._foreach_copy_(views, gradients)
+        self._views = []
+        gradients = [None if (tensor := leaf.tensor) is None else tensor.grad for leaf in self.leaves]
+        inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
+        flat, same = self._buffer.open(len(inside))
+        self._inside = inside if same else set()
+        self._views, self._flags = self._cut(flat)
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for place, (view, gradient) in enumerate(zip(self._views, gradients, strict=True)):
+            if gradient is None:
+                view.zero_()
+            elif place not in self._inside:
+                targets.append(view)
+                sources.append(gradient)
+        if sources:
+            torch._foreach_copy_(targets, sources)
         if self.complete:
             self._flags.fill_(1)
         else:
             flags = [float(place in self._ready) for place in range(len(self.leaves))]
             self._flags.copy_(torch.tensor(flags, dtype=self._flags.dtype))
-        self._pending = self._comm.all_reduce_async(self._buffer)
+        self.launched = True
+        self._buffer.launch()
 
-    def send_again(self) -> None:
-        """Send what has been accumulated since the bucket left."""
-        assert self._pending is not None
-        self._pending.wait()
-        self.launch()
+    def advance(self) -> None:
+        """Go on with what needs no waiting."""
+        if self.launched:
+            self._buffer.advance()
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Wait, and put the averages where the gradients were."""
-        assert self._pending is not None
-        self._pending.wait()
+    def deliver(self) -> list[torch.Tensor]:
+        """The averages are there: put them where the gradients were.
+
+        Returns:
+            the leaves whose gradient is a view of the buffer from now on.
+        """
+        given: list[torch.Tensor] = []
         computed = range(len(self.leaves)) if self.complete else self._computed_somewhere()
-        # One pass over the memory: the quotient is written where it belongs.
         for place in computed:
             tensor = self.leaves[place].tensor
-            if tensor is None:
+            if tensor is None or place in self._inside:
                 continue
-            if tensor.grad is None:
-                tensor.grad = torch.empty_like(tensor)
-            torch.div(self._views[place], self._comm.world_size, out=tensor.grad)
+            gradient = tensor.grad
+            if gradient is not None and (place in self._before or gradient.requires_grad):
+                with torch.no_grad():
+                    gradient.copy_(self._views[place])
+            else:
+                tensor.grad = self._views[place]
+                given.append(tensor)
         self.reset()
+        return given
 
-    def _computed_somewhere(self) -> list[int]:
-        return [place for place, count in enumerate(self._flags.tolist()) if abs(count) > 0]
+    @torch.no_grad()
+    def take_over(self, known: set[int]) -> None:
+        """Let the gradients of the leaves with these ids lie in this buffer, which is new."""
+        views, _ = self._cut(self._buffer.open(0)[0])
+        for leaf, view in zip(self.leaves, views, strict=True):
+            tensor = leaf.tensor
+            if tensor is not None and tensor.grad is not None and id(tensor) in known:
+                tensor.grad = view.copy_(tensor.grad)
 
     def reset(self) -> None:
         """Forget this backward."""
         self._ready.clear()
-        self._pending = None
+        self._before.clear()
+        self._views, self._flags = [], None
+        self.launched = False
         self.stale = False
+
+    @property
+    def buffer(self) -> Buffer:
+        return self._buffer
+
+    def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
+        """Whether this gradient is the view of the buffer that it was given."""
+        if gradient is None or gradient.data_ptr() != self._buffer.address + self._offsets[place]:
+            return False
+        leaf = self.leaves[place]
+        return gradient.stride() == leaf.stride and gradient.dtype is leaf.dtype
+
+    def _computed_somewhere(self) -> list[int]:
+        flags: Any = self._flags
+        return [place for place, count in enumerate(flags.tolist()) if abs(count) > 0]
+
+    def _cut(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """A tensor for each gradient, and the flags; no views to autograd, scripts detach gradients."""
+        *pieces, flags = flat.split([*self._sizes, len(self._sizes)])
+        views = [
+            piece.as_strided(leaf.shape, leaf.stride).detach()
+            for piece, leaf in zip(pieces, self.leaves, strict=True)
+        ]
+        return views, flags
+
+
+def average(buckets: Sequence[Bucket]) -> None:
+    """Wait for what has been launched on all ranks; then every buffer holds the mean."""
+    buffers = [bucket.buffer for bucket in buckets]
+    for buffer in buffers:
+        buffer.reduce()
+    for buffer in buffers:
+        buffer.collect()
+    for buffer in buffers:
+        buffer.settle()
 
 
 def assign_buckets(leaves: Sequence[Leaf], first_bytes: int, bucket_bytes: int) -> list[list[Leaf]]:

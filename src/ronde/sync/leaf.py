@@ -15,9 +15,10 @@ class Leaf:
     Attributes:
         ref: `ref() is tensor` asks whether this is the leaf of a tensor at hand.
         shape, dtype, device: the tensor's, when `describe` was last called.
+        stride: of its gradient: the tensor's own, unless elements overlap or leave gaps.
     """
 
-    __slots__ = ("device", "dtype", "ref", "shape")
+    __slots__ = ("_described", "device", "dtype", "ref", "shape", "stride")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.ref = weakref.ref(tensor)
@@ -25,7 +26,14 @@ class Leaf:
 
     def describe(self, tensor: torch.Tensor) -> None:
         """Take over shape, dtype and device: `Module.to` changes them under the same tensor."""
+        self._described = _description(tensor)
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        with torch.no_grad():
+            self.stride = torch.empty_like(tensor, device="meta").stride()
+
+    def describes(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is still what it was when `describe` was last called."""
+        return self._described == _description(tensor)
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -39,3 +47,7 @@ class Leaf:
     @property
     def bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
+
+
+def _description(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()

@@ -21,7 +21,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
-from ronde.sync.bucket import Bucket, assign_buckets
+from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.leaf import Leaf
 
@@ -47,7 +47,11 @@ class _Group:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
         order = self.leaves if self.arrival is None else self.leaves[::-1]
         cut = assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes)
-        self.buckets = [Bucket(members, comm) for members in cut]
+        self.buckets = []
+        if cut:
+            shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
+            buffers = comm.allocate(shapes, [members[0].device for members in cut])
+            self.buckets = [Bucket(*each) for each in zip(cut, buffers, strict=True)]
         self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
         self.outdated = False
 
@@ -84,7 +88,7 @@ class Reducer:
         known = self._known.get(id(tensor))
         if known is not None and known[0].ref() is tensor:
             leaf, group = known
-            if leaf.dtype is not tensor.dtype or leaf.device != tensor.device:
+            if not leaf.describes(tensor):
                 leaf.describe(tensor)
                 group.outdated = True
             return
@@ -122,6 +126,9 @@ class Reducer:
             return
         self._prepare()
         self._depth = 1
+        for group in self._groups:
+            for bucket in group.buckets:
+                bucket.begin()
         self.hooks.waiting = True
         try:
             yield
@@ -188,7 +195,9 @@ class Reducer:
         if group.arrival is not None:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)
-        while group.next < len(group.buckets) and group.buckets[group.next].complete:
+        while group.next < len(group.buckets) and group.buckets[group.next].early:
+            for launched in group.buckets[: group.next]:
+                launched.advance()
             group.buckets[group.next].launch()
             group.next += 1
 
@@ -199,10 +208,10 @@ class Reducer:
                 bucket.launch()
         buckets = [bucket for group in active for bucket in group.buckets]
         self._send_stale(buckets)
-        for bucket in buckets:
-            bucket.finish()
+        average(buckets)
         for group in active:
-            self._learn_arrival(group)
+            given = [leaf for bucket in group.buckets for leaf in bucket.deliver()]
+            self._learn_arrival(group, given)
 
     def _send_stale(self, buckets: list[Bucket]) -> None:
         """Send again what some rank computed a second time, after its bucket had left.
@@ -215,7 +224,8 @@ class Reducer:
             return
         for bucket, count in zip(buckets, self._votes([bucket.stale for bucket in buckets]), strict=True):
             if count:
-                bucket.send_again()
+                average([bucket])
+                bucket.launch()
 
     def _active_groups(self) -> list[_Group]:
         """Groups of which some rank computed a gradient in this backward."""
@@ -225,7 +235,7 @@ class Reducer:
         votes = self._votes([any(bucket.touched for bucket in group.buckets) for group in groups])
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
-    def _learn_arrival(self, group: _Group) -> None:
+    def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:
         """After its first backward a group's leaves stand in the main rank's order of arrival."""
         if group.arrival is None:
             return
@@ -238,3 +248,6 @@ class Reducer:
             group.leaves = [group.leaves[index] for index in (*first, *rest)]
             group.arrival = None
             group.rebuild(self._comm, self._bucket_bytes)
+            known = {id(leaf) for leaf in given}
+            for bucket in group.buckets:
+                bucket.take_over(known)

@@ -65,16 +65,17 @@ FAULTS = (
 
 def gradient_not_reduced(session: Session) -> None:
     """One parameter of every bucket keeps this rank's own gradient."""
-    finish = Bucket.finish
+    deliver = Bucket.deliver
 
-    def finish_but_one(bucket: Bucket) -> None:
+    def deliver_all_but_one(bucket: Bucket) -> list[torch.Tensor]:
         last = bucket.tensors[-1]
         own = None if last.grad is None else last.grad.clone()
-        finish(bucket)
+        given = deliver(bucket)
         if own is not None and last.grad is not None:
             last.grad.copy_(own)
+        return given
 
-    _replace(Bucket, "finish", finish_but_one)
+    _replace(Bucket, "deliver", deliver_all_but_one)
 
 
 def mean_instead_of_sum(session: Session) -> None:
@@ -186,16 +187,17 @@ def _replace(owner: Any, name: str, replacement: Any) -> None:
 
 def _after_reduction(change: Any) -> None:
     """Call `change` with every parameter that has a gradient, when its bucket has been reduced."""
-    finish = Bucket.finish
+    deliver = Bucket.deliver
 
-    def finish_and_change(bucket: Bucket) -> None:
-        finish(bucket)
+    def deliver_and_change(bucket: Bucket) -> list[torch.Tensor]:
+        given = deliver(bucket)
         with torch.no_grad():
             for parameter in bucket.tensors:
                 if parameter.grad is not None:
                     change(parameter)
+        return given
 
-    _replace(Bucket, "finish", finish_and_change)
+    _replace(Bucket, "deliver", deliver_and_change)
 
 
 def _replace_index_batch(choose: Any) -> None:

@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic  # bound here: the module's own is replaced for scripts
 
 __all__ = ["Entry", "LockstepBoard", "Standing", "State", "board_path"]
 
@@ -100,7 +101,7 @@ class LockstepBoard:
         # The text before the number: an entry counts when its number is there.
         text = place + _STAMP.size
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
-        _STAMP.pack_into(self._memory, place, number, time.monotonic())
+        _STAMP.pack_into(self._memory, place, number, monotonic())
         return number
 
     def differs(self, number: int) -> bool:
@@ -161,7 +162,7 @@ class LockstepBoard:
         self._memory.close()
 
     def _stand(self, state: State, number: int) -> None:
-        _HEADER.pack_into(self._memory, self._header, number, time.monotonic(), state)
+        _HEADER.pack_into(self._memory, self._header, number, monotonic(), state)
 
     def _entry(self, rank: int, number: int) -> Entry | None:
         place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE

@@ -7,12 +7,18 @@ import sysconfig
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["ScriptLine"]
+__all__ = ["RONDE", "ScriptLine", "is_library"]
 
-_RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
+RONDE = str(Path(__file__).resolve().parents[1]) + os.sep
 _INSTALLED = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def is_library(path: str) -> bool:
+    """Whether the file at this absolute path is ronde's, the interpreter's, or installed."""
+    return path.startswith((RONDE, *_INSTALLED)) or any(folder in path for folder in _PACKAGES)
 
 
 class ScriptLine:
@@ -24,7 +30,7 @@ class ScriptLine:
     """
 
     def __init__(self, *libraries: str) -> None:
-        self._libraries = (_RONDE, *_INSTALLED, *(os.path.join(folder, "") for folder in libraries))
+        self._libraries = tuple(os.path.join(folder, "") for folder in libraries)
         self._names: dict[str, str | None] = {}
         self._last = "the start of the script"
 
@@ -47,7 +53,7 @@ class ScriptLine:
         if file.startswith("<"):
             return None
         path = os.path.abspath(file)
-        if path.startswith(self._libraries) or f"{os.sep}site-packages{os.sep}" in path:
+        if path.startswith(self._libraries) or is_library(path):
             return None
         here = os.path.join(os.getcwd(), "")
         return path[len(here) :] if path.startswith(here) else path

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from types import FrameType
 
 import torch
 
-import ronde
+from ronde.trace.script_line import RONDE, is_library
 
 __all__ = ["Sites"]
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_RONDE = os.path.dirname(os.path.abspath(ronde.__file__)) + os.sep
 
 # Frames that merely stand between two functions of a script: decorators (`no_grad`, `autocast`) and closures
 # that an optimizer calls.
@@ -27,10 +25,7 @@ _TORCH_BETWEEN = tuple(
         "_dynamo/eval_frame.py",
     )
 )
-_RONDE_BETWEEN = tuple(_RONDE + name for name in ("verify/", "runtime/", "testing/"))
-_INSTALLED = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_RONDE_BETWEEN = tuple(RONDE + name for name in ("verify/", "runtime/", "testing/"))
 
 
 class Sites:
@@ -75,8 +70,8 @@ def _kind(name: str) -> str:
     path = name if name.startswith("<") else os.path.abspath(name)
     if path.startswith(_TORCH_BETWEEN) or path.startswith(_RONDE_BETWEEN):
         return "between"
-    if path.startswith((_TORCH, _RONDE)):
+    if path.startswith((_TORCH, RONDE)):
         return "inside"
-    if path.startswith("<") or path.startswith(_INSTALLED) or f"{os.sep}site-packages{os.sep}" in path:
+    if path.startswith("<") or is_library(path):
         return "installed"
     return "script"

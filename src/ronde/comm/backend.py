@@ -1,0 +1,112 @@
+"""What carries a group's collectives: memory that the ranks of a host share, or torch's Gloo or NCCL."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ronde.comm.shared_memory import SharedMemory
+
+__all__ = ["Backend", "SharedMemoryBackend", "TorchBackend"]
+
+
+class Backend(Protocol):
+    """Collectives on flat contiguous tensors, called by all ranks in the same order.
+
+    Each starts and returns a handle whose `wait()` returns when the tensor may be read, or None when
+    that is so already.
+
+    Attributes:
+        name: as a user knows it.
+        on_cuda: tensors must live on the CUDA device.
+        blocks: a collective is complete when it returns.
+    """
+
+    name: str
+    on_cuda: bool
+    blocks: bool
+
+    def all_reduce(self, flat: torch.Tensor) -> Any:
+        """Sum `flat` [n] over ranks in place."""
+        ...
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
+        """Put every rank's `flat` [n], of bytes, into `out` [ranks, n]."""
+        ...
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> Any:
+        """Put `flat` [n], of bytes, of rank `source` into every rank's."""
+        ...
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a collective waits for a peer from now on."""
+        ...
+
+    def close(self) -> None:
+        """Close connections and end threads."""
+        ...
+
+
+class TorchBackend:
+    """A process group of torch's, Gloo or NCCL, that nobody else knows."""
+
+    blocks = False
+
+    def __init__(self, group: Any) -> None:
+        self._group: Any = group
+        self.on_cuda = "nccl" in type(group).__name__.lower()
+        self.name = "NCCL" if self.on_cuda else "Gloo"
+
+    def all_reduce(self, flat: torch.Tensor) -> Any:
+        return self._group.allreduce([flat])
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
+        return self._group._allgather_base(out.view(-1), flat)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return self._group.broadcast([flat], options)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._group._set_default_timeout(timeout)
+
+    def close(self) -> None:
+        """End the backend's threads as well.
+
+        Gloo's `shutdown` leaves its threads running, and only the group's destruction joins them. A thread
+        that lets go of a tensor while the interpreter ends would abort the process.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            group.shutdown()
+
+
+class SharedMemoryBackend:
+    """Ranks of one host."""
+
+    name = "shared memory"
+    on_cuda = False
+    blocks = True
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self.shared = shared
+
+    def all_reduce(self, flat: torch.Tensor) -> Any:
+        self.shared.all_reduce(flat)
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
+        self.shared.all_gather(out, flat)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> Any:
+        self.shared.broadcast(flat, source)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.shared.waiting.timeout = timeout.total_seconds()
+
+    def close(self) -> None:
+        self.shared.close()

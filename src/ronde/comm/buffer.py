@@ -1,0 +1,107 @@
+"""Flat buffers whose mean over ranks is taken in place; what gradients lie in.
+
+A script may keep what it was given of a buffer (a gradient of the step before): a buffer is written again
+only when nobody else refers to its memory, else others are written in its stead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["Buffer", "Storage", "TorchBuffer"]
+
+
+class Buffer(Protocol):
+    """A flat tensor of one size on all ranks; each step of an averaging is made by all of them.
+
+    `open`, fill what it returns, `launch`; then `advance` now and then; then `reduce`, `collect` and
+    `settle`, for several buffers each before the next, so that one wait serves all. After `settle` the tensor
+    that `open` returned holds the mean, and is this rank's own again.
+    """
+
+    @property
+    def address(self) -> int:
+        """Where the buffer's memory begins."""
+        ...
+
+    def open(self, users: int) -> tuple[torch.Tensor, bool]:
+        """What to fill, and whether it is the buffer's memory: if at most `users` tensors lie there."""
+        ...
+
+    def launch(self) -> None:
+        """This rank has filled its tensor."""
+        ...
+
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
+        ...
+
+    def reduce(self) -> None:
+        """Wait until all have filled theirs, and sum this rank's part."""
+        ...
+
+    def collect(self) -> None:
+        """Wait until all have summed their parts, and take them over."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all have taken over what they need of this rank's memory."""
+        ...
+
+
+class Storage:
+    """A flat tensor, and who else refers to its memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        # Held, because asking for it makes a reference.
+        self._storage: Any = tensor.untyped_storage()
+        self._own = self._count()
+
+    def users(self) -> int:
+        """How many tensors elsewhere refer to this memory."""
+        return self._count() - self._own
+
+    def _count(self) -> int:
+        count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
+        return count(self._storage._cdata)
+
+
+class TorchBuffer:
+    """A buffer in ordinary memory of any device, averaged by the group's all-reduce.
+
+    Args:
+        comm: a `Comm`.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, comm: Any) -> None:
+        self._storage = Storage(torch.zeros(numel, dtype=dtype, device=device))
+        self._comm = comm
+        self._pending: Any = None
+
+    @property
+    def address(self) -> int:
+        return self._storage.tensor.data_ptr()
+
+    def open(self, users: int) -> tuple[torch.Tensor, bool]:
+        same = self._storage.users() <= users
+        if not same:
+            self._storage = Storage(torch.zeros_like(self._storage.tensor))
+        return self._storage.tensor, same
+
+    def launch(self) -> None:
+        self._pending = self._comm.all_reduce_async(self._storage.tensor)
+
+    def advance(self) -> None:
+        """The backend works by itself."""
+
+    def reduce(self) -> None:
+        self._pending.wait()
+
+    def collect(self) -> None:
+        self._storage.tensor.div_(self._comm.world_size)
+
+    def settle(self) -> None:
+        self._pending = None

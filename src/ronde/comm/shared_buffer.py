@@ -1,0 +1,153 @@
+"""Buffers that lie in memory shared by the ranks of a host, so that averaging them copies nothing beforehand.
+
+Each rank sums one part of every buffer, reading its peers' memory, and then takes over the parts that the
+others have summed. Every rank counts three steps for each buffer: filled, summed, taken over. Buffers do not
+wait for each other, so a rank sums one as soon as all have filled it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.buffer import Storage
+from ronde.comm.reductions import REDUCTIONS, reduce_into
+from ronde.comm.waiting import Counters
+
+__all__ = ["SharedBuffer", "allocate_shared"]
+
+_FILLED, _SUMMED, _TAKEN, _ELSEWHERE = range(4)
+_WORDS = 8  # one cache line for each buffer
+_LINE = 64
+_PAGE = 4096
+# What is summed at a time stays in the cache until it has been divided.
+_BLOCK = 256 << 10
+
+
+class SharedBuffer:
+    """One buffer on this rank; made by `allocate_shared`.
+
+    Args:
+        parts: its memory on every rank, [numel] each.
+        comm: the group, whose backend is shared memory.
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor], counters: Counters, words: int, comm: Any) -> None:
+        self._comm = comm
+        self._shared = comm.backend.shared
+        self._counters = counters
+        self._words = words
+        self._parts = list(parts)
+        self._storage = Storage(self._parts[comm.rank])
+        self._open = self._storage.tensor
+        self._turn = 0
+        self._number = 0
+        self._summed = False
+        self._bounds = _bounds(self._open, comm.world_size)
+
+    @property
+    def address(self) -> int:
+        return self._storage.tensor.data_ptr()
+
+    def open(self, users: int) -> tuple[torch.Tensor, bool]:
+        """This rank's shared memory; ordinary memory while the script still holds gradients in it."""
+        shared = self._storage.tensor
+        same = self._storage.users() <= users
+        self._open = shared if same else torch.zeros_like(shared)
+        return self._open, same
+
+    def launch(self) -> None:
+        check = self._comm.check
+        self._number = 0 if check is None else check.collective("all_reduce", self._open)
+        self._turn += 1
+        self._summed = False
+        own = self._counters.own
+        if self._open is not self._storage.tensor:
+            own[self._words + _ELSEWHERE] = self._turn
+        own[self._words + _FILLED] = self._turn
+
+    def advance(self) -> None:
+        if not self._summed and self._counters.come(self._words + _FILLED, self._turn):
+            self._sum()
+
+    def reduce(self) -> None:
+        if not self._summed:
+            self._wait(_FILLED)
+            self._sum()
+
+    def collect(self) -> None:
+        if self._travels():
+            self._travel()
+            return
+        self._wait(_SUMMED)
+        for rank, (begin, end) in enumerate(self._bounds):
+            if rank != self._comm.rank:
+                self._open[begin:end].copy_(self._parts[rank][begin:end])
+        self._counters.own[self._words + _TAKEN] = self._turn
+
+    def settle(self) -> None:
+        self._wait(_TAKEN)
+
+    def _sum(self) -> None:
+        self._summed = True
+        if not self._travels():
+            begin, end = self._bounds[self._comm.rank]
+            others = [part for rank, part in enumerate(self._parts) if rank != self._comm.rank]
+            block = _BLOCK // self._open.element_size()
+            for start in range(begin, end, block):
+                stop = min(end, start + block)
+                mine = self._open[start:stop]
+                reduce_into(mine, [mine, *(part[start:stop] for part in others)], REDUCTIONS["sum"])
+                mine.div_(self._comm.world_size)
+        self._counters.own[self._words + _SUMMED] = self._turn
+
+    def _travels(self) -> bool:
+        """Some rank's data lie elsewhere; known to all once all have filled theirs."""
+        return any(words[self._words + _ELSEWHERE] == self._turn for words in self._counters.all)
+
+    def _travel(self) -> None:
+        """Average what lies elsewhere on some rank by way of the group's areas."""
+        shared, flat = self._shared, self._open
+        self._comm.block(lambda: shared.all_reduce(flat), self._number)
+        flat.div_(self._comm.world_size)
+        self._counters.own[self._words + _TAKEN] = self._turn
+
+    def _wait(self, step: int) -> None:
+        word = self._words + step
+        if not self._counters.come(word, self._turn):
+            waiting = self._shared.waiting
+            self._comm.block(lambda: waiting.until(self._counters, word, self._turn), self._number)
+
+
+def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> list[SharedBuffer]:
+    """Buffers of these numbers of elements and dtypes; called by all ranks alike.
+
+    Raises:
+        LaunchError: when there is not enough memory; raised on all ranks.
+    """
+    header = _up(len(shapes) * _WORDS * 8, _PAGE)
+    sizes = [_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
+    begins = list(itertools.accumulate(sizes, initial=header))
+    maps = comm.backend.shared.allocate(begins[-1])
+    counters = Counters([memoryview(each) for each in maps], comm.rank, len(shapes) * _WORDS)
+    buffers: list[SharedBuffer] = []
+    for place, (numel, dtype) in enumerate(shapes):
+        # A tensor of the memory itself for each: who refers to one buffer is not counted for another.
+        parts = [torch.frombuffer(each, dtype=dtype, count=numel, offset=begins[place]) for each in maps]
+        buffers.append(SharedBuffer(parts, counters, place * _WORDS, comm))
+    return buffers
+
+
+def _bounds(tensor: torch.Tensor, ranks: int) -> list[tuple[int, int]]:
+    """Where each rank's part begins and ends, cut at cache lines."""
+    line = max(1, _LINE // tensor.element_size())
+    each = _up(-(-tensor.numel() // ranks), line)
+    cuts = [min(tensor.numel(), each * rank) for rank in range(ranks + 1)]
+    return list(itertools.pairwise(cuts))
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,281 @@
+"""Collectives among the ranks of one host, through memory that they share.
+
+Each rank owns one part of the memory, which only it writes: a page of counters and two pairs of areas. To
+publish an area a rank writes it and counts up `_POSTED`; every rank publishes the same areas in the same
+order, so one counter tells how far a rank has come, and an area may be written again once all ranks
+have published something later, which they do when they have read it. Areas come in pairs, so
+that one wait for the peers is all that a chunk costs.
+
+Tensors of any size pass through in chunks that fit the cache. Sums are taken in one fixed order of
+ranks for each element: all ranks hold the same bits. This relies on stores becoming visible in
+program order, as they do on x86-64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+
+from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
+from ronde.comm.shared_segment import share
+from ronde.comm.waiting import Counters, Waiting
+
+__all__ = ["SharedMemory"]
+
+_PAGE = 4096
+_POSTED = 0
+# What is at most this large is read whole by every rank: one wait in place of two.
+_SMALL = 32 << 10
+_LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
+_MOST_VIEWS = 256
+# The pair of areas for chunks; a pair for what is small comes before it.
+_LARGE = (2, 3)
+
+
+class SharedMemory:
+    """Collectives among `ranks` processes of one host; every method is called by all, in the same order.
+
+    Tensors are on the CPU and contiguous. Results lie in the tensors that are given.
+
+    Args:
+        rank, ranks: this process among those of the host.
+        exchange: gathers three integers from every process of the host, in order.
+        timeout: how long to wait for a peer.
+        first_rank: number of the host's first rank among all ranks, for messages.
+
+    Raises:
+        LaunchError: when memory cannot be shared; raised on all ranks.
+        PeerLost: by every method, when a peer has died, is stopped or did not come in time.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]],
+        *,
+        timeout: timedelta,
+        first_rank: int = 0,
+    ) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._chunk = min(_MOST_CHUNK, max(_LEAST_CHUNK, ranks * (_LEAST_CHUNK // 2)))
+        self._share = self._chunk // ranks // 64 * 64
+        self._maps, pids = share(_PAGE + 2 * (_SMALL + self._chunk), rank, exchange)
+        self._counters = Counters([memoryview(part) for part in self._maps], rank, 1)
+        self.waiting = Waiting(rank, pids, first_rank=first_rank, timeout=timeout.total_seconds())
+        memory = [torch.frombuffer(part, dtype=torch.uint8) for part in self._maps]
+        self._areas: list[list[torch.Tensor]] = []
+        begin = _PAGE
+        for size in (_SMALL, _SMALL, self._chunk, self._chunk):
+            self._areas.append([part[begin : begin + size] for part in memory])
+            begin += size
+        self._free = [0] * len(self._areas)
+        self._posted = 0
+        self._turns = [0, 0]
+        self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
+
+    def allocate(self, nbytes: int) -> list[mmap.mmap]:
+        """Memory of `nbytes` on every rank, shared by all.
+
+        Raises:
+            LaunchError: when there is not enough; raised on all ranks.
+        """
+        return share(nbytes, self.rank, self._exchange)[0]
+
+    def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        out = torch.empty(self.ranks, 3, dtype=torch.int64)
+        self.all_gather(out, torch.tensor(mine))
+        return [(first, second, third) for first, second, third in out.tolist()]
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._post()
+        self.waiting.until(self._counters, _POSTED, self._posted)
+
+    def all_reduce(self, flat: torch.Tensor, op: str = "sum") -> None:
+        """Reduce `flat` [n] over ranks in place."""
+        reduction = REDUCTIONS[op]
+        if flat.nbytes <= _SMALL:
+            parts = self._gathered_small(flat)
+            reduce_into(flat, parts, reduction)
+            return
+        width = self._chunk // flat.element_size()
+        for begin in range(0, flat.numel(), width):
+            self._reduce_chunk(flat[begin : begin + width], reduction)
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
+        """Put `flat` [n] of every rank into `out` [ranks, n]."""
+        if flat.nbytes <= _SMALL:
+            for row, part in zip(out.unbind(0), self._gathered_small(flat), strict=True):
+                row.copy_(part)
+            return
+        width = self._chunk // flat.element_size()
+        for begin in range(0, flat.numel(), width):
+            parts = self._gathered(flat[begin : begin + width])
+            for row, part in zip(out.unbind(0), parts, strict=True):
+                row[begin : begin + width].copy_(part)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Put `flat` [n] of rank `source` into every rank's `flat`."""
+        for piece in self._chunks(flat):
+            area = self._take(1 if piece.nbytes > _SMALL else 0)
+            part = self._view(area, piece.dtype, piece.numel())[source]
+            if self.rank == source:
+                part.copy_(piece)
+            self._publish(area)
+            if self.rank != source:
+                piece.copy_(part)
+
+    def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
+        """Reduce `pieces[rank]` of all ranks into `out` of each rank; all have `out`'s size."""
+        reduction = REDUCTIONS[op]
+        width = self._share // out.element_size()
+        for begin in range(0, out.numel(), width):
+            mine = [piece[begin : begin + width] for piece in pieces]
+            area = self._take(1)
+            self._spread(area, mine)
+            others = [
+                self._piece(area, each, mine[self.rank], self.rank)
+                for each in range(self.ranks)
+                if each != self.rank
+            ]
+            reduce_into(out[begin : begin + width], [mine[self.rank], *others], reduction)
+
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+        """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`; sizes may differ, also nought.
+
+        What rank r sends here must be as long as `outs[r]`.
+        """
+        longest = max(value.numel() for value in (*outs, *pieces))
+        size = torch.tensor([longest])
+        self.all_reduce(size, "max")
+        width = self._share // pieces[0].element_size()
+        for begin in range(0, int(size), width):
+            area = self._take(1)
+            self._spread(area, [piece[begin : begin + width] for piece in pieces])
+            for each, out in enumerate(outs):
+                target = out[begin : begin + width]
+                if each == self.rank:
+                    target.copy_(pieces[each][begin : begin + width])
+                elif target.numel():
+                    target.copy_(self._piece(area, each, target, self.rank))
+
+    def gather(self, outs: Sequence[torch.Tensor] | None, flat: torch.Tensor, root: int) -> None:
+        """Put `flat` [n] of every rank into `outs[rank]` of rank `root`; None on the others."""
+        for index, piece in enumerate(self._chunks(flat)):
+            parts = self._gathered(piece)
+            if outs is not None and self.rank == root:
+                begin = index * (self._chunk // flat.element_size())
+                for out, part in zip(outs, parts, strict=True):
+                    out[begin : begin + piece.numel()].copy_(part)
+
+    def scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor] | None, root: int) -> None:
+        """Put `pieces[rank]` of rank `root` into `out` [n] of every rank; None on the others."""
+        width = self._share // out.element_size()
+        for begin in range(0, out.numel(), width):
+            target = out[begin : begin + width]
+            area = self._take(1)
+            if pieces is not None and self.rank == root:
+                for each, piece in enumerate(pieces):
+                    self._piece(area, root, target, each).copy_(piece[begin : begin + width])
+            self._publish(area)
+            target.copy_(self._piece(area, root, target, self.rank))
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        self.waiting.close()
+        self._areas.clear()
+        self._views.clear()
+        self._maps.clear()
+
+    def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        return flat.split(self._chunk // flat.element_size()) if flat.numel() else ()
+
+    def _gathered_small(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Publish `flat` and return every rank's; to be read before anything else is published."""
+        area = self._take(0)
+        parts = self._view(area, flat.dtype, flat.numel())
+        parts[self.rank].copy_(flat)
+        self._publish(area)
+        return parts
+
+    def _gathered(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        area = self._take(1)
+        parts = self._view(area, flat.dtype, flat.numel())
+        parts[self.rank].copy_(flat)
+        self._publish(area)
+        return parts
+
+    def _reduce_chunk(self, chunk: torch.Tensor, reduction: Reduction) -> None:
+        """Every rank reduces one part of the chunk, and hands its result to the others."""
+        each = -(-chunk.numel() // self.ranks)
+        bounds = [min(chunk.numel(), each * rank) for rank in range(self.ranks + 1)]
+        pieces = [chunk[begin:end] for begin, end in itertools.pairwise(bounds)]
+        staged, results = _LARGE
+        self._wait_for(staged)
+        whole = self._view(staged, chunk.dtype, chunk.numel())
+        for rank, piece in enumerate(pieces):
+            if rank != self.rank:
+                whole[self.rank][bounds[rank] : bounds[rank + 1]].copy_(piece)
+        self._publish(staged)
+        mine = pieces[self.rank]
+        self._wait_for(results)
+        begin, end = bounds[self.rank], bounds[self.rank + 1]
+        others = [part[begin:end] for rank, part in enumerate(whole) if rank != self.rank]
+        reduce_into(mine, [mine, *others], reduction)
+        self._view(results, chunk.dtype, mine.numel())[self.rank].copy_(mine)
+        self._publish(results)
+        for rank, piece in enumerate(pieces):
+            if rank != self.rank:
+                piece.copy_(self._view(results, chunk.dtype, piece.numel())[rank])
+
+    def _spread(self, area: int, pieces: Sequence[torch.Tensor]) -> None:
+        """Publish what each other rank is to read of this one."""
+        for rank, piece in enumerate(pieces):
+            if rank != self.rank and piece.numel():
+                self._piece(area, self.rank, piece, rank).copy_(piece)
+        self._publish(area)
+
+    def _piece(self, area: int, owner: int, like: torch.Tensor, reader: int) -> torch.Tensor:
+        """The part of `owner`'s area that is meant for `reader`, as long as `like`."""
+        begin = reader * self._share
+        return self._areas[area][owner][begin : begin + like.nbytes].view(like.dtype)
+
+    def _take(self, pair: int) -> int:
+        """The next area of a pair (0: small, 1: large), free to be written."""
+        area = 2 * pair + self._turns[pair]
+        self._turns[pair] ^= 1
+        self._wait_for(area)
+        return area
+
+    def _wait_for(self, area: int) -> None:
+        """Until every rank has read what was in this area before."""
+        if self._free[area] > self._posted:
+            self._post()
+        self.waiting.until(self._counters, _POSTED, self._free[area])
+
+    def _publish(self, area: int) -> None:
+        """Show the area to all, and wait until all have shown theirs."""
+        self._post()
+        self._free[area] = self._posted + 1
+        self.waiting.until(self._counters, _POSTED, self._posted)
+
+    def _post(self) -> None:
+        self._posted += 1
+        self._counters.own[_POSTED] = self._posted
+
+    def _view(self, area: int, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
+        """The first `numel` elements of every rank's area."""
+        key = (area, dtype, numel)
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            nbytes = numel * dtype.itemsize
+            views = self._views[key] = [part[:nbytes].view(dtype) for part in self._areas[area]]
+        return views

@@ -1,0 +1,80 @@
+"""Memory that the ranks of a host share, without a name in any file system.
+
+Each rank allocates its own part as an anonymous file (`memfd_create`), which the others open through
+`/proc/PID/fd`. Nothing can be left behind, however a rank ends; the size of /dev/shm, 64 MB in
+a container by default, sets no limit; and on machines with several memory nodes each part lies near its rank.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Sequence
+
+from ronde.errors import LaunchError
+
+__all__ = ["share"]
+
+_FALLOCATE_STEP = 1 << 30
+
+
+def share(
+    nbytes: int, rank: int, exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
+) -> tuple[list[mmap.mmap], list[int]]:
+    """Allocate `nbytes` on each rank of this host and map all ranks' parts; the memory is nought.
+
+    Args:
+        nbytes: size of one rank's part, the same on all ranks.
+        rank: this rank, counted on this host.
+        exchange: gathers three integers from every rank of this host, in order. Called twice:
+            the second time when a rank has mapped everything, with an error number.
+
+    Returns:
+        the memory of each rank, and the process number of each.
+
+    Raises:
+        LaunchError: on all ranks, when there is not enough memory or one may not open another's part.
+    """
+    descriptor, failure = -1, 0
+    try:
+        descriptor = os.memfd_create("ronde")
+        for start in range(0, nbytes, _FALLOCATE_STEP):
+            os.posix_fallocate(descriptor, start, min(_FALLOCATE_STEP, nbytes - start))
+    except OSError as error:
+        failure = error.errno or errno.EIO
+    inode = os.fstat(descriptor).st_ino if not failure else -failure
+    parts: list[mmap.mmap] = []
+    places = exchange((os.getpid(), descriptor, inode))
+    failure = next((-inode for _, _, inode in places if inode < 0), 0)
+    if not failure:
+        try:
+            parts = [
+                _map(descriptor, nbytes) if each == rank else _map_of_peer(*place, nbytes)
+                for each, place in enumerate(places)
+            ]
+        except OSError as error:
+            failure = error.errno or errno.EIO
+    failures = [code for code, _, _ in exchange((failure, 0, 0)) if code]
+    if descriptor >= 0:
+        os.close(descriptor)  # the mappings keep the memory
+    if failures:
+        raise LaunchError(
+            f"ranks could not share {nbytes / 2**20:.1f} MiB of memory each: {os.strerror(failures[0])}"
+        )
+    return parts, [pid for pid, _, _ in places]
+
+
+def _map(descriptor: int, nbytes: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+def _map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
+    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    try:
+        # The number may be another process's, where ranks live in containers of their own.
+        if os.fstat(opened).st_ino != inode:
+            raise OSError(errno.ESRCH, "another process")
+        return _map(opened, nbytes)
+    finally:
+        os.close(opened)
