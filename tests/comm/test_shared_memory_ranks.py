@@ -79,7 +79,7 @@ def exchanges(rank: Any) -> list[str]:
         pieces = {(a, b): values(numel, torch.float64, 10 * a + b) for a in ranks for b in ranks}
         out = torch.empty(numel, dtype=torch.float64)
         shared.reduce_scatter(out, [pieces[rank.rank, each] for each in ranks])
-        if not torch.equal(out, sum(pieces[each, rank.rank] for each in ranks)):
+        if not torch.equal(out, torch.stack([pieces[each, rank.rank] for each in ranks]).sum(0)):
             wrong.append(f"reduce_scatter {numel}")
         uneven = {(a, b): pieces[a, b][: numel * (a + 2 * b) // 7] for a in ranks for b in ranks}
         outs = [torch.empty_like(uneven[each, rank.rank]) for each in ranks]
@@ -184,3 +184,33 @@ def test_one_after_the_other(ranks: Callable[..., list[Any]], world_size: int) -
 @pytest.mark.parametrize("seed", range(50))
 def test_a_hundred_thousand_one_after_the_other(ranks: Callable[..., list[Any]], seed: int) -> None:
     assert ranks(2 + seed % 2, many, 2000, seed) == [[]] * (2 + seed % 2)
+
+
+def under_modes(rank: Any) -> list[float]:
+    """What a script has switched on changes no collective, and no collective is seen by it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    comm = rank.groups["boundary"]
+    totals: list[float] = []
+    with torch.inference_mode():
+        totals.append(comm.all_reduce(torch.ones(1001)).sum().item())
+    totals.append(comm.all_reduce(torch.ones(1001)).sum().item())
+    leaf = torch.ones(1001, requires_grad=True)
+    totals.append(comm.all_reduce(leaf * 1).sum().item())
+    ones = torch.ones(1001)
+    with Watch(), torch.device("meta"):
+        comm.all_reduce(ones)
+        comm.barrier()
+    totals.append(ones.sum().item())
+    return [*totals, float(len([name for name in seen if "add" in name or "copy" in name]))]
+
+
+def test_modes_of_the_script_do_not_matter(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, under_modes) == [[2002.0] * 4 + [0.0]] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -86,6 +88,17 @@ class TorchBackend:
             group.shutdown()
 
 
+def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
+    """As a library in C++ would do it: neither autograd nor a dispatch mode of the script sees it."""
+
+    @functools.wraps(method)
+    def unseen(*args: Any) -> None:
+        with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
+            method(*args)
+
+    return unseen
+
+
 class SharedMemoryBackend:
     """Ranks of one host."""
 
@@ -96,12 +109,15 @@ class SharedMemoryBackend:
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
 
+    @_as_bytes_travel
     def all_reduce(self, flat: torch.Tensor) -> Any:
         self.shared.all_reduce(flat)
 
+    @_as_bytes_travel
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         self.shared.all_gather(out, flat)
 
+    @_as_bytes_travel
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         self.shared.broadcast(flat, source)
 

@@ -88,8 +88,8 @@ class SharedMemory:
         return share(nbytes, self.rank, self._exchange)[0]
 
     def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        out = torch.empty(self.ranks, 3, dtype=torch.int64)
-        self.all_gather(out, torch.tensor(mine))
+        out = torch.empty(self.ranks, 3, dtype=torch.int64, device="cpu")
+        self.all_gather(out, torch.tensor(mine, device="cpu"))
         return [(first, second, third) for first, second, third in out.tolist()]
 
     def barrier(self) -> None:
@@ -152,7 +152,7 @@ class SharedMemory:
         What rank r sends here must be as long as `outs[r]`.
         """
         longest = max(value.numel() for value in (*outs, *pieces))
-        size = torch.tensor([longest])
+        size = torch.tensor([longest], device="cpu")
         self.all_reduce(size, "max")
         width = self._share // pieces[0].element_size()
         for begin in range(0, int(size), width):
@@ -277,5 +277,7 @@ class SharedMemory:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             nbytes = numel * dtype.itemsize
-            views = self._views[key] = [part[:nbytes].view(dtype) for part in self._areas[area]]
+            with torch.inference_mode(False):  # they will be written outside it as well
+                views = [part[:nbytes].view(dtype) for part in self._areas[area]]
+            self._views[key] = views
         return views

@@ -1,0 +1,109 @@
+"""Kills a random rank at a random moment of a long row of collectives, again and again.
+
+Run as `kill_rounds.py ROUNDS SEED FOLDER`; prints what was not as it should be, as JSON. Ranks are forked
+from this process, which has imported torch already: a round takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from ronde.comm.place import Place
+from ronde.comm.process_group import join
+from ronde.errors import PeerLost
+
+_SAW_IT = 7
+_PATIENCE_S = 2.0
+
+
+def work(rank: int, ranks: int, folder: Path, started: int) -> None:
+    """Collectives until a peer is lost; the error is left in a file."""
+    torch.set_num_threads(1)
+    comm = join(
+        f"file://{folder}/store",
+        name="work",
+        place=Place(rank, ranks, rank, ranks),
+        device="cpu",
+        timeout=timedelta(seconds=60),
+        host="127.0.0.1",
+    )
+    draw = random.Random(ranks)
+    (buffer,) = comm.allocate([(100_000, torch.float32)], [torch.device("cpu")])
+    os.write(started, b".")
+    try:
+        while True:
+            size = draw.choice((1, 1000, 100_000, 1_000_000))
+            if draw.random() < 0.3:
+                buffer.open(0)
+                buffer.launch()
+                buffer.reduce()
+                buffer.collect()
+                buffer.settle()
+            elif draw.random() < 0.5:
+                comm.all_reduce(torch.ones(size))
+            else:
+                comm.all_gather(torch.ones(size))
+    except PeerLost as error:
+        (folder / f"error-{rank}").write_text(str(error))
+        os._exit(_SAW_IT)
+
+
+def one_round(draw: random.Random, folder: Path) -> list[str]:
+    ranks = draw.choice((2, 3, 4))
+    folder.mkdir()
+    reads, writes = os.pipe()
+    pids: list[int] = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            work(rank, ranks, folder, writes)
+        pids.append(pid)
+    for _ in range(ranks):
+        os.read(reads, 1)
+    os.close(reads)
+    os.close(writes)
+    victim = draw.randrange(ranks)
+    time.sleep(draw.random() * 0.03)  # the moment is what this varies
+    os.kill(pids[victim], signal.SIGKILL)
+    end = time.monotonic() + _PATIENCE_S
+    wrong: list[str] = []
+    for rank, pid in enumerate(pids):
+        if rank == victim:
+            os.waitpid(pid, 0)
+            continue
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < end:
+            time.sleep(0.002)
+        if not ended[0]:
+            wrong.append(f"rank {rank} of {ranks} waits on after {_PATIENCE_S} s")
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        elif os.waitstatus_to_exitcode(ended[1]) != _SAW_IT:
+            wrong.append(f"rank {rank} of {ranks} ended with {os.waitstatus_to_exitcode(ended[1])}")
+        elif f"(process {pids[victim]}) has died" not in (text := (folder / f"error-{rank}").read_text()):
+            # Who saw a death has died itself; a third rank may name either.
+            dead = [each for each in pids if f"(process {each}) has died" in text]
+            if not dead:
+                wrong.append(f"rank {rank} of {ranks} says {text!r}")
+    return wrong
+
+
+def main() -> None:
+    rounds, seed, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    before = set(os.listdir("/dev/shm"))
+    draw = random.Random(seed)
+    wrong = [line for turn in range(rounds) for line in one_round(draw, folder / str(turn))]
+    left = sorted(set(os.listdir("/dev/shm")) - before)
+    print(json.dumps({"wrong": wrong, "left": left}))
+
+
+if __name__ == "__main__":
+    main()
