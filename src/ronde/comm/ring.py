@@ -27,7 +27,7 @@ from ronde.comm.transport import Handle, Transport
 
 __all__ = ["all_gather", "all_reduce", "bounds", "reduce_scatter"]
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 
 Segments = Sequence[Sequence[torch.Tensor]]
 
@@ -100,9 +100,10 @@ def _go_round(transport: Transport, segments: Segments, first: int, adds: int, c
                 handle.wait()
                 if step < adds:
                     segments[number][place].add_(received)
-                if step + 1 < adds + copies:
-                    send(number, place)
+            # First, because the word that a piece may come waits behind the bytes that go the same way.
             expect(step + 1, place)
+            if place < len(segments[number]) and step + 1 < adds + copies:
+                send(number, place)
     for handle in sent.values():
         handle.wait()
 
