@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hazards.harness import Hazard, train
+from hazards.harness import Hazard, loader, train
 
 T = torch.Tensor
 LIMIT = {"step": 0}
@@ -249,6 +249,15 @@ def _evaluated_in_between() -> Iterator[Any]:
     yield read
 
 
+def _evaluated_first() -> Iterator[Any]:
+    """The first call of all under inference_mode, in which nothing has a gradient graph."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    with torch.inference_mode():
+        for x, _ in loader():
+            yield model(x)
+    yield from train(model.train())
+
+
 _MIXED = "rows of its output depend on other rows"
 HAZARDS = {
     "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
@@ -278,4 +287,5 @@ HAZARDS = {
     "forward replaced": Hazard(_forward_replaced, "parts", _MIXED),
     "function replaced": Hazard(_function_replaced, "parts", _MIXED),
     "evaluated in between": Hazard(_evaluated_in_between, "whole"),
+    "evaluated first": Hazard(_evaluated_first, "whole"),
 }

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ronde.comm.lane import Lane, Task
 
-__all__ = ["BackgroundBackend"]
+__all__ = ["BackgroundBackend", "Part"]
+
+
+class Part(Protocol):
+    """Something that waits for peers."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long it waits for a peer from now on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
 
 
 class BackgroundBackend:
@@ -20,7 +32,7 @@ class BackgroundBackend:
         name: of the algorithm, for the user.
         all_reduce: sums a flat tensor over all ranks in place, and returns when that is done.
         rest: carries everything else.
-        ends: what is to be closed before `rest`.
+        parts: what `all_reduce` is made of: each is told time limits, and is closed before `rest`.
     """
 
     on_cuda = False
@@ -31,12 +43,12 @@ class BackgroundBackend:
         name: str,
         all_reduce: Callable[[torch.Tensor], None],
         rest: Any,
-        ends: Callable[[], None] | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
         self.name = name
         self._sum = all_reduce
         self._rest = rest
-        self._ends = ends
+        self._parts = tuple(parts)
         self._lane = Lane("ronde-all-reduce")
 
     def all_reduce(self, flat: torch.Tensor) -> Task:
@@ -48,11 +60,14 @@ class BackgroundBackend:
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         return self._rest.broadcast(flat, source)
 
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._rest.share(rank, parts)
+
     def set_timeout(self, timeout: timedelta) -> None:
-        self._rest.set_timeout(timeout)
+        for part in (*self._parts, self._rest):
+            part.set_timeout(timeout)
 
     def close(self) -> None:
         self._lane.close()
-        if self._ends is not None:
-            self._ends()
-        self._rest.close()
+        for part in (*self._parts, self._rest):
+            part.close()

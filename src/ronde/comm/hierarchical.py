@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +50,14 @@ class Within(Protocol):
 
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         """Put `flat` [n] of rank `source` into every rank's."""
+        ...
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long to wait for a peer from now on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory."""
         ...
 
 
@@ -96,8 +105,16 @@ class Hierarchical:
         while under_way:
             self._end(*under_way.popleft())
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long ranks of this host wait for each other; messages have their group's limit."""
+        if self._within is not None:
+            self._within.set_timeout(timeout)
+
     def close(self) -> None:
+        """End the thread and let go of the host's memory."""
         self._lane.close()
+        if self._within is not None:
+            self._within.close()
 
     def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         width = max(1, self._chunk_bytes // flat.element_size() // self._parts) * self._parts

@@ -171,12 +171,7 @@ class _Meeting:
             host=topology.host_of(rank),
         )
 
-        def close() -> None:
-            sums.close()
-            if within is not None:
-                within.close()
-
-        return BackgroundBackend("hierarchical", sums.all_reduce, torchs, close)
+        return BackgroundBackend("hierarchical", sums.all_reduce, torchs, [sums])
 
     def _shared_memory(self, host: int) -> SharedMemory:
         """Memory shared by the ranks of this host, which is number `host` of all."""
