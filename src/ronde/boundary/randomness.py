@@ -126,8 +126,11 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 
 
 def _checks_arguments() -> bool:
-    """Whether torch reads a value only for an error or a faster kernel: a distribution that checks
-    its parameters or a sample, a transformer that asks whether its mask is the causal one."""
+    """Whether torch reads a value that is none of the batch's, or only for an error or a faster kernel.
+
+    A distribution checks its parameters or a sample, a transformer asks whether its mask is the causal one, a
+    batch norm with momentum=None weighs by its number of batches.
+    """
     frame = sys._getframe(1)
     for _ in range(24):
         if frame is None:
@@ -136,6 +139,8 @@ def _checks_arguments() -> bool:
         if module == "torch.distributions.distribution":
             return True
         if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
+            return True
+        if module == "torch.nn.modules.batchnorm" and frame.f_code.co_name == "forward":
             return True
         frame = frame.f_back
     return False

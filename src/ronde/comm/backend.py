@@ -129,6 +129,7 @@ class SharedMemoryBackend:
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         self.shared.broadcast(flat, source)
 
+    @_as_bytes_travel
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         self.shared.complete(parts)
 

@@ -24,6 +24,7 @@ from ronde.parallel.cut_state import CutState, Piece
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.flat import flat_like
 from ronde.parallel.holders import state_is_held
+from ronde.parallel.hooked_step import replace_step
 
 __all__ = ["ShardedUpdate"]
 
@@ -48,13 +49,7 @@ class ShardedUpdate:
     def install(self, patches: Patches) -> None:
         patches.add(Optimizer, "state", property(self._read, _write))
         for kind in ELEMENTWISE:
-            plain = vars(kind).get("step")
-            if plain is None:
-                continue  # inherited from another of them
-            if not getattr(plain, "hooked", False):
-                # As torch does when the first of the kind is made; those that are there keep it when we go.
-                kind.step = _with_hooks(plain)
-            patches.set(kind, "step", _with_hooks(self._around(_without_hooks(kind.step))))
+            replace_step(patches, kind, self._around)
 
     def release(self) -> None:
         """Make all state whole again. All ranks come here."""
@@ -197,17 +192,6 @@ def _swapped(parameters: Sequence[torch.Tensor], state: CutState) -> Iterator[to
             yield tensor
         elif piece.own is not None and piece.own.grad is not None:
             yield piece.own
-
-
-def _with_hooks(step: Callable[..., Any]) -> Any:
-    """A step as torch calls it: hooks before and after, and what its profiler looks for."""
-    hooked: Any = Optimizer.profile_hook_step(step)
-    hooked.hooked = True
-    return hooked
-
-
-def _without_hooks(step: Any) -> Any:
-    return step.__wrapped__
 
 
 def _write(optimizer: Any, state: Any) -> None:

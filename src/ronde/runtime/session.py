@@ -38,6 +38,7 @@ from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
+from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
 from ronde.runtime.account import summarize
@@ -149,6 +150,7 @@ class Session:
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        one_pass.install(self.patches)
         if self._sharded_update is not None:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
