@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -24,9 +23,10 @@ import torch
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
+from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
 
-__all__ = ["SharedMemory", "keeps_order_of_stores"]
+__all__ = ["SharedMemory"]
 
 _PAGE = 4096
 _POSTED = 0
@@ -38,11 +38,6 @@ _MOST_VIEWS = 256
 _SUBGROUP = -1
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
-
-
-def keeps_order_of_stores(machine: str | None = None) -> bool:
-    """Whether this kind of processor shows stores to other cores in program order."""
-    return (machine or platform.machine()).lower() in ("x86_64", "amd64")
 
 
 class SharedMemory:
@@ -186,6 +181,14 @@ class SharedMemory:
             if self.rank != source:
                 piece.copy_(part)
 
+    def complete(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Put the bytes `parts[rank]` of each rank where they are missing, in all others' tensors."""
+        for message in itertools.zip_longest(*(messages(each, self._chunk) for each in parts), fillvalue=()):
+            area = self._take(1)
+            copy_in(self._areas[area][self.rank], message[self.rank])
+            self._publish(area)
+            copy_out(self._areas[area], message, self.rank)
+
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
         """Reduce `pieces[rank]` of all ranks into `out` of each rank; all have `out`'s size."""
         reduction = REDUCTIONS[op]
@@ -240,6 +243,10 @@ class SharedMemory:
                     self._piece(area, root, target, each).copy_(piece[begin : begin + width])
             self._publish(area)
             target.copy_(self._piece(area, root, target, self.rank))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long to wait for a peer from now on."""
+        self.waiting.timeout = timeout.total_seconds()
 
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
