@@ -132,6 +132,37 @@ def pipelined(rank: Any) -> list[float]:
     return results + [each.sum().item() for each in stage.submod.parameters()]
 
 
+def interleaved(rank: Any) -> list[float]:
+    """Two stages on each rank: messages cross in both directions."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(4)]
+    places = (rank.rank, rank.rank + 2)
+    stages: list[Any] = [PipelineStage(layers[each], each, 4, torch.device("cpu")) for each in places]
+    schedule = ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    inputs, losses = batch(0)[0], []
+    if rank.rank == 0:
+        schedule.step(inputs)
+    else:
+        schedule.step(target=inputs.roll(1, 1), losses=losses)
+    gradients = [each.grad.sum().item() for stage in stages for each in stage.submod.parameters()]
+    return [each.item() for each in losses] + gradients
+
+
+def under_modes(rank: Any) -> list[float]:
+    """A message is received alike under the script's modes, and nothing that it allocates stays bound to them."""
+    got = torch.zeros(2)
+    for turn, mode in enumerate((torch.inference_mode(), torch.enable_grad(), torch.device("meta"))):
+        mine = torch.full((2,), float(turn + rank.rank))
+        with mode:
+            work = dist.isend(mine, 1 - rank.rank)
+            dist.recv(got, 1 - rank.rank)
+            assert work is not None
+            work.wait()
+    return got.tolist()
+
+
 def one_by_one(rank: Any) -> list[Any]:
     """Every call of torch.distributed once, with what Gloo can do as well."""
     me, size = rank.rank, rank.world_size
@@ -268,6 +299,8 @@ def over(rank: Any, what: str, backend: str) -> tuple[Any, list[str]]:
         ("fully_sharded", 2),
         ("tensor_parallel", 2),
         ("pipelined", 2),
+        ("interleaved", 2),
+        ("under_modes", 2),
         ("functional", 2),
         ("one_by_one", 2),
         ("objects_and_messages", 3),

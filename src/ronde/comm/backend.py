@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.sharing import share_by_messages
 
-__all__ = ["Backend", "SharedMemoryBackend", "TorchBackend"]
+__all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
 
 
 class Backend(Protocol):
@@ -96,15 +96,20 @@ class TorchBackend:
             group.shutdown()
 
 
-def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
-    """As a library in C++ would do it: neither autograd nor a dispatch mode of the script sees it."""
+@contextmanager
+def unseen() -> Iterator[None]:
+    """As a library in C++ would do it: neither autograd nor a dispatch mode of the script sees what is inside."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
+        yield
 
+
+def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
-    def unseen(*args: Any) -> None:
-        with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
+    def travels(*args: Any) -> None:
+        with unseen():
             method(*args)
 
-    return unseen
+    return travels
 
 
 class SharedMemoryBackend:

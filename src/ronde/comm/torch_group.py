@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.backend import unseen
 from ronde.comm.group_tensors import (
     WIDER,
     as_bytes,
@@ -50,8 +51,7 @@ def _carried(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def carried(self: SharedMemoryGroup, *args: Any, **options: Any) -> Any:
-        unseen = torch._C._DisableTorchDispatch()  # pyright: ignore[reportAttributeAccessIssue]
-        with self.lock, torch.no_grad(), unseen:
+        with self.lock, unseen():
             self.calls[method.__name__] += 1
             return method(self, *args, **options)
 

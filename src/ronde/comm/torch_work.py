@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.backend import unseen
 from ronde.comm.shared_mailbox import Mailbox, Receive, Send
 
 __all__ = ["Completed", "Message"]
@@ -72,13 +73,13 @@ class Message(dist.Work):
         self._finish = finish
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        with self._lock, torch.no_grad():
+        with self._lock, unseen():
             self._mailbox.wait(self._item)
             self._end()
         return True
 
     def is_completed(self) -> bool:
-        with self._lock, torch.no_grad():
+        with self._lock, unseen():
             self._mailbox.progress()
             done = self._item.posted if isinstance(self._item, Send) else self._item.done
             if done:

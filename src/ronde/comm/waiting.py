@@ -1,8 +1,8 @@
 """Waiting for the other ranks of a host: spin briefly, then yield the core, then sleep.
 
 Spinning answers within a microsecond, but a rank that spins keeps a core from the rank it waits for when
-there are more ranks than cores. So it yields after some looks, and sleeps after some milliseconds; the
-sleep ends at once when a peer dies.
+there are more ranks than cores. So it yields after some looks, and sleeps after a while, which is shorter
+where ranks share cores; the sleep ends at once when a peer dies.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ __all__ = ["Counters", "Waiting"]
 
 _SPINS = 200
 _YIELD_NS = 2_000_000
+# Where ranks share cores, who yields takes turns from who computes: steps of 8 ranks on 2 cores, some late, with an
+# all-reduce of 4 MB took 0.7 times as long as with the patience above.
+_CROWDED_YIELD_NS = 200_000
 _SLEEP_MS = 1
 # A suspended job is resumed as a whole: looks are counted, not seconds, which pass meanwhile.
 _STOPPED_LOOKS = 10_000
@@ -63,7 +66,9 @@ class Waiting:
         self.timeout = timeout
         self._numbers = numbers
         self._pids = pids
-        self._spins = _SPINS if len(pids) <= len(os.sched_getaffinity(0)) else 1
+        crowded = len(pids) > len(os.sched_getaffinity(0))
+        self._spins = 1 if crowded else _SPINS
+        self._yield_ns = _CROWDED_YIELD_NS if crowded else _YIELD_NS
         self._deaths = select.poll()
         self._processes = {os.pidfd_open(pid): each for each, pid in enumerate(pids) if each != rank}
         self._dead: set[int] = set()
@@ -118,7 +123,7 @@ class Waiting:
         for _ in range(self._spins):
             if come():
                 return
-        patience = perf_counter_ns() + _YIELD_NS
+        patience = perf_counter_ns() + self._yield_ns
         while perf_counter_ns() < patience:
             os.sched_yield()
             if come():
