@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from ronde.comm.backend import TorchBackend
-from ronde.comm.process_group import Comm, _gloo
+from ronde.comm.joining import join
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
 from ronde.comm.sharing import messages
 from ronde.testing.run_ranks import Rank
 
@@ -42,9 +44,16 @@ def as_the_ranks_are_joined(rank: Rank) -> list[str]:
 
 
 def by_gloo(rank: Rank) -> list[str]:
-    store: Any = torch.distributed.PrefixStore("sharing", rank.groups["boundary"].store)
-    group = _gloo(store, rank.rank, rank.world_size, timedelta(seconds=60), "127.0.0.1")
-    comm = Comm(TorchBackend(group), rank=rank.rank, world_size=rank.world_size, store=store)
+    """As among hosts of one rank each."""
+    comm = join(
+        f"file://{rank.directory}/sharing-store",
+        name="sharing",
+        place=Place(rank.rank, rank.world_size, 0, 1),
+        device="cpu",
+        timeout=timedelta(seconds=60),
+        host="127.0.0.1",
+    )
+    assert isinstance(comm.backend, TorchBackend)
     try:
         return _share(rank, comm)
     finally:
