@@ -151,7 +151,7 @@ def interleaved(rank: Any) -> list[float]:
 
 
 def under_modes(rank: Any) -> list[float]:
-    """A message is received alike under the script's modes, and nothing that it allocates stays bound to them."""
+    """A message is received alike under modes of the script; none stays with what was allocated in it."""
     got = torch.zeros(2)
     for turn, mode in enumerate((torch.inference_mode(), torch.enable_grad(), torch.device("meta"))):
         mine = torch.full((2,), float(turn + rank.rank))

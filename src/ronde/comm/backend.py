@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -98,7 +99,7 @@ class TorchBackend:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """As a library in C++ would do it: neither autograd nor a dispatch mode of the script sees what is inside."""
+    """As a library in C++ does things: neither autograd nor a dispatch mode of the script sees them."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
         yield
 

@@ -21,8 +21,8 @@ __all__ = ["Counters", "Waiting"]
 
 _SPINS = 200
 _YIELD_NS = 2_000_000
-# Where ranks share cores, who yields takes turns from who computes: steps of 8 ranks on 2 cores, some late, with an
-# all-reduce of 4 MB took 0.7 times as long as with the patience above.
+# Where ranks share cores, who yields takes turns from who computes: steps of 8 ranks on 2 cores, some of them
+# late, with an all-reduce of 4 MB took 0.7 times as long as with the patience above.
 _CROWDED_YIELD_NS = 200_000
 _SLEEP_MS = 1
 # A suspended job is resumed as a whole: looks are counted, not seconds, which pass meanwhile.
