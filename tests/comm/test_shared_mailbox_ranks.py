@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.errors import LaunchError
+from ronde.errors import LaunchError, PeerLost
 
 # Nought, below and above a block, and what takes several steps to copy.
 SIZES = (0, 1, 5000, 300_000, 3_000_001)
@@ -142,6 +142,25 @@ def some_of_the_ranks(rank: Any) -> list[Any]:
     return results
 
 
+def one_leaves(rank: Any) -> str:
+    """Its process lives on; who waits for it, or for its message, is told at once."""
+    shared = rank.groups["boundary"].backend.shared
+    group = shared.subgroup([0, 1])
+    try:
+        if rank.rank == 0:
+            group.barrier()
+            group.mailbox.wait(group.mailbox.receive(torch.empty(1, dtype=torch.uint8), 1))
+            group.mailbox.wait(group.mailbox.receive(torch.empty(1, dtype=torch.uint8), 1))
+        else:
+            group.barrier()
+            group.mailbox.send(torch.zeros(1, dtype=torch.uint8), 0)
+    except PeerLost as error:
+        return str(error).partition(" (process")[0] + str(error).partition(")")[2]
+    finally:
+        group.close()
+    return ""
+
+
 def any_order(rank: Any, rounds: int, seed: int) -> list[str]:
     """Sends, receives and collectives in a random order of the same plan on each rank, checked to the bit."""
     shared = rank.groups["boundary"].backend.shared
@@ -210,6 +229,10 @@ def test_memory_of_messages_is_used_again(ranks: Callable[..., list[Any]]) -> No
 def test_some_of_the_ranks_are_a_group(ranks: Callable[..., list[Any]]) -> None:
     both = [[3.0], [2.0, 1.0]]
     assert ranks(3, some_of_the_ranks) == [[[3], [5.0]], [*both, [3], [5.0]], [*both, [5.0]]]
+
+
+def test_a_rank_that_leaves_is_named(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, one_leaves) == ["rank 1 has left its peers", ""]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -30,6 +30,8 @@ __all__ = ["SharedMemory"]
 
 _PAGE = 4096
 _POSTED = 0
+# Whether the rank has closed the group; in a cache line of its own.
+_LEFT = 8
 # What is at most this large is read whole by every rank: one wait in place of two.
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
@@ -76,9 +78,11 @@ class SharedMemory:
         self._share = self._chunk // ranks // 64 * 64
         mailbox = Mailbox.nbytes(ranks)
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
-        self._counters = Counters([memoryview(part) for part in self._maps], rank, 1)
+        self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1)
         self._numbers = range(first_rank, first_rank + ranks) if numbers is None else numbers
-        self.waiting = Waiting(rank, pids, numbers=self._numbers, timeout=timeout.total_seconds())
+        self.waiting = Waiting(
+            rank, pids, numbers=self._numbers, timeout=timeout.total_seconds(), left=self._has_left
+        )
         letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
         self.mailbox = Mailbox(rank, letters, pids, self.waiting)
         memory = [torch.frombuffer(part, dtype=torch.uint8) for part in self._maps]
@@ -251,11 +255,15 @@ class SharedMemory:
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
         if self._maps:
+            self._counters.own[_LEFT] = 1
             self.mailbox.close()
         self.waiting.close()
         self._areas.clear()
         self._views.clear()
         self._maps.clear()
+
+    def _has_left(self, peer: int) -> bool:
+        return bool(self._counters.all[peer][_LEFT])
 
     def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         return flat.split(self._chunk // flat.element_size()) if flat.numel() else ()

@@ -57,13 +57,23 @@ class Waiting:
         pids: process number of each of them.
         numbers: what messages call each of them.
         timeout: seconds.
+        left: whether a peer has closed the group, though its process may live on.
 
     Attributes:
         timeout: seconds.
     """
 
-    def __init__(self, rank: int, pids: Sequence[int], *, numbers: Sequence[int], timeout: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        pids: Sequence[int],
+        *,
+        numbers: Sequence[int],
+        timeout: float,
+        left: Callable[[int], bool],
+    ) -> None:
         self.timeout = timeout
+        self._left = left
         self._numbers = numbers
         self._pids = pids
         crowded = len(pids) > len(os.sched_getaffinity(0))
@@ -71,7 +81,7 @@ class Waiting:
         self._yield_ns = _CROWDED_YIELD_NS if crowded else _YIELD_NS
         self._deaths = select.poll()
         self._processes = {os.pidfd_open(pid): each for each, pid in enumerate(pids) if each != rank}
-        self._dead: set[int] = set()
+        self._gone: dict[int, str] = {}
         for descriptor in self._processes:
             self._deaths.register(descriptor, select.POLLIN)
 
@@ -83,7 +93,7 @@ class Waiting:
         """
         for peer, words in counters.peers:
             if words[word] < value:
-                self._wait(_reached(words, word, value), (peer,), self._any_dead)
+                self._wait(_reached(words, word, value), (peer,), self._any_gone)
 
     def until_one(self, words: Sequence[int], word: int, value: int, peer: int) -> None:
         """Return when `words[word]`, which `peer` counts up, has come to `value`.
@@ -92,7 +102,7 @@ class Waiting:
             PeerLost: as `until`, but no other peer's death matters.
         """
         if words[word] < value:
-            self._wait(_reached(words, word, value), (peer,), self._all_dead)
+            self._wait(_reached(words, word, value), (peer,), self._all_gone)
 
     def until_true(self, come: Callable[[], bool], peers: Sequence[int]) -> None:
         """Return when `come()` is true, which any of `peers` may make so.
@@ -101,12 +111,7 @@ class Waiting:
             PeerLost: when all of `peers` have died, or time is up.
         """
         if not come():
-            self._wait(come, peers, self._all_dead)
-
-    def is_dead(self, peer: int) -> bool:
-        """Whether this peer's process has ended."""
-        self._look_for_deaths(0)
-        return peer in self._dead
+            self._wait(come, peers, self._all_gone)
 
     def close(self) -> None:
         """Let go of the peers' processes; a second call does nothing."""
@@ -143,7 +148,7 @@ class Waiting:
             if come():  # what a peer did before it died counts
                 return
             if (died := lost(peers)) is not None:
-                raise PeerLost(f"{self.name(died)} has died")
+                raise PeerLost(f"{self.name(died)} {self._gone[died]}")
             looks += 1
             if looks % _LOOK_AT_STATE_EVERY == 0 and len(peers) == 1:
                 stopped = stopped + _LOOK_AT_STATE_EVERY if _is_stopped(self._pids[peers[0]]) else 0
@@ -155,14 +160,17 @@ class Waiting:
 
     def _look_for_deaths(self, milliseconds: int) -> None:
         for descriptor, _ in self._deaths.poll(milliseconds):
-            self._dead.add(self._processes[descriptor])
+            self._gone[self._processes[descriptor]] = "has died"
             self._deaths.unregister(descriptor)  # or no sleep would last any more
+        for peer in self._processes.values():
+            if self._left(peer):
+                self._gone.setdefault(peer, "has left its peers")
 
-    def _any_dead(self, _: Sequence[int]) -> int | None:
-        return next(iter(self._dead), None)
+    def _any_gone(self, _: Sequence[int]) -> int | None:
+        return next(iter(self._gone), None)
 
-    def _all_dead(self, peers: Sequence[int]) -> int | None:
-        return peers[0] if self._dead.issuperset(peers) else None
+    def _all_gone(self, peers: Sequence[int]) -> int | None:
+        return peers[0] if self._gone.keys() >= set(peers) else None
 
     def name(self, peer: int) -> str:
         """What messages call a peer."""
