@@ -62,7 +62,7 @@ def _draw_panel(operation: str, results: list[Result], axes: Axes, colours: dict
         below = [spread.median - spread.low for _, spread in points]
         above = [spread.high - spread.median for _, spread in points]
         # Sizes lie evenly: a barrier has none, and four sizes are seen better so than on a scale.
-        places = [sizes.index(nbytes) for nbytes, _ in points]
+        places = [sizes.index(nbytes) + 0.04 * len(handles) for nbytes, _ in points]
         title = CONTENDERS[name].title
         handles[title] = axes.errorbar(
             places, medians, yerr=[below, above], capsize=3, marker="o", color=colour, label=title

