@@ -44,6 +44,7 @@ UNSAID = {
     "the command that was asked for has its own function": "an assertion about our own code",
     "no global tensor among the arguments": "an assertion about our own code",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
+    "'...' object has no attribute 'state'": "Python's own words",
     "I/O operation on closed file": "Python's own words",
     "unable to allocate shared memory": "torch's words, by which we know it",
 }

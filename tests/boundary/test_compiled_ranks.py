@@ -41,7 +41,7 @@ def _on_ranks(rank: Rank) -> tuple[list[torch.Tensor], list[str], int]:
         return (
             _train(torch.compile(backend="eager")),
             list(session.context.notes),
-            session.context.sharded_calls,
+            sum(session.tally.sharded.values()),
         )
 
 
@@ -52,3 +52,21 @@ def test_a_compiled_step_gives_the_single_device_answer(ranks: Any) -> None:
         assert sharded == 6
         assert [note.split(" was ")[0].rpartition(".")[2] for note in notes] == ["step", "squares"]
         assert all("runs uncompiled" in note and "torch.compile(model)" in note for note in notes)
+
+
+def _dropping(rank: Rank) -> list[str]:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5))
+    outer = nn.Sequential(torch.compile(net, backend="eager"), nn.Linear(5, 2))
+    with rank.session("ddp") as session:
+        outer.eval()(torch.randn(7, 4))
+        assert not session.context.notes
+        outer.train()(torch.randn(7, 4)).sum().backward()
+        outer(torch.randn(7, 4))
+        assert session.tally.sharded == {"Sequential": 3}
+        return list(session.context.notes)
+
+
+def test_a_compiled_model_that_draws_says_that_it_runs_uncompiled(ranks: Any) -> None:
+    for notes in ranks(2, _dropping):
+        (note,) = notes
+        assert note.startswith("Sequential was given to torch.compile and runs uncompiled where it draws")

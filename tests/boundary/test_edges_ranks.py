@@ -481,7 +481,7 @@ def _gradients(rank: Rank, name: str) -> list[str]:
         problems = [
             f"{key} {text}" for key in expected for text in differences(expected[key], found.get(key), 1e-11)
         ]
-        if not session.context.sharded_calls:
+        if not sum(session.tally.sharded.values()):
             problems.append("no model ran on shards")
     return problems
 

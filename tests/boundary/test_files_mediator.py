@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import logging.handlers
 import os
+import queue
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +112,35 @@ def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
     assert sys.meta_path == finders
     (tmp_path / "plain").write_text("plain")
     assert one.meeting.calls == []
+
+
+def _in_thread(target: Any, *args: Any) -> None:
+    thread = threading.Thread(target=target, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_a_file_that_a_thread_writes_is_told_of_once(main: One, tmp_path: Path) -> None:
+    os.makedirs("exempt")
+    _in_thread(torch.save, {}, "exempt/mine.pt")
+    _in_thread(torch.load, "exempt/mine.pt")
+    assert main.mediator.notes == []
+    _in_thread(torch.save, {}, "model.pt")
+    _in_thread(lambda: Path("log.txt").write_text("x"))
+    (note,) = main.mediator.notes
+    assert note.startswith(f"{str(tmp_path / 'model.pt')!r} is written by a thread, and so by every rank")
+
+
+def test_what_a_thread_of_a_library_writes_is_its_own(main: One) -> None:
+    lines: queue.Queue[Any] = queue.Queue()
+    handler = logging.FileHandler("log.txt", delay=True)
+    listener = logging.handlers.QueueListener(lines, handler)
+    listener.start()
+    lines.put(logging.makeLogRecord({"msg": "x"}))
+    listener.stop()
+    handler.close()
+    assert Path("log.txt").read_text() == "x\n"
+    assert main.mediator.notes == []
 
 
 def test_a_mutation_is_one_meeting(main: One) -> None:

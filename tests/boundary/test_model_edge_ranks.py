@@ -435,9 +435,11 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
             for text in differences(a, b, 1e-11)
         ]
         # Parts of a model that runs in parts are cut too; the note tells.
-        in_one_piece = session.context.sharded_calls == 3 and not session.context.notes
+        in_one_piece = sum(session.tally.sharded.values()) == 3 and not session.context.notes
         if in_one_piece != (model[2] and name not in _DRAWN_IN_PARTS):
-            problems.append(f"sharded calls: {session.context.sharded_calls}; {list(session.context.notes)}")
+            problems.append(
+                f"sharded calls: {sum(session.tally.sharded.values())}; {list(session.context.notes)}"
+            )
         if type(last) is not type(plain) and not isinstance(last, torch.Tensor):
             problems.append(f"returned a {type(last).__name__}")
     return problems

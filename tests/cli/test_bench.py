@@ -23,7 +23,10 @@ def run(*words: str) -> int:
             ("--workloads", "alexnet"),
             "there is no workload 'alexnet'; choose among transformer, gpt, resnet18-gn",
         ),
-        (("--against", "ddp,horovod"), "there is no peer 'horovod'; choose among ddp, accelerate, fabric"),
+        (
+            ("--against", "ddp,horovod"),
+            "there is no peer 'horovod'; choose among ddp, zero, accelerate, fabric",
+        ),
         (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
         (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),
         (("--ranks", "1"), "--ranks 1 leaves nothing to compare"),

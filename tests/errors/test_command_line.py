@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,11 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ("empty", "empty is a folder without a __main__.py; name the script in it"),
         ("-", "a script from stdin cannot be read by every rank; save it to a file"),
         ("/dev/null", "/dev/null is not a file that every rank can read; save the script to one"),
+        (
+            "-m pdb train.py",
+            "-m pdb would step through every rank by itself; write breakpoint() into the script, which opens "
+            "on the main rank, or debug in plain python: python -m pdb SCRIPT",
+        ),
         ("-m jsonn.tool", "there is no module 'jsonn.tool'; with a path, leave -m out: ronde run PATH"),
         ("-m train.py", "train.py is a path, not a module; leave -m out: ronde run train.py"),
         ("--ranks 0 train.py", "--ranks 0 is neither a number from 1 nor auto; try --ranks 2"),
@@ -108,7 +114,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ),
         (
             "--plan zero3 train.py",
-            "state=zero3 is not available in this version; available: state=replicated",
+            "state=zero3 is not available in this version; available: state=replicated, state=zero1",
         ),
         (
             "--plan nope.toml train.py",
@@ -146,6 +152,10 @@ def test_the_proof_refuses_alike(told: Any) -> None:
 def test_a_syntax_error_is_pythons_own(told: Any) -> None:
     assert told("run", "bad.py") == (
         1,
+        '  File "bad.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
+    )
+    assert told("verify", "bad.py") == (
+        2,  # nothing to compare; 1 is a broken law
         '  File "bad.py", line 2\n    def f(:\nSyntaxError: invalid syntax\n',
     )
 
@@ -186,6 +196,22 @@ def test_another_system(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         1,
         "ronde: error: ronde runs on Linux only for now, not on darwin\n",
     )
+
+
+@pytest.mark.parametrize("words", [["run", "train.py"], ["verify", "train.py"], ["bench", "dp"]])
+def test_another_system_without_what_only_linux_has(words: list[str]) -> None:
+    """Not only its name: a Mac's Python has no real-time signals and no affinity of processes."""
+    code = (
+        "import os, signal, sys, sysconfig\n"
+        "sysconfig.get_config_vars(), sysconfig.get_paths()\n"
+        "del signal.SIGRTMIN, signal.SIGRTMAX, os.sched_getaffinity\n"
+        "sys.platform = 'darwin'\n"
+        "from ronde.cli.app import main\n"
+        f"main({words!r})\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stderr == "ronde: error: ronde runs on Linux only for now, not on darwin\n"
+    assert process.returncode == 1
 
 
 def test_without_torch(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw, RankStream, SlicedDraws
+from ronde.boundary.randomness import Draw, SlicedDraws
+from ronde.boundary.rank_stream import RankStream
 from ronde.testing.parity import assert_parity
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +54,7 @@ def test_streams_of_ranks_leave_the_scripts_generator_alone() -> None:
     expected = torch.rand(2, device=CUDA)
     torch.manual_seed(7)
     first = torch.rand(1, device=CUDA)
-    with RankStream(1, CUDA):
+    with RankStream(1, CUDA, [].append).drawing([], Layout(0, 2, 2)):
         drawn = torch.rand(2, device=CUDA)
     assert torch.equal(torch.cat([first, torch.rand(1, device=CUDA)]), expected)
     assert not torch.equal(drawn, expected)

@@ -27,6 +27,7 @@ from ronde.testing.run_ranks import Rank
 __all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "train"]
 
 ROWS = 22
+_FOUND = "the batch was found on the second axis of its arguments (batch-dim=1)"
 D = torch.float64
 
 
@@ -36,8 +37,8 @@ class Hazard:
 
     Attributes:
         script: yields what is compared with a plain run; a fresh one at every call.
-        end: "whole" (cut in one piece), "parts" (said in a note, and right), "refused" (with the fix),
-            or "right" (no matter how).
+        end: "whole" (cut in one piece), "found" (so on an axis that was looked for), "parts" (said in a note,
+            and right), "refused" (with the fix), or "right" (no matter how).
         words: what the note or the refusal must contain.
     """
 
@@ -162,8 +163,10 @@ def check(rank: Rank, hazard: Hazard) -> list[str]:
             problems.append(f"{len(found)} values instead of {len(expected)}")
         if hazard.end == "refused":
             problems.append("was not refused")
-        if hazard.end == "whole" and (notes or not context.sharded_calls):
-            problems.append(f"{context.sharded_calls} calls were cut")
+        if hazard.end == "whole" and (notes or not sum(context.tally.sharded.values())):
+            problems.append(f"{sum(context.tally.sharded.values())} calls were cut")
+        if hazard.end == "found" and [note.partition(": ")[2] for note in notes] != [_FOUND]:
+            problems.append("its batch was not found on the second axis")
         if hazard.end == "parts" and not any(hazard.words in note for note in notes):
             problems.append(f"no note says {hazard.words!r}")
     return [*problems[:6], f"notes: {notes}"] if problems else []

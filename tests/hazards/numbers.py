@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
-from hazards.harness import Hazard, train
+from hazards.harness import Hazard, loader, train
 
 T = torch.Tensor
 LIMIT = {"step": 0}
@@ -249,6 +250,23 @@ def _evaluated_in_between() -> Iterator[Any]:
     yield read
 
 
+def _cumulative() -> Iterator[Any]:
+    """momentum=None, which update_bn sets too: each batch weighs 1/number, so the layer reads its counter."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.ReLU(), nn.Linear(6, 3))
+    yield from train(model)
+    update_bn(loader(), model)
+    yield [value.clone() for value in model.buffers()]
+
+
+def _evaluated_first() -> Iterator[Any]:
+    """The first call of all under inference_mode, in which nothing has a gradient graph."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    with torch.inference_mode():
+        for x, _ in loader():
+            yield model(x)
+    yield from train(model.train())
+
+
 _MIXED = "rows of its output depend on other rows"
 HAZARDS = {
     "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
@@ -278,4 +296,6 @@ HAZARDS = {
     "forward replaced": Hazard(_forward_replaced, "parts", _MIXED),
     "function replaced": Hazard(_function_replaced, "parts", _MIXED),
     "evaluated in between": Hazard(_evaluated_in_between, "whole"),
+    "cumulative batch norm": Hazard(_cumulative, "whole"),
+    "evaluated first": Hazard(_evaluated_first, "whole"),
 }

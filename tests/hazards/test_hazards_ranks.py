@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from hazards import arguments, hooks, kept, loading, numbers, outputs, outside, randomness, rows
+from hazards import arguments, hooks, kept, loading, numbers, outputs, outside, randomness, rows, second_axis
 from hazards.harness import check
 from ronde.testing.run_ranks import Rank
 
 ROOMS = {
     "rows": rows,
+    "second axis": second_axis,
     "kept": kept,
     "arguments": arguments,
     "hooks": hooks,

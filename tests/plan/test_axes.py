@@ -77,7 +77,7 @@ def test_defaults_are_one_replicated_synchronous_exact_plan():
     assert plan.communication.bucket_mb == 25
     assert plan.update == Update(rule="sync", every=None, optimizer_on="worker")
     assert plan.compute == Compute(precision="fp32", micro_batches=1, recompute="none", compile=False)
-    assert plan.data == Data(rng="auto", batch_dim=0, loading="auto")
+    assert plan.data == Data(rng="auto", batch_dim=None, loading="auto")
     assert plan.exact
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 import struct
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from ronde.verify.clauses import files
 from ronde.verify.clauses.contents import differing_contents
@@ -28,6 +31,34 @@ def test_databases_are_compared_by_their_rows(tmp_path: Path) -> None:
     assert differing_contents(_database(tmp_path / "near.db", 0.5 + 1e-13), reference, DOUBLE) is None
     wrong = differing_contents(_database(tmp_path / "far.db", 0.6), reference, DOUBLE)
     assert wrong == "table epochs[0][1]: 0.6, in plain python 0.5"
+
+
+class _Slotted:
+    __slots__ = ("value",)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_module_is_compared_by_its_state(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1).double()
+
+    def saved(name: str) -> Path:
+        traced: Any = torch.jit.trace(model, torch.ones(3, 2, dtype=torch.float64))
+        traced.save(str(tmp_path / name))
+        return tmp_path / name
+
+    reference, again = saved("plain.pt"), saved("again.pt")
+    assert differing_contents(again, reference, DOUBLE) is None
+    with torch.no_grad():
+        model.bias.add_(1)
+    wrong = differing_contents(saved("far.pt"), reference, DOUBLE)
+    assert wrong is not None
+    assert wrong.startswith("state.bias, entry 0")
+
+
+def test_an_object_of_which_nothing_is_known_is_not_compared_by_its_address(tmp_path: Path) -> None:
+    for name in ("plain", "ranks"):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps([name, _Slotted()][1:]) + name.encode())
+    assert differing_contents(tmp_path / "ranks.pkl", tmp_path / "plain.pkl", DOUBLE) is None
 
 
 def _events(folder: Path, loss: float) -> Path:

@@ -45,10 +45,12 @@ def under_ronde(
     ranks: int,
     threads: int | None,
     environment: Mapping[str, str],
+    plan: str = "ddp",
 ) -> Contender:
     """`ronde run` of the plain script; `threads` None leaves their number to `ronde run`."""
     asked = () if threads is None else ("--threads", str(threads))
-    start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--seed", "0", *asked)
+    cut = () if plan == "ddp" else ("--plan", plan)
+    start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), *cut, "--seed", "0", *asked)
     words = _plain_words(workload, arguments)
 
     def run() -> Sample:

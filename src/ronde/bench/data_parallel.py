@@ -28,7 +28,7 @@ NOTES = {
 _OTHER_COMPUTATION = 0.3
 
 
-def compare(
+def compare(  # noqa: PLR0913 - each is an option of `ronde bench dp`
     workloads: Sequence[str],
     *,
     against: Sequence[Peer],
@@ -37,12 +37,14 @@ def compare(
     rounds: int | None,
     steps: int | None,
     environment: Mapping[str, str],
+    plan: str = "ddp",
     progress: Callable[[str, int, int, Round], None],
 ) -> Report:
     """Measure each workload in rounds; all contenders' ranks share the cores equally.
 
     Args:
         rounds: runs of each contender; None for the method's number.
+        plan: how ronde cuts the work.
         steps: timed steps of every run; None for the method's or each workload's own number.
         progress: hears the workload, a round's number, how many there are, and the round.
 
@@ -59,7 +61,7 @@ def compare(
     for name in workloads:
         share = {"ranks": ranks, "threads": threads, "environment": environment}
         contenders = [
-            under_ronde(name, arguments, **share),
+            under_ronde(name, arguments, plan=plan, **share),
             *(with_peer(peer, name, arguments, **share) for peer in against),
         ]
         results.append(

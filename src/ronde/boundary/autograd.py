@@ -68,6 +68,7 @@ def _install_function(patches: Patches, context: Context) -> None:
             args = tuple(materialize(value) for value in args)
         if context.region is not Region.SCRIPT or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)
+        context.gradients_watched = True
         with context.enter(Region.REPLICATED, None):
             return plain(cls, *args, **kwargs)
 

@@ -1,8 +1,12 @@
 """Batch normalization with the statistics of the global batch.
 
-Forward gathers every rank's (count, mean, sum of squared deviations) and combines them as Chan, Golub and
-LeVeque (1979) do, not as E[x^2] - E[x]^2; backward adds two sums per channel over ranks. Parameter
-gradients stay local: the reducer averages them with all others.
+Forward gathers every rank's (mean, variance, count) and combines them as Chan, Golub and LeVeque (1979) do,
+not as E[x^2] - E[x]^2; backward adds two sums per channel over ranks: one collective for each direction. The
+gradients of weight and bias are these very sums before they are added over ranks: they stay local, and the
+reducer averages them with all others.
+
+The passes over whole activations are torch's own kernels, given global statistics: normalizing, and the
+input's gradient, are both a scale and a shift per channel.
 """
 
 from __future__ import annotations
@@ -71,68 +75,123 @@ def _global_batch_norm(
     running_var: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None,
     momentum: float, eps: float,
 ) -> torch.Tensor:  # fmt: skip
-    mean, variance, count = _combine(context, input)
-    if running_mean is not None and running_var is not None:
-        with torch.no_grad():
-            unbiased = variance * (count / (count - 1))
-            # By `.data`, as torch's kernel does: no version is counted, older graphs remain of use.
-            running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-            running_var.data.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
-    work = torch.promote_types(input.dtype, torch.float32)
-    invstd = torch.rsqrt(variance + eps)
-    normalized = _Normalize.apply(input, mean.to(work), invstd.to(work), count.to(work), eps, context)
-    return _affine(normalized, weight, bias).to(input.dtype)
-
-
-def _combine(context: Context, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean [C], biased variance [C] and number of values per channel, over all ranks."""
-    value = input.detach()
-    if value.dtype in (torch.float16, torch.bfloat16):
-        value = value.float()
-    dims = [0, *range(2, value.dim())]
-    variance, mean = torch.var_mean(value, dims, correction=0)
-    count = value.numel() // value.shape[1]
-    # In fp64, as torch's own kernel accumulates: the combination must not add to its rounding.
-    mean, variance = mean.double(), variance.double()
-    packed = torch.cat([mean, variance * count, mean.new_tensor([count])])
-    parts = context.comm.all_gather(packed)
-    channels = value.shape[1]
-    means, deviations, counts = parts[:, :channels], parts[:, channels : 2 * channels], parts[:, -1:]
-    total = counts.sum()
-    joint_mean = (means * counts).sum(0) / total
-    joint_deviation = deviations.sum(0) + ((means - joint_mean).square() * counts).sum(0)
-    return joint_mean, joint_deviation / total, total
+    return _Normalize.apply(input, weight, bias, (running_mean, running_var), momentum, eps, context)
 
 
 class _Normalize(Function):
-    """(x - mean) / sqrt(var + eps) with global statistics."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with global statistics."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, count: torch.Tensor,
-        eps: float, context: Context,
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+        running: tuple[torch.Tensor | None, torch.Tensor | None], momentum: float, eps: float,
+        context: Context,
     ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(input, mean, invstd, count)
+        # Half precision is only stored.
+        work = torch.float64 if input.dtype is torch.float64 else torch.float32
+        value = _in(work, input)
+        mean, variance, count = _combine(context, value)
+        running_mean, running_var = running
+        if running_mean is not None and running_var is not None:
+            # By `.data`, as torch's kernel does: no version is counted, older graphs remain of use.
+            running_mean.data.lerp_(_in(running_mean.dtype, mean), momentum)
+            unbiased = torch.addcdiv(variance, variance, count - 1)
+            running_var.data.lerp_(_in(running_var.dtype, unbiased), momentum)
+        ctx.save_for_backward(input, weight, mean, variance, count)
         ctx.eps, ctx.context = eps, context
-        return (input - _channels(mean, input)) * _channels(invstd, input)
+        scale = weight if weight is None else _in(work, weight)
+        shift = bias if bias is None else _in(work, bias)
+        return _in(input.dtype, _scale_and_shift(value, scale, shift, mean, variance, eps))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        input, mean, invstd, count = ctx.saved_tensors
+        input, weight, mean, variance, count = ctx.saved_tensors
+        work = mean.dtype
+        value, grad = _in(work, input), _in(work, grads[0])
+        scale = weight if weight is None else _in(work, weight)
         if torch.is_grad_enabled():
-            mean, invstd = _statistics(ctx.context, input, count, ctx.eps)
-        dims = [0, *range(2, input.dim())]
-        centred = (input - _channels(mean, input)) * _channels(invstd, input)
-        sums = torch.stack([part.sum(dims, dtype=torch.float64) for part in (grad, grad * centred)])
-        sums = (SyncSum.apply(sums, ctx.context) / count).to(grad.dtype)
-        inner = grad - _channels(sums[0], input) - centred * _channels(sums[1], input)
-        return (inner * _channels(invstd, input)).to(input.dtype), None, None, None, None, None
+            found = _differentiable_gradients(ctx.context, value, grad, scale, count, ctx.eps)
+        else:
+            found = _gradients(ctx, value, grad, scale, mean, variance, count)
+        needed = [of if asked else None for of, asked in zip(found, ctx.needs_input_grad, strict=False)]
+        return (*needed, None, None, None, None)
 
 
-def _statistics(context: Context, input: torch.Tensor, count: torch.Tensor, eps: float) -> Any:
-    """Mean and 1/std as functions of the input, for a gradient of the gradient."""
-    dims = [0, *range(2, input.dim())]
-    mean = SyncSum.apply(input.sum(dims), context) / count
-    variance = SyncSum.apply((input - _channels(mean, input)).square().sum(dims), context) / count
-    return mean, torch.rsqrt(variance + eps)
+def _combine(context: Context, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean [C], biased variance [C] and number of values per channel, over all ranks."""
+    dims, channels = _all_but_channels(value), value.shape[1]
+    if value.numel():
+        mean = value.mean(dims)
+        # The squares in one pass. What rounding did to the mean adds its square, which is nothing.
+        variance = torch.ops.aten.mse_loss.default(value, _channels(mean, value), 0).mean(dims)
+    else:
+        mean = variance = value.new_zeros(channels)
+    counts = torch.full((1,), value.numel() // max(channels, 1), dtype=torch.float64, device=value.device)
+    # In fp64, as torch's own kernel accumulates: the combination must not add to its rounding.
+    parts = context.comm.all_gather(torch.cat([mean, variance, counts]))
+    means, variances, counts = parts.split([channels, channels, 1], 1)
+    count = counts.sum()
+    share = counts / count
+    joint_mean = (means * share).sum(0)
+    apart = means - joint_mean
+    joint_variance = torch.addcmul(variances, apart, apart).mul_(share).sum(0)
+    return joint_mean.to(value.dtype), joint_variance.to(value.dtype), count
+
+
+def _gradients(
+    ctx: Any, value: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor | None,
+    mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The gradients of input, weight and bias."""
+    if value.numel():
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
+            grad, value, None, mean, variance, None, None, False, ctx.eps, [False, True, True]
+        )
+    else:
+        of_weight, of_bias = torch.zeros_like(mean), torch.zeros_like(mean)
+    if not ctx.needs_input_grad[0]:
+        return None, of_weight, of_bias
+    sums = ctx.context.comm.all_reduce(torch.stack([of_weight, of_bias]))
+    fall = (variance + ctx.eps).rsqrt_().neg_()
+    if weight is not None:
+        fall.mul_(weight)
+    scale, shift = sums.mul_(fall).div_(count).unbind()
+    inner = _scale_and_shift(value, scale, shift, mean, variance, ctx.eps)
+    return inner.addcmul_(grad, _channels(fall, grad), value=-1), of_weight, of_bias
+
+
+def _scale_and_shift(
+    value: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None, mean: torch.Tensor,
+    variance: torch.Tensor, eps: float,
+) -> torch.Tensor:  # fmt: skip
+    """(value - mean) / sqrt(variance + eps) * scale + shift, per channel, in one pass."""
+    if not value.numel():
+        return torch.empty_like(value)
+    return torch.native_batch_norm(value, scale, shift, mean, variance, False, 0.0, eps)[0]
+
+
+def _differentiable_gradients(
+    context: Context, value: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor | None,
+    count: torch.Tensor, eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same as functions of input, weight and gradient, for a gradient of the gradient."""
+    dims = _all_but_channels(value)
+    mean = SyncSum.apply(value.sum(dims), context) / count
+    variance = SyncSum.apply((value - _channels(mean, value)).square().sum(dims), context) / count
+    invstd = torch.rsqrt(variance + eps)
+    normalized = (value - _channels(mean, value)) * _channels(invstd, value)
+    of_weight, of_bias = (grad * normalized).sum(dims), grad.sum(dims)
+    sums = SyncSum.apply(torch.stack([of_weight, of_bias]).double(), context) / count
+    scale, shift = (_channels(part, value) for part in sums.to(grad.dtype).unbind())
+    steepness = invstd if weight is None else invstd * weight
+    inner = (grad - normalized * scale - shift) * _channels(steepness, value)
+    return inner, of_weight, of_bias
+
+
+def _all_but_channels(value: torch.Tensor) -> list[int]:
+    return [0, *range(2, value.dim())]
+
+
+def _in(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
+    """`value.to(dtype)`, at no cost where it is so already."""
+    return value if value.dtype is dtype else value.to(dtype)

@@ -36,20 +36,22 @@ class Context:
 
     Attributes:
         comm: collectives of the boundary, apart from the reducer's: their order is the script's.
-        batch_dim: which dimension of a model's arguments is the batch.
+        batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
         adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
         region: where execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
         model_calls: calls of models on a batch so far.
+        loss_is_scaled: the script scales its loss to the edge of what float16 holds.
+        gradients_watched: the script may look at gradients in the midst of a backward.
     """
 
     def __init__(
         self,
         *,
         comm: Comm,
-        batch_dim: int,
+        batch_dim: int | None,
         adopt: Callable[[torch.Tensor], None],
         tally: Tally | None = None,
     ) -> None:
@@ -63,12 +65,14 @@ class Context:
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
         self.model_calls = 0
+        self.loss_is_scaled = False
+        self.gradients_watched = False
         self._thread = threading.get_ident()
 
     @property
-    def sharded_calls(self) -> int:
-        """How many calls of modules ran on shards."""
-        return sum(self.tally.sharded.values())
+    def gradient_factor(self) -> int:
+        """How many times the true one the local gradient of a shard is; see `loss_scale`."""
+        return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
 
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks."""

@@ -109,12 +109,14 @@ class GlobalTensor(torch.Tensor):
     # These are set on the rows, through which every gradient comes: that of what was computed from them,
     # before or after, and that of the gathered value.
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
+        self._context.gradients_watched = True
         rows = self._rows_with_gradient()
         if rows is None:
             return super().register_hook(hook)
         return rows.register_hook(_hook_on_rows(self, hook))
 
     def retain_grad(self) -> None:
+        self._context.gradients_watched = True
         rows = self._rows_with_gradient()
         return super().retain_grad() if rows is None else rows.retain_grad()
 
@@ -125,8 +127,8 @@ class GlobalTensor(torch.Tensor):
             return _PLAIN_GRAD.__get__(self)
         if rows.grad is None:
             return None
-        # The local gradient of a shard is W times the true one.
-        return wrap(self._context, rows.grad / self._context.world_size, self._layout, self._rules)
+        factor = self._context.gradient_factor
+        return wrap(self._context, rows.grad / factor, self._layout, self._rules)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -238,6 +240,8 @@ def localize(value: Any) -> Any:
 def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
     """This rank's rows of a replicated value, with the Slice edge when a gradient flows."""
     if full.requires_grad and torch.is_grad_enabled():
+        if full.is_leaf and context.gradient_factor == 1:
+            context.adopt(full)
         return Slice.apply(full, context, layout)
     return layout.take(full, context.rank)
 

@@ -74,7 +74,7 @@ def _references(node: Any) -> int:
 
 def _made_and_forgotten() -> Any:
     """The node of a leaf that only the graph holds; how many references that makes depends on torch."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         product = torch.ones(1, requires_grad=True) * 2
     assert product.grad_fn is not None
     return product.grad_fn.next_functions[0][0]

@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.candidates import Batch, batches
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import RankStream, SlicedDraws
+from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.verdicts import Batch, Verdicts
+from ronde.boundary.verdicts import Verdicts
 from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
@@ -64,7 +66,10 @@ class ModelEdge:
         context = self._context
 
         def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
-            if context.region is not Region.SCRIPT or not isinstance(tensor, torch.nn.Parameter):
+            if context.region is not Region.SCRIPT:
+                return plain(tensor, hook)
+            context.gradients_watched = True
+            if not isinstance(tensor, torch.nn.Parameter):
                 return plain(tensor, hook)
             calls = context.model_calls
 
@@ -93,15 +98,17 @@ class ModelEdge:
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))
-        batch = self._find_batch(values)
-        if batch is None:
+        found = batches(values, self._context.batch_dim, self._context.rows)
+        if not found:
             return plain(module, *args, **kwargs)
-        if module.training and torch.is_grad_enabled():
-            self._context.tally.train_on(batch.rows)
+        large = [batch for batch in found if batch.rows >= self._context.world_size]
         self._context.model_calls += 1
-        if batch.rows < self._context.world_size or any(map(_is_nested, values)):
+        if not large or any(map(_is_nested, values)):
+            self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))
-        verdict = self._verdicts.of(module, (args, kwargs), values, batch)
+        verdict = self._verdicts.of(module, (args, kwargs), values, large)
+        batch = large[verdict.candidate]
+        self._tally(module, batch)
         if verdict.sharded:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if isinstance(module, torch.jit.ScriptModule):  # its body is not Python's to carry out
@@ -112,29 +119,14 @@ class ModelEdge:
         finally:
             self._context.rows = before
 
+    def _tally(self, module: torch.nn.Module, batch: Batch) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._context.tally.train_on(batch.rows)
+
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None):
             args, kwargs = map_leaves(materialize, call)
             return plain(module, *args, **kwargs)
-
-    def _find_batch(self, values: list[Any]) -> Batch | None:
-        """The batch among the leaves of a call's arguments, or None when there is none."""
-        dim = self._context.batch_dim
-        held = [value for value in values if isinstance(value, GlobalTensor)]
-        if held:
-            first = held[0]._layout
-            if first.outer != 1 or not all(value._layout.same_cut(first) for value in held):
-                return None
-            rows, inner = first.rows, first.inner
-        else:
-            sizes = [value.shape[dim] for value in values if _may_be_batch(value) and value.dim() > dim]
-            if not sizes:
-                return None
-            rows, inner = self._context.rows or sizes[0], 1
-            if rows not in sizes:
-                return None
-        axes = tuple(_axis(value, rows * inner, dim) for value in values)
-        return Batch(rows, inner, axes)
 
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
@@ -158,9 +150,22 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
+                self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
         return self._made_global(module, call, output, batch, verdict)
+
+    def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """The compiler steps aside while draws are watched."""
+        if not verdict.draws or not (self._stream is None or self._stream.watches):
+            return
+        for part in module.modules():
+            if _is_compiled(part):
+                name = type(getattr(part, "_orig_mod", part)).__name__
+                self._context.note(
+                    f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
+                    f"(dropout), which are made for the whole batch and then cut"
+                )
 
     def _made_global(
         self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict
@@ -202,9 +207,10 @@ class ModelEdge:
     def _drawing(self, verdict: Verdict, rows: int) -> Any:
         if not verdict.draws:
             return _NoDraws()
+        cut = self._context.layout(0, rows)
         if self._stream is not None:
-            return self._stream
-        return SlicedDraws(verdict.draws, self._context.layout(0, rows), self._context.rank)
+            return self._stream.drawing(verdict.draws, cut)
+        return SlicedDraws(verdict.draws, cut, self._context.rank)
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):
@@ -250,13 +256,19 @@ class _NoDraws:
             )
 
 
+def _is_compiled(module: torch.nn.Module) -> bool:
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
+
+
 def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return module._call_impl
-    if type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules:
+    if not _is_compiled(module):
+        return functools.partial(plain, module)
+    if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]
-    return functools.partial(plain, module)
+    return module._call_impl
 
 
 def _another_form(module: torch.nn.Module) -> RondeError:
@@ -266,26 +278,9 @@ def _another_form(module: torch.nn.Module) -> RondeError:
     )
 
 
-def _may_be_batch(value: Any) -> bool:
-    """A parametrization is a module called on a parameter."""
-    return (
-        isinstance(value, torch.Tensor) and not value.is_nested and not isinstance(value, torch.nn.Parameter)
-    )
-
-
 def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
-
-
-def _axis(value: Any, length: int, dim: int) -> int | None:
-    if isinstance(value, GlobalTensor):
-        return value._layout.dim
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        return None
-    if isinstance(value, torch.Tensor) and value.dim() > dim and value.shape[dim] == length:
-        return dim
-    return None

@@ -26,6 +26,11 @@ class Patches:
         setattr(owner, name, replacement)
         return original
 
+    def add(self, owner: Any, name: str, value: object) -> None:
+        """Give `owner` an attribute that it does not have."""
+        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, value)
+
     def restore(self) -> None:
         """Put everything back, last replacement first; the register is empty afterwards."""
         while self._undo:

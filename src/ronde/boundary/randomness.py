@@ -2,7 +2,7 @@
 
 `rng=global`: what one device would draw is drawn on every rank, and this rank's rows of it are taken
 (`SlicedDraws`); so dropout masks and samples equal the single-device ones, and every rank's generators
-stay in step. `rng=per-rank`: a stream of its own for each rank (`RankStream`), independent across samples.
+stay in step. For `rng=per-rank` see `rank_stream`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "READ",
     "Draw",
     "HostReads",
-    "RankStream",
     "RecordedDraws",
     "SlicedDraws",
     "UnknownDraw",
@@ -94,6 +93,21 @@ def _drawn_shape(func: Any, args: Sequence[Any], result: Any) -> list[int]:
     return list(first.shape)
 
 
+def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
+    """Shape of what is drawn by a call on this rank's rows.
+
+    Raises:
+        UnknownDraw: for an operation whose rows cannot be taken.
+    """
+    if name in _FILLS or name.endswith("_like"):
+        return args[0].shape
+    if name in _FACTORIES:
+        return args[-1]
+    if name in _FROM_TENSORS:
+        return next(value for value in args if isinstance(value, torch.Tensor)).shape
+    raise UnknownDraw(name)
+
+
 def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: int) -> int | None:
     """The one dimension that scales with the batch between two runs; None when none does.
 
@@ -112,12 +126,21 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
 
 
 def _checks_arguments() -> bool:
-    """Whether a distribution checks its parameters or a sample: it reads a value only to raise an error."""
+    """Whether torch reads a value that is none of the batch's, or only for an error or a faster kernel.
+
+    A distribution checks its parameters or a sample, a transformer asks whether its mask is the causal one, a
+    batch norm with momentum=None weighs by its number of batches.
+    """
     frame = sys._getframe(1)
     for _ in range(24):
         if frame is None:
             return False
-        if frame.f_globals.get("__name__") == "torch.distributions.distribution":
+        module = frame.f_globals.get("__name__")
+        if module == "torch.distributions.distribution":
+            return True
+        if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
+            return True
+        if module == "torch.nn.modules.batchnorm" and frame.f_code.co_name == "forward":
             return True
         frame = frame.f_back
     return False
@@ -236,8 +259,9 @@ class SlicedDraws(TorchDispatchMode):
 
         return resumed
 
-    def _layout(self, name: str, shape: Sequence[int]) -> Layout | None:
-        """How a draw of this local shape is cut; None when it is the same on every rank."""
+    def _layout_of(self, name: str, args: Sequence[Any]) -> Layout | None:
+        """How a draw is cut; None when it is the same on every rank."""
+        shape = _local_shape(name, args)
         mine = self._rows.count(self._rank)
         expected = self._draws[self._next : self._next + 1]
         self._next += 1
@@ -256,43 +280,28 @@ class SlicedDraws(TorchDispatchMode):
         )
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        layout = self._layout_of(name, args)
+        if layout is None:
+            return func(*args, **kwargs)
+        whole = self._whole(func, name, args, kwargs, layout)
         if name in _FILLS:
-            return self._fill(func, name, args, kwargs)
+            return args[0].copy_(layout.take(whole, self._rank))
+        if isinstance(whole, tuple):
+            return tuple(layout.take(value, self._rank).contiguous() for value in whole)
+        return layout.take(whole, self._rank).contiguous()
+
+    def _whole(self, func: Any, name: str, args: Any, kwargs: Any, layout: Layout) -> Any:
+        """The draw for the whole batch."""
+        if name in _FILLS:
+            whole = _empty_like_whole(args[0], layout)
+            func(whole, *(self._widen(value, layout) for value in args[1:]), **kwargs)
+            return whole
         if name in _FACTORIES:
-            return self._factory(func, name, args, kwargs)
-        if name in _FROM_TENSORS:
-            return self._from_tensors(func, name, args, kwargs)
-        raise UnknownDraw(name)
-
-    def _fill(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        local: torch.Tensor = args[0]
-        layout = self._layout(name, local.shape)
-        if layout is None:
-            return func(*args, **kwargs)
-        whole = _empty_like_whole(local, layout)
-        func(whole, *(self._widen(value, layout) for value in args[1:]), **kwargs)
-        return local.copy_(layout.take(whole, self._rank))
-
-    def _factory(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        like = name.endswith("_like")
-        place = len(args) - 1 if not like else 0
-        shape = args[0].shape if like else args[place]
-        layout = self._layout(name, shape)
-        if layout is None:
-            return func(*args, **kwargs)
-        wide = _empty_like_whole(args[0], layout) if like else layout.global_shape(shape)
-        changed = (*args[:place], wide, *args[place + 1 :])
-        return layout.take(func(*changed, **kwargs), self._rank).contiguous()
-
-    def _from_tensors(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        first = next(value for value in args if isinstance(value, torch.Tensor))
-        layout = self._layout(name, first.shape)
-        if layout is None:
-            return func(*args, **kwargs)
-        result = func(*(self._widen(value, layout) for value in args), **kwargs)
-        if isinstance(result, tuple):
-            return tuple(layout.take(value, self._rank).contiguous() for value in result)
-        return layout.take(result, self._rank).contiguous()
+            like = name.endswith("_like")
+            place = 0 if like else len(args) - 1
+            wide = _empty_like_whole(args[0], layout) if like else layout.global_shape(args[place])
+            return func(*args[:place], wide, *args[place + 1 :], **kwargs)
+        return func(*(self._widen(value, layout) for value in args), **kwargs)
 
     def _widen(self, value: Any, layout: Layout) -> Any:
         """A tensor of parameters for the whole batch: our rows in their place, others repeat our first.
@@ -323,41 +332,3 @@ def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
     shape = layout.global_shape(local.shape)
     whole = torch.empty([shape[dim] for dim in order], dtype=local.dtype, device=local.device)
     return whole.permute([order.index(dim) for dim in range(local.dim())])
-
-
-class RankStream:
-    """A generator state of this rank's own, swapped in while a model runs on its rows.
-
-    It follows from the script's seed and the rank, and begins anew when the script chooses another seed.
-    """
-
-    def __init__(self, rank: int, device: torch.device) -> None:
-        self._rank = rank
-        self._device = device
-        self._seed: int | None = None
-        self._state = torch.empty(0)
-        self._outside: torch.Tensor | None = None
-
-    def _begin(self, seed: int) -> None:
-        source = torch.Generator(device=self._device)
-        source.manual_seed((seed * 1_000_003 + self._rank + 1) % 2**63)
-        self._seed, self._state = seed, source.get_state()
-
-    def _default(self) -> torch.Generator:
-        if self._device.type == "cuda":
-            torch.cuda.init()
-            return torch.cuda.default_generators[self._device.index or 0]
-        return torch.default_generator
-
-    def __enter__(self) -> None:
-        generator = self._default()
-        self._outside = generator.get_state()
-        if (seed := generator.initial_seed()) != self._seed:
-            self._begin(seed)
-        generator.set_state(self._state)
-
-    def __exit__(self, *_: object) -> None:
-        assert self._outside is not None
-        generator = self._default()
-        self._state = generator.get_state()
-        generator.set_state(self._outside)

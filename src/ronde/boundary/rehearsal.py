@@ -25,7 +25,7 @@ from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
-__all__ = ["ROWS", "OutputAxis", "Verdict", "rehearse"]
+__all__ = ["ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
 
 # Odd, so that pairs and groups do not fall into halves.
 ROWS = 5
@@ -58,6 +58,7 @@ class Verdict:
         draws: the random operations of a forward pass, in order.
         same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
         foreign: it uses tensors with a gradient that are no parameters of its own.
+        candidate: which of the places where the batch could lie this is about.
     """
 
     sharded: bool
@@ -67,6 +68,7 @@ class Verdict:
     draws: tuple[Draw, ...] = ()
     same_as: tuple[int | None, ...] = ()
     foreign: bool = False
+    candidate: int = 0
 
 
 def rehearse(
@@ -86,11 +88,57 @@ def rehearse(
         axes: the batch axis of each leaf, None for leaves that enter whole.
     """
     rows = min(rows, ROWS)
+
+    def judged() -> Verdict:
+        trial = Trial(module, call, values, axes)
+        return dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
+
+    return _agreed(context, rows, judged)
+
+
+def prove(
+    context: Context,
+    module: torch.nn.Module,
+    call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
+    values: list[Any],
+    verdict: Verdict,
+    rows: int,
+) -> Verdict:
+    """Hold a verdict against the whole batch, cut as the ranks cut it: all that its cut could change.
+
+    A few entries are enough for an axis that the script treats as its batch. Of an axis that was only found,
+    what is far apart may depend on each other, or on where it lies: time, with a dilated convolution over it.
+    """
+
+    def judged() -> Verdict:
+        trial = Trial(module, call, values, verdict.inputs)
+        with torch.no_grad():
+            whole = trial.run(0, rows)
+            parts = list(_parts(trial, verdict.draws, Layout(0, rows, context.world_size)))
+            cut = Layout(0, rows, context.world_size)
+            problem = _compare_parts(whole, parts, verdict.outputs, cut)
+            if problem is not None:
+                raise Refusal(problem)
+            for first in (0, 1):
+                ranks = range(first, context.world_size, 2)
+                _spoil(
+                    trial,
+                    whole,
+                    verdict.outputs,
+                    [r for rank in ranks for r in range(*cut.bounds(rank))],
+                    rows,
+                )
+        return verdict
+
+    return _agreed(context, rows, judged)
+
+
+def _agreed(context: Context, rows: int, judged: Callable[[], Verdict]) -> Verdict:
+    """The main rank's verdict, found out without a trace."""
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
         with context.enter(Region.REHEARSAL, rows), saved_tensors_hooks(_as_it_is, _as_it_is):
-            trial = Trial(module, call, values, axes)
-            verdict = dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
+            verdict = judged()
     except Refusal as refusal:
         verdict = Verdict(False, str(refusal))
     except UnknownDraw as draw:
@@ -98,7 +146,7 @@ def rehearse(
     except Opaque as opaque:
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
-        verdict = Verdict(False, f"a trial on {rows} rows failed ({type(error).__name__}: {_short(error)})")
+        verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})")
     return context.comm.broadcast_object(verdict)
 
 
@@ -110,10 +158,12 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
     for outer_first in (False, True):
         candidate = [dataclasses.replace(axis, outer_first=outer_first) for axis in outputs]
         recorded = tuple(dataclasses.replace(draw, outer_first=outer_first) for draw in draws)
-        parts = list(_parts(trial, recorded, rows))
-        problem = _compare_parts(whole, parts, candidate, rows)
+        cut = Layout(0, rows, 2)
+        parts = list(_parts(trial, recorded, cut))
+        problem = _compare_parts(whole, parts, candidate, cut)
         if problem is None:
-            _spoil_rows(trial, whole, candidate, rows)
+            for row in range(rows):
+                _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
             return _verdict(module, whole, candidate, recorded)
     assert problem is not None
@@ -161,22 +211,21 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
     return outputs, draws
 
 
-def _parts(trial: Trial, draws: tuple[Draw, ...], rows: int) -> Iterator[Run]:
-    """The same call as two ranks would carry it out."""
-    cut = Layout(0, rows, 2)
-    for rank in range(2):
+def _parts(trial: Trial, draws: tuple[Draw, ...], cut: Layout) -> Iterator[Run]:
+    """The same call as ranks would carry it out."""
+    for rank in range(cut.world_size):
         start, stop = cut.bounds(rank)
         yield trial.run(start, stop, SlicedDraws(draws, cut, rank) if draws else None)
 
 
-def _compare_parts(whole: Run, parts: list[Run], outputs: list[OutputAxis], rows: int) -> str | None:
+def _compare_parts(whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], cut: Layout) -> str | None:
     """Say what differs between the parts and the rows of the whole, or None."""
     for rank, part in enumerate(parts):
         if structure(whole.output) != structure(part.output):
             return "the form of its output depends on the rows"
         for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):
             if axis.dim is not None:
-                a = _cut(a, axis, rows).take(a, rank)
+                a = _cut(a, axis, cut).take(a, rank)
             if not same(a, b):
                 return _DEPENDS if axis.dim is not None else _LOSS
         problem = _compare_kept(whole, part)
@@ -189,11 +238,11 @@ _DEPENDS = "rows of its output depend on other rows, or on their number"
 _LOSS = "an output without a batch axis depends on the batch (a loss of its own?)"
 
 
-def _cut(value: torch.Tensor, axis: OutputAxis, rows: int) -> Layout:
+def _cut(value: torch.Tensor, axis: OutputAxis, cut: Layout) -> Layout:
     assert axis.dim is not None
-    others = value.shape[axis.dim] // rows
+    others = value.shape[axis.dim] // cut.rows
     outer, inner = (others, 1) if axis.outer_first else (1, others)
-    return Layout(axis.dim, rows, 2, outer, inner)
+    return dataclasses.replace(cut, dim=axis.dim, outer=outer, inner=inner)
 
 
 def _compare_kept(whole: Run, part: Run) -> str | None:
@@ -208,40 +257,39 @@ def _compare_kept(whole: Run, part: Run) -> str | None:
     return None
 
 
-def _spoil_rows(trial: Trial, whole: Run, outputs: list[OutputAxis], rows: int) -> None:
-    """No row may notice when another is not a number: that finds what a shut gate lets through later.
+def _spoil(trial: Trial, whole: Run, outputs: Sequence[OutputAxis], spoilt: list[int], rows: int) -> None:
+    """No row may notice when others are not numbers: that finds what a shut gate lets through later.
 
     Comparing values, as above, overlooks what is smaller than rounding.
     """
-    for row in range(rows):
-        spoilt = _try_spoilt(trial, row, rows)
-        if spoilt is None or structure(spoilt.output) != structure(whole.output):
-            continue
-        alike = spoilt.shapes == whole.shapes
-        for a, b, axis in zip(leaves(whole.output), leaves(spoilt.output), outputs, strict=True):
-            if axis.dim is not None:
-                a, b = _without(a, axis, row, rows), _without(b, axis, row, rows)
-            if not same(a, b) or (alike and not _identical(a, b)):
-                raise Refusal(_DEPENDS if axis.dim is not None else _LOSS)
-        problem = _compare_kept(whole, spoilt)
-        if problem is not None:
-            raise Refusal(problem)
+    run = _try_spoilt(trial, spoilt, rows)
+    if run is None or structure(run.output) != structure(whole.output):
+        return
+    alike = run.shapes == whole.shapes
+    for a, b, axis in zip(leaves(whole.output), leaves(run.output), outputs, strict=True):
+        if axis.dim is not None:
+            a, b = _without(a, axis, spoilt, rows), _without(b, axis, spoilt, rows)
+        if not same(a, b) or (alike and not _identical(a, b)):
+            raise Refusal(_DEPENDS if axis.dim is not None else _LOSS)
+    problem = _compare_kept(whole, run)
+    if problem is not None:
+        raise Refusal(problem)
 
 
-def _try_spoilt(trial: Trial, row: int, rows: int) -> Run | None:
+def _try_spoilt(trial: Trial, spoilt: list[int], rows: int) -> Run | None:
     for finite in (False, True):
         try:
-            return trial.spoilt(row, rows, finite=finite)
+            return trial.spoilt(spoilt, rows, finite=finite)
         except Exception:  # the model may check its input, or make an index of it
             continue
     return None
 
 
-def _without(value: torch.Tensor, axis: OutputAxis, row: int, rows: int) -> torch.Tensor:
+def _without(value: torch.Tensor, axis: OutputAxis, spoilt: list[int], rows: int) -> torch.Tensor:
     assert axis.dim is not None
-    layout = _cut(value, axis, rows)
+    layout = _cut(value, axis, Layout(0, rows, 2))
     split = value.detach().unflatten(axis.dim, (layout.outer, rows, layout.inner))
-    others = [place for place in range(rows) if place != row]
+    others = sorted({*range(rows)} - {*spoilt})
     return split.index_select(axis.dim + 1, torch.tensor(others, device=value.device))
 
 
@@ -264,7 +312,7 @@ def _compare_gradients(
         expected = _gradients(whole, parameters, whole, outputs, rows, None)
         found = [_gradients(part, parameters, whole, outputs, rows, rank) for rank, part in enumerate(parts)]
     except Exception as error:
-        raise Refusal(f"a trial of its backward failed ({type(error).__name__}: {_short(error)})") from None
+        raise Refusal(f"a trial of its backward failed ({_short(error)})") from None
     drawn = not torch.equal(before, torch.get_rng_state())
     torch.set_rng_state(before)
     if drawn:
@@ -291,7 +339,7 @@ def _gradients(
             continue
         weights = torch.rand(full.shape, generator=generator, dtype=torch.float64).to(full)
         results.append(value)
-        given.append(weights if rank is None else _cut(full, axis, rows).take(weights, rank))
+        given.append(weights if rank is None else _cut(full, axis, Layout(0, rows, 2)).take(weights, rank))
     found = torch.autograd.grad(results, parameters, given, allow_unused=True)
     return [
         torch.zeros_like(parameter) if gradient is None else gradient
@@ -305,4 +353,4 @@ def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
 
 def _short(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else ""
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

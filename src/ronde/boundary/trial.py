@@ -30,6 +30,7 @@ _TOLERANCE = {
     torch.complex128: 1e-9,
     torch.complex64: 1e-4,
 }
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,28 +74,34 @@ class Trial:
         self._surroundings = Surroundings(module)
         if self._surroundings.irrevocable:
             raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
+        if any(
+            axis is not None and isinstance(value, torch.Tensor) and value.layout in _SPARSE
+            for value, axis in zip(values, axes, strict=True)
+        ):
+            raise Refusal("one of its arguments is a sparse matrix, which is not cut into rows")
         self._untouched: torch.nn.Module | None = None
 
     def run(self, start: int, stop: int, draws: Any = None) -> Run:
         """A forward pass on rows `start` to `stop`, from the same random state as every other."""
         return self._run([self._part(place, start, stop) for place in range(len(self._values))], draws)
 
-    def spoilt(self, row: int, rows: int, *, finite: bool) -> Run:
-        """A forward pass on `rows` rows of which one is not a number, or another one's where it must be."""
+    def spoilt(self, spoilt: Sequence[int], rows: int, *, finite: bool) -> Run:
+        """A forward pass on `rows` rows of which some are not numbers, or other ones where they must be."""
 
         def spoil(place: int) -> Any:
             value, axis = self._part(place, 0, rows), self._axes[place]
             if axis is None:
                 return value
+            places = torch.tensor(spoilt, device=value.device)
             with torch.no_grad():
-                mine, other = value.select(axis, row), value.select(axis, (row + 1) % rows)
-                exact = not (value.is_floating_point() or value.is_complex())
-                if exact:
-                    mine.copy_(other)
+                if not (value.is_floating_point() or value.is_complex()):
+                    others = value.index_select(axis, (places + 1) % rows)
+                    value.index_copy_(axis, places, others)
                 elif finite:
-                    mine.copy_(other * 0.5 + 1)
+                    others = value.index_select(axis, (places + 1) % rows)
+                    value.index_copy_(axis, places, others * 0.5 + 1)
                 else:
-                    mine.fill_(torch.nan)
+                    value.index_fill_(axis, places, torch.nan)
             return value
 
         return self._run([spoil(place) for place in range(len(self._values))], None)
@@ -133,6 +140,8 @@ class Trial:
         if recorder.host_reads or conversions.count:
             raise Refusal(READ)
         if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
+            if any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules()):
+                raise Refusal("it is TorchScript, whose copies do not share parameters")
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
         left = {key: value for key, value in after.items() if not same(before.get(key), value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,33 +11,29 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ronde.boundary.candidates import Batch
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import noted
-from ronde.boundary.rehearsal import ROWS, Verdict, rehearse
+from ronde.boundary.rehearsal import ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import PLAIN, Behaviour, Number
 from ronde.boundary.tree import map_leaves, structure
 
-__all__ = ["Batch", "Verdicts"]
+__all__ = ["Verdicts"]
 
 # So many values of its numbers are rehearsed; then they must prove that they decide nothing.
 _MANY = 16
+_DIGITS = re.compile(r"\b\d+\b")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
-    """What of a call's arguments is the batch.
+class _Held:
+    """A verdict, and the largest number of rows at which it has been found to hold."""
 
-    Attributes:
-        rows: global rows, the unit in which ranks are given their part.
-        inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
-        axes: the batch axis of every leaf, None for leaves that enter whole.
-    """
+    __slots__ = ("rows", "verdict")
 
-    rows: int
-    inner: int
-    axes: tuple[int | None, ...]
+    def __init__(self, verdict: Verdict, rows: int) -> None:
+        self.verdict, self.rows = verdict, rows
 
 
 class _Known:
@@ -46,7 +43,7 @@ class _Known:
         self.behaviour = Behaviour(module)
         self.renewals = 0
         # By form of the call, then by the numbers that it was made with.
-        self.verdicts: dict[Any, dict[tuple[Any, ...], Verdict]] = {}
+        self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]] = {}
         # Which numbers of a form of call have been proven to decide nothing.
         self.free: dict[Any, frozenset[int]] = {}
 
@@ -57,6 +54,16 @@ class _Known:
         self.free.clear()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a module on what may be a batch; `values` are the leaves of `call`."""
+
+    module: torch.nn.Module
+    call: Any
+    values: list[Any]
+    batches: list[Batch]
+
+
 class Verdicts:
     """Remembers what rehearsals found; one per session."""
 
@@ -64,89 +71,112 @@ class Verdicts:
         self._context = context
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
+        self._told: set[tuple[str, str]] = set()
 
-    def of(self, module: torch.nn.Module, call: Any, values: list[Any], batch: Batch) -> Verdict:
-        """The verdict on a call of `module`; `values` are the leaves of `call`."""
+    def of(self, module: torch.nn.Module, call: Any, values: list[Any], batches: list[Batch]) -> Verdict:
+        """The verdict on a call of `module`.
+
+        Args:
+            values: the leaves of `call`.
+            batches: what may be the batch among them, the likeliest first.
+        """
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module)
         elif known.behaviour.outdated():
             known.renew(module)
-        form = _form(known.behaviour, call, values, batch)
+        made = _Call(module, call, values, batches)
+        form = _form(known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
-        verdicts = known.verdicts.setdefault(form, {})
-        verdict = verdicts.get(numbers)
-        if verdict is None:
-            verdict = self._found(known, form, numbers, module, call, values, batch)
-        return verdict
+        held = known.verdicts.setdefault(form, {}).get(numbers)
+        if held is None:
+            held = self._found(known, form, numbers, made)
+        elif held.verdict.sharded and held.rows < (rows := batches[held.verdict.candidate].rows):
+            held.verdict, held.rows = self._proven(held.verdict, made), rows
+            self._say(made, held.verdict)
+        return held.verdict
 
-    def _found(
-        self,
-        known: _Known,
-        form: Any,
-        numbers: tuple[Any, ...],
-        module: torch.nn.Module,
-        call: Any,
-        values: list[Any],
-        batch: Batch,
-    ) -> Verdict:
+    def _found(self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call) -> _Held:
         verdicts = known.verdicts[form]
         if known.renewals >= _MANY:
             verdict = Verdict(False, "its layers or functions are others from call to call")
         elif len(verdicts) < _MANY:
-            verdict = self._rehearsed(module, call, values, batch, {})
+            verdict = self._rehearsed(made, {})
         else:
-            verdict, numbers = self._with_changing_numbers(known, form, numbers, module, call, values, batch)
-        if not verdict.sharded:
-            self._context.note(f"{type(module).__name__} runs in parts, not as one piece: {verdict.reason}")
+            verdict, numbers = self._with_changing_numbers(known, form, numbers, made)
+        self._say(made, verdict)
+        held = _Held(verdict, made.batches[verdict.candidate].rows)
         if len(verdicts) <= _MANY:
-            verdicts[numbers] = verdict
-        return verdict
+            verdicts[numbers] = held
+        return held
+
+    def _say(self, made: _Call, verdict: Verdict) -> None:
+        name = type(made.module).__name__
+        if not verdict.sharded:
+            self._tell(name, verdict.reason)
+        elif made.batches[verdict.candidate].searched:
+            self._context.note(
+                f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
+            )
+
+    def _tell(self, name: str, reason: str) -> None:
+        """Each reason once, whatever numbers of rows or shapes are in it."""
+        told = name, _DIGITS.sub("", reason)
+        if told not in self._told:
+            self._told.add(told)
+            self._context.note(f"{name} runs in parts, not as one piece: {reason}")
 
     def _with_changing_numbers(
-        self,
-        known: _Known,
-        form: Any,
-        numbers: tuple[Any, ...],
-        module: torch.nn.Module,
-        call: Any,
-        values: list[Any],
-        batch: Batch,
+        self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
     ) -> tuple[Verdict, tuple[Any, ...]]:
         """Numbers that change again and again must not be compared with anything."""
         seen = [*known.verdicts[form], numbers]
         changing = [place for place in range(len(numbers)) if len({each[place] for each in seen}) > 1]
         substitutes = {place: known.behaviour.source(place) for place in changing}
-        verdict = self._rehearsed(module, call, values, batch, substitutes)
-        if verdict.sharded and all(each.sharded for each in known.verdicts[form].values()):
+        verdict = self._rehearsed(made, substitutes)
+        if verdict.sharded and all(held.verdict.sharded for held in known.verdicts[form].values()):
             known.free[form] = known.free.get(form, frozenset()) | frozenset(changing)
             known.verdicts[form].clear()
-            return verdict, _numbers(known.behaviour, values, known.free[form])
+            return verdict, _numbers(known.behaviour, made.values, known.free[form])
         if verdict.sharded:
             verdict = Verdict(False, _changes(substitutes))
         return verdict, numbers
 
-    def _rehearsed(
-        self,
-        module: torch.nn.Module,
-        call: Any,
-        values: list[Any],
-        batch: Batch,
-        substitutes: dict[int, Number],
-    ) -> Verdict:
-        if self._modules[module].behaviour.hooked():
+    def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:
+        """The first candidate that holds, or what is wrong with the likeliest."""
+        if self._modules[made.module].behaviour.hooked():
+            self._context.gradients_watched = True
             return Verdict(False, "it has hooks, which are to see the whole batch")
-        if _is_lazy(module):
+        if _is_lazy(made.module):
             return Verdict(False, "it has lazy layers, which are made by their first call")
-        few = [_some_rows(value, axis) for value, axis in zip(values, batch.axes, strict=True)]
-        run = self._runner(module, call, substitutes)
-        rows = min(value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None)
-        verdict = rehearse(self._context, module, run, few, batch.axes, rows)
-        others = _other_axes(values, batch)
-        if verdict.sharded or others == batch.axes:
+        run = self._runner(made.module, made.call, substitutes)
+        first: Verdict | None = None
+        for place, batch in enumerate(made.batches):
+            few = [_some_rows(value, axis) for value, axis in zip(made.values, batch.axes, strict=True)]
+            rows = min(
+                value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None
+            )
+            verdict = rehearse(self._context, made.module, run, few, batch.axes, rows)
+            verdict = dataclasses.replace(verdict, candidate=place)
+            if verdict.sharded:
+                verdict = self._proven(verdict, made, run)
+            if verdict.sharded:
+                return verdict
+            first = first or verdict
+        assert first is not None
+        return first
+
+    def _proven(self, verdict: Verdict, made: _Call, run: Any = None) -> Verdict:
+        """The verdict where it holds at the size of the call too."""
+        batch = made.batches[verdict.candidate]
+        if not batch.searched:
             return verdict
-        second = rehearse(self._context, module, run, few, others, rows)
-        return second if second.sharded else verdict
+        whole = [
+            value if axis is None else materialize(value).detach()
+            for value, axis in zip(made.values, batch.axes, strict=True)
+        ]
+        run = run or self._runner(made.module, made.call, {})
+        return prove(self._context, made.module, run, whole, verdict, batch.rows * batch.inner)
 
     def _runner(
         self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number]
@@ -204,13 +234,14 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
-def _form(behaviour: Behaviour, call: Any, values: list[Any], batch: Batch) -> Any:
+def _form(behaviour: Behaviour, made: _Call) -> Any:
     described = tuple(
         (value.dtype, value.dim(), value.requires_grad) if isinstance(value, torch.Tensor) else type(value)
-        for value in values
+        for value in made.values
     )
     grad = torch.is_grad_enabled()
-    return structure(call), described, batch.axes, behaviour.modes(), grad, min(batch.rows, ROWS)
+    candidates = tuple((batch.axes, min(batch.rows, ROWS)) for batch in made.batches)
+    return structure(made.call), described, candidates, behaviour.modes(), grad
 
 
 def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | None) -> tuple[Any, ...]:
@@ -219,18 +250,6 @@ def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | Non
     if free:
         return tuple(None if place in free else value for place, value in enumerate(found))
     return tuple(found)
-
-
-def _other_axes(values: list[Any], batch: Batch) -> tuple[int | None, ...]:
-    """The batch where it is not in front: a recurrent network's hidden state is [layers, batch, features]."""
-
-    def place(value: Any, axis: int | None) -> int | None:
-        if axis is not None or not isinstance(value, torch.Tensor):
-            return axis
-        fitting = [dim for dim, size in enumerate(value.shape) if size == batch.rows * batch.inner]
-        return fitting[0] if fitting else None
-
-    return tuple(place(value, axis) for value, axis in zip(values, batch.axes, strict=True))
 
 
 def _some_rows(value: Any, axis: int | None) -> Any:

@@ -27,7 +27,9 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
+from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
+from ronde.plan import check, expand
 
 __all__ = ["bench"]
 
@@ -46,7 +48,7 @@ _Plot = Annotated[
 
 
 @bench.command()
-def dp(
+def dp(  # noqa: PLR0913 - each is an option
     workloads: Annotated[
         str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(data_parallel.WORKLOADS)}.")
     ] = ",".join(data_parallel.USUAL),
@@ -54,6 +56,7 @@ def dp(
         str, typer.Option(metavar="NAMES", help=f"Peers, separated by commas: {', '.join(PEERS)}.")
     ] = "ddp",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender.")] = 2,
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
     method: Annotated[
         str,
         typer.Option(
@@ -72,8 +75,10 @@ def dp(
     All have the same global batch, model, optimizer and threads for each rank. Prints samples/s and
     the ratio ronde over each peer: of the medians, and median and quartiles of the pairs.
     """
+    check_linux()
     check_known([method], METHODS, what="method")
     peers = choose(_names(against))
+    check(expand(plan), ranks)
     _check_writable(json=json, plot=plot)
     report = data_parallel.compare(
         _names(workloads),
@@ -82,6 +87,7 @@ def dp(
         ranks=ranks,
         rounds=pairs,
         steps=steps,
+        plan=plan,
         environment=os.environ,
         progress=_say,
     )
@@ -105,6 +111,7 @@ def overhead_(
 
     Prints what a step takes longer, in microseconds and per cent, and what starting takes longer.
     """
+    check_linux()
     _check_writable(json=json, plot=plot)
     report = overhead.compare(
         _names(workloads),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +13,9 @@ from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch
-from ronde.errors import LaunchError, UsageError
+from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
@@ -74,8 +74,7 @@ def run(  # noqa: PLR0913 - one parameter per option
 
     Options of ronde stand before SCRIPT; everything behind it is the script's.
     """
-    if not sys.platform.startswith("linux"):
-        raise LaunchError(f"ronde runs on Linux only for now, not on {sys.platform}")
+    check_linux()
     check_torch()
     place = ClusterEnvironment.detect(os.environ)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()

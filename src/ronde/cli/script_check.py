@@ -16,11 +16,16 @@ from ronde.errors import UsageError
 
 __all__ = ["check_module", "check_script"]
 
+_DEBUGGERS = ("pdb", "ipdb", "pudb")
 
-def check_script(script: str) -> None:
+
+def check_script(script: str, *, syntax_error: int = 1) -> None:
     """Refuse a script that no rank could read.
 
-    An error of syntax is printed as python prints it, and ends the command with python's exit code.
+    An error of syntax is printed as python prints it, and ends the command.
+
+    Args:
+        syntax_error: the exit code for that; python's own unless the command has another meaning for 1.
     """
     if script == "-":
         raise UsageError("a script from stdin cannot be read by every rank; save it to a file")
@@ -48,7 +53,7 @@ def check_script(script: str) -> None:
             compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
         traceback.print_exception(type(error), error, None)
-        raise typer.Exit(1) from None
+        raise typer.Exit(syntax_error) from None
     except ValueError:
         return  # null bytes: an archive without a suffix, or nonsense of which python will speak
 
@@ -57,6 +62,11 @@ def check_module(name: str) -> None:
     """Refuse a module of which not even the package can be found."""
     if name.endswith(".py") and Path(name).exists():
         raise UsageError(f"{name} is a path, not a module; leave -m out: ronde run {name}")
+    if name in _DEBUGGERS:
+        raise UsageError(
+            f"-m {name} would step through every rank by itself; write breakpoint() into the script, "
+            f"which opens on the main rank, or debug in plain python: python -m {name} SCRIPT"
+        )
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())  # as python -m has it
     try:

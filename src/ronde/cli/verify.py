@@ -11,6 +11,7 @@ import typer
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch
 from ronde.errors import UsageError
 from ronde.launch.announce import say
@@ -55,6 +56,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     rank. The script runs in a copy of this directory made of links, and ends after K optimizer steps.
     Exit code 0: the law holds; 1: it does not; 2: there is nothing to compare.
     """
+    check_linux()
     from ronde.verify.plot import check, draw
     from ronde.verify.proof import verify as prove
     from ronde.verify.report import to_json, to_text
@@ -63,7 +65,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
     check_torch()
-    check_module(script) if module else check_script(script)
+    check_module(script) if module else check_script(script, syntax_error=2)
     if plot is not None:
         check(plot)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()

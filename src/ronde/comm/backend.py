@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ronde.comm.shared_memory import SharedMemory
+from ronde.comm.sharing import share_by_messages
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend"]
 
@@ -43,6 +44,10 @@ class Backend(Protocol):
         """Put `flat` [n], of bytes, of rank `source` into every rank's."""
         ...
 
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one. Waits."""
+        ...
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a collective waits for a peer from now on."""
         ...
@@ -73,6 +78,9 @@ class TorchBackend:
         options.rootRank = source
         options.rootTensor = 0
         return self._group.broadcast([flat], options)
+
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        share_by_messages(self, rank, parts)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
@@ -120,6 +128,10 @@ class SharedMemoryBackend:
     @_as_bytes_travel
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         self.shared.broadcast(flat, source)
+
+    @_as_bytes_travel
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        self.shared.complete(parts)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.shared.waiting.timeout = timeout.total_seconds()

@@ -184,6 +184,27 @@ class Comm:
             for (numel, dtype), device in zip(shapes, devices, strict=True)
         ]
 
+    @torch.no_grad()
+    def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.
+
+        Args:
+            parts: of the same numbers, sizes and dtypes on all ranks.
+        """
+        spread = [[part.view(torch.uint8) for part in each if part.numel()] for each in parts]
+        first = next((part for each in spread for part in each), None)
+        if first is not None:
+            number = self._announce("share", first)
+            self.block(lambda: self.backend.share(self.rank, spread), number)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Every rank's picklable object, in rank order."""
+        device = self._control_device
+        payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
+        sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
+        received = self.all_gather_uneven(payload, sizes)
+        return [pickle.loads(each.cpu().numpy().tobytes()) for each in received]
+
     def all_gather_uneven(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Gather tensors whose first dimension is `sizes[rank]` on each rank; others are equal."""
         if len(set(sizes)) == 1:
@@ -250,19 +271,22 @@ class Comm:
     def _control_device(self) -> torch.device:
         return torch.device("cuda" if self.on_cuda else "cpu")
 
-    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
+    def _announce(self, operation: str, tensor: torch.Tensor) -> int:
+        """Compare with peers what this rank is about to do; the number to wait under."""
         if self.alone:
             raise UsageError(
                 "this needs every rank, but only the main rank is in the debugger; let the script compute it "
                 "in a line before the breakpoint, or step over one that does"
             )
-        check = self.check
-        number = 0 if check is None else check.collective(operation, tensor)
+        return 0 if self.check is None else self.check.collective(operation, tensor)
+
+    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
+        number = self._announce(operation, tensor)
         if not self.backend.blocks:
             try:
                 return Pending(self, launch(), number)
             except RuntimeError as error:
-                raise _lost(error, check) from error
+                raise _lost(error, self.check) from error
         self.block(launch, number)
         return Pending(self, None)
 

@@ -23,6 +23,7 @@ import torch
 
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_segment import share
+from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
 
 __all__ = ["SharedMemory", "keeps_order_of_stores"]
@@ -136,6 +137,14 @@ class SharedMemory:
             self._publish(area)
             if self.rank != source:
                 piece.copy_(part)
+
+    def complete(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Put the bytes `parts[rank]` of each rank where they are missing, in all others' tensors."""
+        for message in itertools.zip_longest(*(messages(each, self._chunk) for each in parts), fillvalue=()):
+            area = self._take(1)
+            copy_in(self._areas[area][self.rank], message[self.rank])
+            self._publish(area)
+            copy_out(self._areas[area], message, self.rank)
 
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
         """Reduce `pieces[rank]` of all ranks into `out` of each rank; all have `out`'s size."""

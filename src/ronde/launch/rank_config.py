@@ -10,8 +10,9 @@ from collections.abc import MutableMapping
 __all__ = ["ENVIRONMENT_KEY", "STACK_SIGNAL", "RankConfig"]
 
 ENVIRONMENT_KEY = "RONDE_RANK_CONFIG"
-# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one.
-STACK_SIGNAL = signal.SIGRTMIN + 7
+# Real-time signals are hardly used by scripts. A rank writes its stack when it gets this one. Other
+# systems than Linux have none, and are to come as far as the sentence that refuses them.
+STACK_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

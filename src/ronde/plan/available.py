@@ -13,7 +13,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pipeline": (1,),
         "context": (1,),
         "expert": (1,),
-        "state": ("replicated",),
+        "state": ("replicated", "zero1"),
         "sparse": ("replicated",),
         "offload": ("none",),
         "algorithm": ("auto",),

@@ -20,13 +20,14 @@ class Data:
     Attributes:
         rng: draws inside the model: `global` makes the single-device draw and takes this rank's
             rows; `per-rank` draws independently on each rank; `auto` goes by the device.
-        batch_dim: the axis along which batches are cut.
+        batch_dim: the axis along which batches are cut; None (`auto`) where it is to be found, the first
+            axis before the second.
         loading: what a rank loads: its slice of every batch (`sliced`), the whole batch (`full`), or
             the slice wherever that gives the same samples (`auto`).
     """
 
     rng: Annotated[Rng, Spelled("rng", choice(Rng))] = "auto"
-    batch_dim: Annotated[int, Spelled("batch-dim", Integer(at_least=0))] = 0
+    batch_dim: Annotated[int | None, Spelled("batch-dim", Integer(at_least=0, open_word="auto"))] = None
     loading: Annotated[Loading, Spelled("loading", choice(Loading))] = "auto"
 
     def __post_init__(self) -> None:
@@ -35,8 +36,8 @@ class Data:
     def rng_on(self, device_type: str) -> Literal["global", "per-rank"]:
         """What `rng` means on a device of this type ("cpu", "cuda").
 
-        On CPU one generator serves the sampler and the model, so that independent draws in the
-        model would change which samples come next. A CUDA device's generator serves the model only.
+        On CPU one generator serves the sampler and the model, and must go on as on one device: draws of
+        the whole batch are needed in any case. A CUDA device's generator serves the model only.
         """
         if self.rng != "auto":
             return self.rng

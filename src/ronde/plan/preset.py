@@ -50,7 +50,11 @@ _ALL = (
             "MXNet kvstore local and device",
         ),
     ),
-    Preset(name="zero1", items="state=zero1", equals=("DeepSpeed ZeRO stage 1", "Paddle sharding stage 1")),
+    Preset(
+        name="zero1",
+        items="state=zero1",
+        equals=("DeepSpeed ZeRO stage 1", "PyTorch ZeroRedundancyOptimizer", "Paddle sharding stage 1"),
+    ),
     Preset(
         name="zero2",
         items="state=zero2",

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -29,16 +29,18 @@ from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import RankStream
+from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm, join
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
+from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -91,6 +93,7 @@ class Session:
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
+        self._sharded_update = sharded_update(plan, self.context)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -135,19 +138,22 @@ class Session:
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
         compiled.install(self.patches, self.context)
+        loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         ModelEdge(self.context, table, self._stream()).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        one_pass.install(self.patches)
+        if self._sharded_update is not None:
+            self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
-        rng = self.plan.data.rng
-        if rng == "auto":
-            rng = "per-rank" if device.type == "cuda" else "global"
-        return RankStream(self.config.rank, device) if rng == "per-rank" else None
+        if self.plan.data.rng_on(device.type) == "global":
+            return None
+        return RankStream(self.config.rank, device, self.context.note)
 
     def _install_backward(self) -> None:
         plain: Any = torch.autograd.backward
@@ -165,7 +171,10 @@ class Session:
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
-            with self.reducer.backward():
+            divide = self.context.gradient_factor == 1 and not self.reducer.busy
+            if divide:
+                grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
+            with self.reducer.backward(divided=divide):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -185,6 +194,7 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
+                note_whole_state(self.plan, self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
@@ -251,6 +261,8 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
+        if self._sharded_update is not None:
+            self._sharded_update.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()

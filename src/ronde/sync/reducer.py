@@ -113,9 +113,18 @@ class Reducer:
         tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
         return [tensor for tensor in tensors if tensor is not None]
 
+    @property
+    def busy(self) -> bool:
+        """A backward is under way."""
+        return self._depth > 0
+
     @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Around every backward: on return all gradients are reduced."""
+    def backward(self, *, divided: bool = False) -> Iterator[None]:
+        """Around every backward: on return all gradients are reduced.
+
+        Args:
+            divided: this backward begins with 1/W, which is undone by multiplying the averages.
+        """
         if self._depth:
             self._nested = True
             self._depth += 1
@@ -126,6 +135,8 @@ class Reducer:
             return
         self._prepare()
         self._depth = 1
+        if divided:
+            self._scale(1 / self._comm.world_size)
         for group in self._groups:
             for bucket in group.buckets:
                 bucket.begin()
@@ -142,11 +153,20 @@ class Reducer:
         finally:
             self._depth = 0
             self._nested = False
+            if divided:
+                self._scale(self._comm.world_size)
             for group in self._groups:
                 group.next = 0
                 for bucket in group.buckets:
                     bucket.reset()
         self.hooks.run(self._comm)
+
+    @torch.no_grad()
+    def _scale(self, factor: float) -> None:
+        """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
+        gradients = [leaf.grad for leaf in self.adopted if leaf.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def _group_of(self, optimizer: Any) -> _Group:
         if optimizer is None:

@@ -15,9 +15,7 @@ def noise_floor(plain: Run, halves: Run) -> float | None:
     return update.vector_difference(halves.records[0], plain.records[0]) if done else None
 
 
-def compare(
-    plain: Run, run: Run, *, dtype: str, halves: Run | None = None, model_draws_alike: bool = True
-) -> tuple[Verdict, ...]:
+def compare(plain: Run, run: Run, *, dtype: str, halves: Run | None = None) -> tuple[Verdict, ...]:
     """The six clauses' verdicts on `run`, against plain python; all ranks are compared."""
     floor = noise_floor(plain, halves) if halves is not None else None
     tolerance = Tolerance.of(dtype, floor)
@@ -35,5 +33,5 @@ def compare(
             tolerance,
             repeat,
         ),
-        randomness.compare(reference, run.records, model_draws_alike=model_draws_alike),
+        randomness.compare(reference, run.records),
     )

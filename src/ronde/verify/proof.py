@@ -57,13 +57,12 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
 def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
     """The proof that these recorded runs amount to."""
     floor = noise_floor(plain, halves) if halves is not None else None
-    alike = "rng=per-rank" not in job.plan.split(",")
     return Proof(
         job=job,
         ranks=ranks,
         steps=len(plain.records[0].steps),
         floor=floor,
-        verdicts=compare(plain, run, dtype=job.dtype, halves=halves, model_draws_alike=alike),
+        verdicts=compare(plain, run, dtype=job.dtype, halves=halves),
         curves=loss_curves(plain.records[0], run.records, Tolerance.of(job.dtype, floor), job.directory),
         failure=run.stderr.rstrip()[-4000:] if run.exit_code else "",
     )

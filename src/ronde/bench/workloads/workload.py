@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from text import Text
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 
@@ -29,5 +30,5 @@ class Workload:
     warm_up: int
     data: Callable[[int], Dataset[tuple[Tensor, ...]] | Text]
     model: Callable[[], nn.Module]
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    optimizer: partial[Any]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy

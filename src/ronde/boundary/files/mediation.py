@@ -56,6 +56,7 @@ class Mediation:
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
         self._meeting = meeting
+        self._noticed = False
         self._depth = 0
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
@@ -64,6 +65,32 @@ class Mediation:
         """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
         in_step = self._depth == 0 and threading.get_ident() == self._thread and os.getpid() == self._process
         return in_step and not (self.trackers and self._in_tracker())
+
+    def notice(self, path: Any, *, sure: bool = False) -> None:
+        """Tell the user, once, that a thread of the script writes here: every rank's thread does.
+
+        Args:
+            sure: it is the script's doing; else it is when code of the script is behind this call.
+        """
+        if threading.get_ident() == self._thread or os.getpid() != self._process or self._noticed:
+            return
+        located = self.paths.locate(path)
+        if located is None or self.paths.is_exempt(located) or not (sure or self._of_script()):
+            return
+        self._noticed = True
+        self.notes.append(
+            f"{located!r} is written by a thread, and so by every rank, because threads of ranks are not in "
+            f"step; write it in the script's main thread"
+        )
+
+    @staticmethod
+    def _of_script() -> bool:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if is_script(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
 
     def _in_tracker(self) -> bool:
         """Whether a tracker stands between this call and the script."""

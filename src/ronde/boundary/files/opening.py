@@ -56,6 +56,8 @@ class Opening:
         mediation = self._mediation
         rest = (mode, buffering, encoding, errors, newline, closefd, opener)
         if not mediation.governs():
+            if isinstance(mode, str) and set(mode) & set("wax+"):
+                mediation.notice(file)
             return self._open(file, *rest)
         if isinstance(file, int) and not isinstance(file, bool):
             return self._open_descriptor(file, *rest)

@@ -33,6 +33,7 @@ class Saving:
         def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
             located = self._mediated_path(f)
             if located is None:
+                self._mediation.notice(f, sure=True)
                 return original(obj, f, *args, **kwargs)
             f = self._mediation.paths.renamed(f)
             return self._save(

@@ -1,0 +1,78 @@
+"""Ranks complete tensors of which each has written a part of its own.
+
+Without shared memory large parts are broadcast from where they lie to where they belong; the others are
+packed and gathered, so that many small ones cost one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+__all__ = ["copy_in", "copy_out", "messages", "share_by_messages"]
+
+_LARGE = 256 << 10
+_PACKED = 4 << 20
+
+
+def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Complete tensors of bytes: `parts[r]` were written by rank r; on return all ranks have all.
+
+    Args:
+        backend: a `Backend`, whose `broadcast` and `all_gather` return handles.
+        rank: this one.
+    """
+    pending = [
+        backend.broadcast(part, source)
+        for source, each in enumerate(parts)
+        for part in each
+        if part.numel() >= _LARGE
+    ]
+    small = [[part for part in each if part.numel() < _LARGE] for each in parts]
+    for message in zip_longest(*(messages(each, _PACKED) for each in small), fillvalue=()):
+        length = max(sum(part.numel() for part in each) for each in message)
+        device = next(part.device for each in message for part in each)
+        rows = torch.empty(len(message), length, dtype=torch.uint8, device=device)
+        copy_in(rows[rank], message[rank])
+        backend.all_gather(rows, rows[rank]).wait()
+        copy_out(list(rows), message, rank)
+    for each in pending:
+        each.wait()
+
+
+def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.Tensor]]:
+    """Cut flat tensors into lists of `limit` elements together, all full but the last."""
+    message: list[torch.Tensor] = []
+    room = limit
+    for part in parts:
+        while part.numel() >= room:
+            message.append(part[:room])
+            part = part[room:]
+            yield message
+            message, room = [], limit
+        if part.numel():
+            message.append(part)
+            room -= part.numel()
+    if message:
+        yield message
+
+
+def copy_in(row: torch.Tensor, message: Sequence[torch.Tensor]) -> None:
+    """Lay this rank's parts end to end into `row`."""
+    if message:
+        torch._foreach_copy_(_places(row, message), list(message))
+
+
+def copy_out(rows: Sequence[torch.Tensor], message: Sequence[Sequence[torch.Tensor]], rank: int) -> None:
+    """Put what the other ranks laid into their rows where it belongs; `rank` is this one."""
+    for other, (row, parts) in enumerate(zip(rows, message, strict=True)):
+        if other != rank and parts:
+            torch._foreach_copy_(list(parts), _places(row, parts))
+
+
+def _places(row: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    sizes = [part.numel() for part in parts]
+    return list(row[: sum(sizes)].split(sizes))

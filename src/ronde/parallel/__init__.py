@@ -1,0 +1,1 @@
+"""How work and state are cut over ranks."""

@@ -1,0 +1,34 @@
+"""Which optimizers update every element by itself, so that a part of a tensor can be updated alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+__all__ = ["ELEMENTWISE", "is_elementwise"]
+
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+"""torch's own, but for those that look at a tensor as a whole (Adafactor, Muon), at several (LBFGS), or
+at rows (SparseAdam)."""
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether it is one of these exactly: what a subclass does with a tensor is not known.
+
+    A differentiable step keeps a graph from old parameters to new ones, which other ranks' parts are not in.
+    """
+    return type(optimizer) in ELEMENTWISE and not optimizer.defaults.get("differentiable", False)

@@ -1,0 +1,198 @@
+"""Each rank updates its own part of the parameters, and all share the result.
+
+Exact for optimizers that update every element by itself: for the time of its step, an optimizer's groups
+hold views of this rank's elements instead of the parameters, and its state the entries of these views. What
+a script sees before and after, its hooks included, is the single-device optimizer; its state is gathered when
+it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ronde.boundary.context import Context, Region
+from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
+from ronde.parallel.cut_state import CutState, Piece
+from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
+from ronde.parallel.flat import flat_like
+from ronde.parallel.holders import state_is_held
+from ronde.parallel.hooked_step import replace_step
+
+__all__ = ["ShardedUpdate"]
+
+
+class ShardedUpdate:
+    """Cuts the steps of optimizers, and their state.
+
+    Args:
+        context: whose ranks share the work.
+        takes: whether the steps of an optimizer whose state is whole are to be cut.
+    """
+
+    def __init__(self, context: Context, takes: Callable[[Any], bool]) -> None:
+        self._context = context
+        self._takes = takes
+        # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+        # Those whose state was read and has not been cut since.
+        self._read_out: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def install(self, patches: Patches) -> None:
+        patches.add(Optimizer, "state", property(self._read, _write))
+        for kind in ELEMENTWISE:
+            replace_step(patches, kind, self._around)
+
+    def release(self) -> None:
+        """Make all state whole again. All ranks come here."""
+        here = {number: optimizer for optimizer, number in self._numbers.items()}
+        everywhere = self._context.comm.all_gather_object(set(here))
+        # What is gone on one rank only waits for its collection there.
+        for number in sorted(set.intersection(*everywhere)):
+            self._read(here[number])
+
+    def _read(self, optimizer: Any) -> Any:
+        """`optimizer.state`: whole."""
+        try:
+            held = vars(optimizer)["state"]
+        except KeyError:
+            raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute 'state'") from None
+        if not isinstance(held, CutState):
+            return held
+        if not self._context.on_main_thread():
+            raise UsageError(
+                f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another "
+                f"thread than the script's main one, where ranks are not in step; read it in the main thread"
+            )
+        whole = vars(optimizer)["state"] = held.whole()
+        self._read_out.add(optimizer)
+        return whole
+
+    def _around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def step(optimizer: Any, closure: Any = None) -> Any:
+            if not self._applies(optimizer):
+                return plain(optimizer, closure)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            if self._held_somewhere(optimizer):
+                plain(optimizer)
+            else:
+                self._step(optimizer, plain)
+            return loss
+
+        return step
+
+    def _applies(self, optimizer: Any) -> bool:
+        # Inside a model that runs on shards, ranks may hold parameters of their own.
+        if self._context.region is not Region.SCRIPT or not self._context.on_main_thread():
+            return False
+        if not is_elementwise(optimizer):
+            return False
+        return isinstance(vars(optimizer)["state"], CutState) or self._takes(optimizer)
+
+    def _held_somewhere(self, optimizer: Any) -> bool:
+        """Whether the script may look again at state that it read, and expects to see it change."""
+        if optimizer not in self._read_out:
+            return False
+        comm = self._context.comm
+        device = "cuda" if comm.on_cuda else "cpu"
+        held = torch.tensor([state_is_held(optimizer)], dtype=torch.int32, device=device)
+        if int(comm.all_reduce(held)):
+            self._context.note(
+                f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
+                f"the script held what it had read of it; del it, or keep a copy.deepcopy of it, to have it "
+                f"cut again"
+            )
+            return True
+        self._read_out.discard(optimizer)
+        return False
+
+    def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        state = self._state(optimizer, parameters)
+        pieces = state.present(parameters)
+        vars(optimizer)["state"] = state.local
+        try:
+            with _own_parts(optimizer, state, pieces, self._context.rank):
+                plain(optimizer)
+            _unscale_others(optimizer, pieces, self._context.rank)
+        finally:
+            vars(optimizer)["state"] = state
+        state.share(pieces)
+
+    def _state(self, optimizer: Any, parameters: Sequence[torch.Tensor]) -> CutState:
+        """The optimizer's state in parts, those of all parameters that have a gradient or a state."""
+        state = vars(optimizer)["state"]
+        if isinstance(state, CutState):
+            new = [tensor for tensor in parameters if tensor.grad is not None]
+            if state.stands and state.admit(new):
+                return state
+            state = self._read(optimizer)
+            self._read_out.discard(optimizer)
+        if optimizer not in self._numbers:
+            self._count += 1
+            self._numbers[optimizer] = self._count
+        cut = vars(optimizer)["state"] = CutState(self._context.comm, state)
+        cut.admit(tensor for tensor in parameters if tensor.grad is not None or tensor in state)
+        return cut
+
+
+@contextmanager
+def _own_parts(optimizer: Any, state: CutState, pieces: Sequence[Piece], rank: int) -> Iterator[None]:
+    """Inside, groups hold this rank's parts of what has a gradient, with that part of the gradient."""
+    for piece in pieces:
+        if piece.own is not None:
+            gradient = flat_like(piece.tensor.grad, piece.tensor)  # pyright: ignore[reportArgumentType]
+            piece.own.grad = gradient[slice(*piece.ranges[rank] or ())]
+    before = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group in optimizer.param_groups:
+            group["params"] = list(_swapped(group["params"], state))
+        yield
+    finally:
+        for group, parameters in zip(optimizer.param_groups, before, strict=True):
+            group["params"] = parameters
+        for piece in pieces:
+            if piece.own is not None:
+                piece.own.grad = None
+
+
+def _unscale_others(optimizer: Any, pieces: Sequence[Piece], rank: int) -> None:
+    """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
+    for piece in pieces:
+        gradient: Any = piece.tensor.grad
+        elements = flat_like(gradient, piece.tensor)
+        start, stop = piece.ranges[rank] or (0, 0)
+        if elements.data_ptr() != gradient.data_ptr():
+            gradient.div_(divisor)  # what the step was given was a copy
+        else:
+            elements[:start].div_(divisor)
+            elements[stop:].div_(divisor)
+
+
+def _swapped(parameters: Sequence[torch.Tensor], state: CutState) -> Iterator[torch.Tensor]:
+    for tensor in parameters:
+        piece = state.pieces.get(id(tensor))
+        if piece is None:
+            yield tensor
+        elif piece.own is not None and piece.own.grad is not None:
+            yield piece.own
+
+
+def _write(optimizer: Any, state: Any) -> None:
+    vars(optimizer)["state"] = state

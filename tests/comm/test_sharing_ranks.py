@@ -1,0 +1,67 @@
+"""Tensors that ranks complete for each other, through shared memory and by messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.comm.backend import TorchBackend
+from ronde.comm.process_group import Comm, _gloo
+from ronde.comm.sharing import messages
+from ronde.testing.run_ranks import Rank
+
+# Numbers of elements that each rank brings: none, few, and more than any buffer holds.
+_SIZES = ((3, 1 << 21, 7), (), (5, 90_000, 1, 700_000))
+
+
+def _share(rank: Rank, comm: Comm) -> list[str]:
+    problems: list[str] = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int16, torch.complex64):
+        wholes = [
+            [torch.arange(size).add(source).to(dtype) for size in _SIZES[source]]
+            for source in range(rank.world_size)
+        ]
+        mine = [
+            [whole.clone() if source == rank.rank else torch.zeros_like(whole) for whole in each]
+            for source, each in enumerate(wholes)
+        ]
+        comm.share(mine)
+        for expected, found in zip(wholes, mine, strict=True):
+            same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+            problems += [] if same else [f"{dtype} differs"]
+    comm.share([[] for _ in range(rank.world_size)])
+    return problems
+
+
+def as_the_ranks_are_joined(rank: Rank) -> list[str]:
+    return _share(rank, rank.groups["boundary"])
+
+
+def by_gloo(rank: Rank) -> list[str]:
+    store: Any = torch.distributed.PrefixStore("sharing", rank.groups["boundary"].store)
+    group = _gloo(store, rank.rank, rank.world_size, timedelta(seconds=60), "127.0.0.1")
+    comm = Comm(TorchBackend(group), rank=rank.rank, world_size=rank.world_size, store=store)
+    try:
+        return _share(rank, comm)
+    finally:
+        comm.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("scenario", [as_the_ranks_are_joined, by_gloo])
+def test_every_rank_has_everything(ranks: Callable[..., list[Any]], world_size: int, scenario: Any) -> None:
+    assert ranks(world_size, scenario) == [[]] * world_size
+
+
+def test_messages_are_full_but_the_last() -> None:
+    parts = [torch.arange(7), torch.arange(10, 16)]
+    assert [[part.tolist() for part in each] for each in messages(parts, 5)] == [
+        [[0, 1, 2, 3, 4]],
+        [[5, 6], [10, 11, 12]],
+        [[13, 14, 15]],
+    ]
+    assert list(messages([], 5)) == []
