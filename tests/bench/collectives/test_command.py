@@ -38,7 +38,7 @@ def test_ours_against_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_mpi(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--against mpi --algorithms shared-buckets --sizes 4KB,1MB --pairs 1".split()
     assert run("bench", "collectives", *words) == 0
-    assert capsys.readouterr().out.count(" MPI ") == 2
+    assert capsys.readouterr().out.count("  MPI  ") == 2
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class Operand:
         elements: of the larger of both tensors; a multiple of the number of ranks.
         memory: where an operation in place shall find its tensor; None to allocate.
         mean: an all-reduce divides by the number of ranks.
+        apart: an all-reduce leaves what is given, and puts its result into a second tensor.
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class Operand:
         ranks: int,
         memory: torch.Tensor | None = None,
         mean: bool = False,
+        apart: bool = False,
     ) -> None:
         self._operation, self._rank, self._ranks, self._mean = operation, rank, ranks, mean
         self._part = elements // ranks
         given = self._part if operation == "all-gather" else elements
         self.given = torch.zeros(given) if memory is None else memory
         self.result = self.given
-        if operation not in _IN_PLACE:
+        if operation not in _IN_PLACE or (apart and operation == "all-reduce"):
             self.result = torch.zeros(self._part if operation == "reduce-scatter" else elements)
 
     def fill(self) -> None:
