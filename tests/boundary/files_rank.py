@@ -19,8 +19,9 @@ import torch
 
 from boundary.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.boundary.files import FileMediator, StoreMeeting
+from ronde.comm.joining import join
 from ronde.comm.place import Place
-from ronde.comm.process_group import Comm, join
+from ronde.comm.process_group import Comm
 
 TIMEOUT = 20
 

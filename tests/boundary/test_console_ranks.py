@@ -115,8 +115,8 @@ def patient(rank: Any, folder: str) -> float:
     import time
     from datetime import timedelta
 
+    from ronde.comm.joining import join
     from ronde.comm.place import Place
-    from ronde.comm.process_group import join
 
     comm = join(
         f"file://{folder}/store",

@@ -31,6 +31,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "  optimizer-on=worker",
         "compute        precision=fp32  micro-batches=1  recompute=none  schedule not set  compile=false",
         "data           rng=auto  batch-dim=auto  loading=auto",
+        "gradients      on one host: shared memory (all ranks are on one host)",
         "update rule    w[t+1] = U(w[t], g[t]) once per step, alike on every rank",
         "               g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)",
         "exact          yes: the single-device parameters, up to floating-point reordering;",

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from ronde.comm.joining import join
 from ronde.comm.place import Place
-from ronde.comm.process_group import join
 from ronde.errors import PeerLost
 
 _SAW_IT = 7

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
-from ronde.comm.process_group import Comm, join
+from ronde.comm.process_group import Comm
 from ronde.errors import DivergedError, PeerLost
 from ronde.trace.lockstep_board import LockstepBoard
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ronde.comm.joining import join
 from ronde.comm.place import Place
-from ronde.comm.process_group import Comm, join
+from ronde.comm.process_group import Comm
 
 
 def one_rank(place: Path) -> Comm:

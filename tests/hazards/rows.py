@@ -98,7 +98,34 @@ class _GhostNorm(nn.Module):
 _MIXED = "rows of its output depend on other rows"
 _READ = "reads a value of the batch on the host"
 
+
+def _many(m: Any, x: T) -> T:
+    """Another branch than the rehearsal's, on many rows only."""
+    h = m.a(x)
+    return h - h.mean(0) if len(x) > 7 else h
+
+
+def _by_number(m: Any, x: T) -> T:
+    return m.a(x) * (2.0 if x.shape[0] >= 8 else 1.0)
+
+
+def _few_at_a_time(m: Any, x: T) -> T:
+    """Its answer is the same, but how it comes about is another: that cannot be known."""
+    return torch.cat([m.a(part) for part in x.split(4)]) if x.size(0) > 5 else m.a(x)
+
+
+def _sized(m: Any, x: T) -> T:
+    """Names sizes, and decides nothing by that of the batch."""
+    if x.shape[1] > 2 and len(x.shape) == 2:
+        return m.a(x).view(x.size(0), -1)
+    return m.a(x)
+
+
 HAZARDS = {
+    "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
+    "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
+    "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),
+    "sizes that decide nothing": Hazard(_model(_sized), "whole"),
     "divided by the batch size": Hazard(_model(lambda m, x: m.a(x) / x.shape[0]), "parts", _MIXED),
     "centred by hand": Hazard(_model(lambda m, x: m.a(x - x.mean(0))), "parts", _MIXED),
     "standardised by hand": Hazard(

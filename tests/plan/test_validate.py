@@ -12,7 +12,7 @@ from ronde.plan.key import Choice, Flag, Integer
 
 SAMPLE = {Integer: "2", Flag: "true"}
 
-BUILT_PRESETS = ("ddp", "zero1")
+BUILT_PRESETS = ("ddp", "hierarchical", "zero1")
 
 AVAILABLE = [
     *BUILT_PRESETS,
@@ -25,6 +25,9 @@ AVAILABLE = [
     "batch-dim=3",
     "loading=sliced",
     "loading=full",
+    "algorithm=ring",
+    "algorithm=tree",
+    "algorithm=shared-memory",
     "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
     "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
@@ -95,7 +98,7 @@ def test_every_other_preset_is_refused_by_a_value_that_is_not_built(name: str):
 
 def test_no_value_escapes_refusal():
     """Every value of every key gives an error that names it, but for the keys that are free today."""
-    free = {"data", "bucket-mb", "rng", "batch-dim", "loading"}
+    free = {"data", "algorithm", "bucket-mb", "rng", "batch-dim", "loading"}
     for key in KEYS.values():
         if key.name in free:
             continue

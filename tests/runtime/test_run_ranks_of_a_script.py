@@ -73,13 +73,14 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> Non
     assert (run.returncode, run.stdout) == (0, plain)
     assert all(line.startswith("ronde: ") for line in run.stderr.splitlines())
     assert (tmp_path / "run" / "rank-1.log").read_text() == plain
-    start, done, cut = run.stderr.splitlines()
+    start, done, summed, cut = run.stderr.splitlines()
     assert start.startswith("ronde: seed 3, 2 ranks on cpu, ")
     assert re.fullmatch(
         r"ronde: 2 optimizer steps in [\d.]+ s, [\d.]+ steps/s, \d+ samples/s; "
         r"data 0%, compute \d+%, communication \d+% of the time",
         done,
     )
+    assert summed == "ronde: gradients: shared memory (all ranks are on one host)"
     assert cut == "ronde: on shards: Linear (2 calls)"
     summaries = [json.loads((tmp_path / "run" / f"rank-{rank}.summary.json").read_text()) for rank in (0, 1)]
     assert [(each["steps"], each["samples"], each["sharded"]) for each in summaries] == [

@@ -21,8 +21,8 @@ D = torch.float64
 @contextmanager
 def reducer(rank: Rank, backend: str) -> Iterator[Any]:
     """A reducer of small buckets, on shared memory or on Gloo, as between hosts."""
+    from ronde.comm.joining import join
     from ronde.comm.place import Place
-    from ronde.comm.process_group import join
     from ronde.sync.reducer import Reducer
 
     here = rank.world_size if backend == "shared memory" else 1

@@ -17,6 +17,7 @@ MAIN = RankSummary(
     samples_per_second=1319.4,
     data=0.03,
     communication=0.12,
+    algorithm="shared memory (all ranks are on one host)",
     sharded={"Encoder": 20, "Net": 480},
     notes=("Decoder runs in parts, not as one piece: it has hooks",),
 )
@@ -27,6 +28,7 @@ def test_what_is_told() -> None:
     assert summary_lines([MAIN, *others]) == [
         "480 optimizer steps in 12.3 s, 41.2 steps/s, 1319 samples/s; "
         "data 3%, compute 85%, communication 12% of the time",
+        "gradients: shared memory (all ranks are on one host)",
         "on shards: Net (480 calls), Encoder (20 calls)",
         "Decoder runs in parts, not as one piece: it has hooks",
     ]

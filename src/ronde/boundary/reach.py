@@ -123,6 +123,11 @@ class Reach:
         self._attributes: set[str] = set()
         self._under = ""
 
+    @property
+    def names(self) -> set[str]:
+        """Names that the code reached so far uses, of attributes and of functions."""
+        return self._attributes
+
     def generators(self) -> list[Any]:
         return [value for _, value in self.values if isinstance(value, GENERATORS)]
 

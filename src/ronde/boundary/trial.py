@@ -20,7 +20,7 @@ from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, mod
 from ronde.boundary.randomness import READ, HostReads, RecordedDraws
 from ronde.boundary.tree import leaves, structure
 
-__all__ = ["Run", "Trial", "same"]
+__all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
 
 _TOLERANCE = {
     torch.float64: 1e-9,
@@ -114,7 +114,7 @@ class Trial:
         return part.requires_grad_(value.requires_grad)
 
     def _run(self, values: list[Any], draws: Any) -> Run:
-        twin = _twin(self._module) if self._untouched is None else self._untouched
+        twin = twin_of(self._module) if self._untouched is None else self._untouched
         before = {**module_state(twin), **self._surroundings.state()}
         recorder, start = RecordedDraws(), now()
         conversions = HostReads(recorder)
@@ -202,7 +202,7 @@ def _is_shared(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is not None
 
 
-def _twin(module: torch.nn.Module) -> torch.nn.Module:
+def twin_of(module: torch.nn.Module) -> torch.nn.Module:
     """A copy with buffers of its own that shares the parameters."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in kept_tensors(module) if _is_shared(tensor)}
     shared.update((id(parameter), parameter) for parameter in module.parameters())

@@ -18,6 +18,7 @@ from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import noted
 from ronde.boundary.rehearsal import ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import PLAIN, Behaviour, Number
+from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tree import map_leaves, structure
 
 __all__ = ["Verdicts"]
@@ -169,14 +170,17 @@ class Verdicts:
     def _proven(self, verdict: Verdict, made: _Call, run: Any = None) -> Verdict:
         """The verdict where it holds at the size of the call too."""
         batch = made.batches[verdict.candidate]
+        run = run or self._runner(made.module, made.call, {})
+        size = batch.rows * batch.inner
+        if decided_by_size(self._context, made.module, run, made.values, batch.axes, size):
+            return Verdict(False, SIZE_DECIDES)
         if not batch.searched:
             return verdict
         whole = [
             value if axis is None else materialize(value).detach()
             for value, axis in zip(made.values, batch.axes, strict=True)
         ]
-        run = run or self._runner(made.module, made.call, {})
-        return prove(self._context, made.module, run, whole, verdict, batch.rows * batch.inner)
+        return prove(self._context, made.module, run, whole, verdict, size)
 
     def _runner(
         self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number]

@@ -134,7 +134,7 @@ class SharedMemoryBackend:
         self.shared.complete(parts)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.shared.waiting.timeout = timeout.total_seconds()
+        self.shared.set_timeout(timeout)
 
     def close(self) -> None:
         self.shared.close()

@@ -6,7 +6,6 @@ Private, because libraries change their behaviour when `torch.distributed` is in
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -17,15 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ronde.comm.backend import Backend, SharedMemoryBackend, TorchBackend
+from ronde.comm.backend import Backend, SharedMemoryBackend
 from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.shared_buffer import allocate_shared
-from ronde.comm.shared_memory import SharedMemory, keeps_order_of_stores
+from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
 
-__all__ = ["Comm", "Pending", "connect_store", "join"]
+__all__ = ["Comm", "Pending"]
 
 # How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
 _DEBUGGER_TIMEOUT = timedelta(days=7)
@@ -38,17 +36,6 @@ _WIDER = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
 }
-
-
-def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
-    """Open the store named `file://PATH` or `tcp://HOST:PORT` (a server that runs already)."""
-    scheme, _, rest = address.partition("://")
-    if scheme == "file":
-        return dist.FileStore(rest, world_size)
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
-    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
 
 
 class Pending:
@@ -95,10 +82,12 @@ class Comm:
     Args:
         backend: carries the bytes.
         check: compares what the ranks of this host do.
+        topology: which ranks share a host, where there are several hosts.
 
     Attributes:
         waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
+        algorithm: how sums are taken, and why so, in words.
         note: what the user should know about how bytes travel.
     """
 
@@ -110,6 +99,8 @@ class Comm:
         world_size: int,
         store: dist.Store,
         check: LockstepCheck | None = None,
+        topology: Topology | None = None,
+        algorithm: str = "",
         note: str | None = None,
     ) -> None:
         self._backend: Backend | None = backend
@@ -120,6 +111,8 @@ class Comm:
         self.store = store
         self.waited_ns = 0
         self.alone = False
+        self.topology = topology
+        self.algorithm = algorithm
         self.note = note
         self._answers = 0
 
@@ -286,7 +279,7 @@ class Comm:
             try:
                 return Pending(self, launch(), number)
             except RuntimeError as error:
-                raise _lost(error, self.check) from error
+                raise self._lost(error) from error
         self.block(launch, number)
         return Pending(self, None)
 
@@ -302,96 +295,20 @@ class Comm:
                 work()
                 check.goes_on()
         except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
-            raise _lost(error, check) from error
+            raise self._lost(error) from error
         finally:
             self.waited_ns += perf_counter_ns() - begun
 
-
-def _lost(error: BaseException, check: LockstepCheck | None) -> PeerLost:
-    """What a failed collective means: a peer that took another path, or one that is gone."""
-    diverged = check.explain() if check is not None else None
-    return diverged or (error if isinstance(error, PeerLost) else PeerLost(str(error)))
+    def _lost(self, error: BaseException) -> PeerLost:
+        """What a failed collective means: a peer that took another path, or one that is gone."""
+        diverged = self.check.explain() if self.check is not None else None
+        if diverged is not None:
+            return diverged
+        if isinstance(error, PeerLost):
+            return error
+        return PeerLost(self.topology.lost(str(error), self.rank) if self.topology else str(error))
 
 
 def _copy_back(tensor: torch.Tensor, received: torch.Tensor) -> None:
     with torch.no_grad():
         tensor.copy_(torch.view_as_complex(received) if tensor.is_complex() else received)
-
-
-def join(
-    address: str,
-    *,
-    name: str,
-    place: Place,
-    device: str,
-    timeout: timedelta,
-    host: str | None,
-    check: LockstepCheck | None = None,
-) -> Comm:
-    """Join the group `name` of all ranks that meet at the store `address`.
-
-    Args:
-        address: `file://PATH` or `tcp://HOST:PORT`.
-        name: groups of different names on one store do not meet.
-        place: this rank among the others.
-        device: "cpu" (shared memory where all ranks are on one host, else Gloo) or "cuda" (NCCL).
-        timeout: how long a collective waits for a peer.
-        host: the address to listen on; None lets the backend look the host name up.
-        check: compares what the ranks of this host do.
-
-    Raises:
-        LaunchError: when the group could not be formed.
-    """
-    rank, world_size = place.rank, place.world_size
-    store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
-    note = None
-    try:
-        if device == "cuda":
-            backend: Backend = TorchBackend(_nccl(store, rank, world_size, timeout))
-        else:
-            shared, note = _shared_memory(store, place, timeout)
-            backend = shared or TorchBackend(_gloo(store, rank, world_size, timeout, host))
-    except RuntimeError as error:
-        raise LaunchError(
-            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
-        ) from error
-    return Comm(backend, rank=rank, world_size=world_size, store=store, check=check, note=note)
-
-
-def _shared_memory(store: Any, place: Place, timeout: timedelta) -> tuple[Backend | None, str | None]:
-    """Shared memory for ranks of one host, or None and why the user's machine does not allow it."""
-    rank, ranks = place.rank, place.world_size
-    if ranks == 1 or not place.on_one_host or not keeps_order_of_stores():
-        return None, None
-    rounds = itertools.count()
-
-    def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-        turn = next(rounds)
-        store.set(f"shared/{turn}/{rank}", pickle.dumps(mine))
-        return [pickle.loads(store.get(f"shared/{turn}/{each}")) for each in range(ranks)]
-
-    try:
-        return SharedMemoryBackend(SharedMemory(rank, ranks, exchange, timeout=timeout)), None
-    except LaunchError as error:
-        return None, f"{error}; ranks exchange data by Gloo, which is slower"
-
-
-def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
-    from torch.distributed import ProcessGroupGloo
-
-    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._timeout = timeout
-    options._threads = 2
-    device = (
-        ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
-    )
-    options._devices = [device]
-    return ProcessGroupGloo(store, rank, world_size, options)
-
-
-def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, world_size, options)

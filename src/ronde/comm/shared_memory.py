@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -26,7 +25,7 @@ from ronde.comm.shared_segment import share
 from ronde.comm.sharing import copy_in, copy_out, messages
 from ronde.comm.waiting import Counters, Waiting
 
-__all__ = ["SharedMemory", "keeps_order_of_stores"]
+__all__ = ["SharedMemory"]
 
 _PAGE = 4096
 _POSTED = 0
@@ -36,11 +35,6 @@ _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
 _MOST_VIEWS = 256
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
-
-
-def keeps_order_of_stores(machine: str | None = None) -> bool:
-    """Whether this kind of processor shows stores to other cores in program order."""
-    return (machine or platform.machine()).lower() in ("x86_64", "amd64")
 
 
 class SharedMemory:
@@ -200,6 +194,10 @@ class SharedMemory:
                     self._piece(area, root, target, each).copy_(piece[begin : begin + width])
             self._publish(area)
             target.copy_(self._piece(area, root, target, self.rank))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long to wait for a peer from now on."""
+        self.waiting.timeout = timeout.total_seconds()
 
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""

@@ -57,14 +57,16 @@ def check_store(place: ClusterEnvironment) -> None:
 def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
     """A run id that all ranks of one torchrun agent find by themselves, and no earlier run had.
 
-    The agent's start time tells runs apart that share torchrun's default id.
+    The agent's start time tells runs apart that share torchrun's default id. Agents of several hosts may have
+    started at once, in containers under one number too: their first ranks tell them apart.
     """
     try:
         started = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         started = "0"
     mark = (
-        f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count}"
+        f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count} "
+        f"{place.rank - place.local_rank}"
     )
     return f"torchrun-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
 

@@ -16,7 +16,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "state": ("replicated", "zero1"),
         "sparse": ("replicated",),
         "offload": ("none",),
-        "algorithm": ("auto",),
+        "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
         "update": ("sync",),
         "precision": ("fp32",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ronde.plan.algorithm import choose
 from ronde.plan.axes import AXES
 from ronde.plan.communication import Communication
 from ronde.plan.compute import Compute
@@ -23,6 +24,7 @@ class Description:
     Attributes:
         plan: the canonical spelling.
         presets: names of the presets that this plan equals.
+        algorithm: by which gradients are summed, and why, where the ranks are on this host's CPU.
         axes: for each axis its name and all its items, in order; `data` is a number where the
             number of ranks is known.
         update_rule: the equations by which parameters change.
@@ -34,6 +36,7 @@ class Description:
     plan: str
     presets: tuple[str, ...]
     axes: tuple[tuple[str, tuple[str, ...]], ...]
+    algorithm: str
     update_rule: str
     exact: bool
     exactness: str
@@ -52,10 +55,24 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
         axes=tuple(
             (name, tuple(effective.item(key.name) for key in keys_of(axis))) for name, axis in AXES.items()
         ),
+        algorithm=_algorithm(effective, ranks),
         update_rule=f"{_update(effective)}\n{_gradient(effective)}",
         exact=effective.exact,
         exactness=_exactness(effective),
         equals=_systems(effective, presets),
+    )
+
+
+def _algorithm(plan: Plan, ranks: int | None) -> str:
+    """What is chosen on one host; where the number of ranks is not known, the rule."""
+    asked = plan.communication.algorithm
+    if ranks is not None:
+        return f"on one host: {choose(asked, (ranks,))}"
+    if asked != "auto":
+        return f"{asked}, if the hosts allow it"
+    return (
+        "on one host shared memory; on several with several ranks on some: shared memory within each and a\n"
+        "ring across hosts; else the backend's own"
     )
 
 

@@ -24,7 +24,12 @@ def open_tally(config: RankConfig) -> Tally:
 
 
 def summarize(
-    config: RankConfig, tally: Tally, *, communication_ns: int = 0, notes: Sequence[str] = ()
+    config: RankConfig,
+    tally: Tally,
+    *,
+    communication_ns: int = 0,
+    algorithm: str = "",
+    notes: Sequence[str] = (),
 ) -> RankSummary:
     spent = max(1, perf_counter_ns() - tally.begun_ns)
     rates = tally.rates()
@@ -38,6 +43,7 @@ def summarize(
         samples_per_second=rates and rates[1],
         data=tally.data_ns / spent,
         communication=communication_ns / spent,
+        algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),
     )

@@ -69,6 +69,8 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         local_world_size=place.local_world_size,
         run_dir=str(directory.path),
         store=f"tcp://{place.master_address}:{place.master_port}",
+        master_address=place.master_address,
+        master_port=place.master_port,
         script=sys.argv[0],
         plan=str(asked or read_plan("ddp")),
         seed=seed,

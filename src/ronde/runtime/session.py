@@ -31,13 +31,16 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
+from ronde.cluster.own_address import own_address
+from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
-from ronde.comm.process_group import Comm, join
+from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
+from ronde.plan.communication import Algorithm
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.update import note_whole_state, sharded_update
@@ -50,6 +53,8 @@ __all__ = ["Session"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
+# How long nothing at all may come from another host; networks that heal themselves take up to half of it.
+_SILENCE_S = 60.0
 # Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
 _HOLDS_INIT = {
     "torch.distributed",
@@ -83,9 +88,10 @@ class Session:
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
-        host = "127.0.0.1" if config.store.startswith("file://") else None
-        self._groups = [self._join(name, host) for name in ("boundary", "reducer")]
-        boundary_comm, reducer_comm = self._groups
+        host = _listens_on(config)
+        boundary_comm = self._join("boundary", host, "auto")
+        reducer_comm = self._join("reducer", host, plan.communication.algorithm)
+        self._groups = [boundary_comm, reducer_comm]
         self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
         self.context = Context(
             comm=boundary_comm,
@@ -106,12 +112,13 @@ class Session:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
         return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
-    def _join(self, name: str, host: str | None) -> Comm:
+    def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         config = self.config
         place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
         return join(
             config.store, name=name, place=place, device=config.device,
             timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
+            silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
         )  # fmt: skip
 
     def _check(self, name: str) -> LockstepCheck | None:
@@ -275,13 +282,20 @@ class Session:
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes]
+        notes += [group.note for group in self._groups[1:] if group.note]
         if not self.tally.sharded:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
             )
         waited = self._waited_ns() - self._waited_before
-        return summarize(self.config, self.tally, communication_ns=waited, notes=notes)
+        return summarize(
+            self.config,
+            self.tally,
+            communication_ns=waited,
+            algorithm=self._groups[1].algorithm,
+            notes=notes,
+        )
 
     def _waited_ns(self) -> int:
         return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns
@@ -292,6 +306,16 @@ class Session:
         self._circumstances.uninstall()
         for group in self._groups:
             group.close()
+
+
+def _listens_on(config: RankConfig) -> str | None:
+    """The address by which the other ranks reach this one; None leaves it to the backend."""
+    if config.store.startswith("file://"):
+        return "127.0.0.1"
+    several_hosts = config.local_world_size < config.world_size
+    return own_address(
+        config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
+    )
 
 
 def _whole(value: Any, convert: Any) -> Any:

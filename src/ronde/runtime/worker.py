@@ -41,6 +41,8 @@ __all__ = ["main"]
 _OUR_FRAME = re.compile(rf'^  File "{re.escape(RONDE)}.*\n(?:    .*\n)*', re.MULTILINE)
 # How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
 _WAIT_FOR_END = 10
+# The same for torchrun, which ends ranks as soon as one of their host is gone, but not those of other hosts.
+_WAIT_FOR_TORCHRUN = 3
 
 
 def main() -> None:
@@ -60,7 +62,12 @@ def main() -> None:
         os._exit(1)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
-        signal.alarm(_WAIT_FOR_END)
+        ours = config.store.startswith("file://")
+        if not ours:
+            own = f"rank {config.rank} lost"
+            told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
+            print(f"ronde: error: {told}", file=sys.stderr, flush=True)
+        signal.alarm(_WAIT_FOR_END if ours else _WAIT_FOR_TORCHRUN)
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
         while True:
             signal.pause()

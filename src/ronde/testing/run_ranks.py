@@ -94,7 +94,7 @@ def _pooled_session() -> Any:
             self._pooled = groups
             super().__init__(config, plan)
 
-        def _join(self, name: str, host: str | None) -> Any:
+        def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
             return self._pooled[name]
 
         def forget_optimizers(self) -> None:
@@ -222,8 +222,8 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     """A rank's life: functions come by the pipe until it is closed."""
     import torch
 
+    from ronde.comm.joining import join
     from ronde.comm.place import Place
-    from ronde.comm.process_group import join
 
     torch.set_num_threads(1)
     # What a loader's workers are started by; a process of a fork server would ask for one of its own.

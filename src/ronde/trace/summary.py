@@ -27,6 +27,7 @@ class RankSummary:
         data: share of the time in which the script waited for a loader's batches.
         communication: share in which it was blocked until other ranks had come and bytes were there. On
             CUDA the host does not block, so most of it hides in what is left.
+        algorithm: how gradients were summed over ranks, and why so; "" on one rank.
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
     """
@@ -40,6 +41,7 @@ class RankSummary:
     samples_per_second: float | None
     data: float
     communication: float
+    algorithm: str
     sharded: Mapping[str, int]
     notes: tuple[str, ...]
 
@@ -79,6 +81,8 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:
         lines.append(f"the others waited for rank {slowest.rank}: {_shares(slowest)} of its time")
+    if main.algorithm:
+        lines.append(f"gradients: {main.algorithm}")
     if main.sharded:
         lines.append(f"on shards: {_names(main.sharded)}")
     return [*lines, *main.notes]

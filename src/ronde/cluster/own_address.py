@@ -1,0 +1,45 @@
+"""By which address the ranks of other hosts reach this one."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+__all__ = ["own_address"]
+
+# Set by a user who knows better; the backend goes by it when it is told no address.
+_CHOSEN_INTERFACE = "GLOO_SOCKET_IFNAME"
+# Never assigned to anybody (RFC 5737): the route to it is the one to the world.
+_ANYWHERE = "192.0.2.1"
+
+
+def own_address(
+    main_host: str, port: int, *, several_hosts: bool, environment: Mapping[str, str]
+) -> str | None:
+    """The address of the interface that leads to the main host, which all hosts reach; None: not known.
+
+    The backend would look up this host's own name, which many systems resolve to 127.0.1.1: then ranks of
+    other hosts are told to find this one on themselves.
+
+    Args:
+        several_hosts: the ranks are on more than one, so that a loopback address will not do.
+    """
+    if environment.get(_CHOSEN_INTERFACE):
+        return None
+    for target in (main_host, _ANYWHERE):
+        address = _source_towards(target, port)
+        if address is not None and not (several_hosts and ipaddress.ip_address(address).is_loopback):
+            return address
+    return None
+
+
+def _source_towards(host: str, port: int) -> str | None:
+    """The source address of packets to `host`; none is sent, a datagram socket only looks up the route."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                return probe.getsockname()[0]
+    return None

@@ -1,0 +1,73 @@
+"""A backend whose all-reduce is one of ours, while the caller goes on; all else is another backend's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from ronde.comm.lane import Lane, Task
+
+__all__ = ["BackgroundBackend", "Part"]
+
+
+class Part(Protocol):
+    """Something that waits for peers."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long it waits for a peer from now on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class BackgroundBackend:
+    """Sums by an algorithm of ours, on the CPU.
+
+    Args:
+        name: of the algorithm, for the user.
+        all_reduce: sums a flat tensor over all ranks in place, and returns when that is done.
+        rest: carries everything else.
+        parts: what `all_reduce` is made of: each is told time limits, and is closed before `rest`.
+    """
+
+    on_cuda = False
+    blocks = False
+
+    def __init__(
+        self,
+        name: str,
+        all_reduce: Callable[[torch.Tensor], None],
+        rest: Any,
+        parts: Sequence[Part] = (),
+    ) -> None:
+        self.name = name
+        self._sum = all_reduce
+        self._rest = rest
+        self._parts = tuple(parts)
+        self._lane = Lane("ronde-all-reduce")
+
+    def all_reduce(self, flat: torch.Tensor) -> Task:
+        return self._lane.start(lambda: self._sum(flat))
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
+        return self._rest.all_gather(out, flat)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> Any:
+        return self._rest.broadcast(flat, source)
+
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._rest.share(rank, parts)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        for part in (*self._parts, self._rest):
+            part.set_timeout(timeout)
+
+    def close(self) -> None:
+        self._lane.close()
+        for part in (*self._parts, self._rest):
+            part.close()

@@ -1,0 +1,156 @@
+"""Two levels: what ranks of one host can do among themselves does not cross the network.
+
+    within each host    every rank gets the host's sum of one part         shared memory
+    across hosts        ranks with the same part sum it over the hosts     ring; trees where parts are small
+    within each host    every rank gets the other parts                    shared memory
+
+A host sends 2 (H - 1) / H times the tensor, H hosts, however many ranks it has; one ring over all W ranks
+makes that 2 (W - 1) / W at best. A tensor passes in chunks: while one is summed across hosts, the next is
+summed within. There are as many parts as the host with the fewest ranks has ranks; on a host that has
+more, the others take part within it only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from ronde.comm import ring, tree
+from ronde.comm.lane import Lane, Task
+from ronde.comm.transport import Transport
+
+__all__ = ["Hierarchical", "Within", "sum_across"]
+
+CHUNK_BYTES = 4 << 20
+# Parts up to this size go by the trees: the number of messages counts, not that of bytes.
+_SMALL = 64 << 10
+# Chunks that are summed across hosts while the next one is summed within.
+_AHEAD = 2
+
+
+class Within(Protocol):
+    """Collectives among the ranks of one host (`SharedMemory`)."""
+
+    def all_reduce(self, flat: torch.Tensor) -> Any:
+        """Sum `flat` [n] in place."""
+        ...
+
+    def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+        """Sum `pieces[rank]` of all ranks into `out` [n] of each."""
+        ...
+
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
+        """Put `flat` [n] of every rank into `out` [ranks, n]."""
+        ...
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> Any:
+        """Put `flat` [n] of rank `source` into every rank's."""
+        ...
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long to wait for a peer from now on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        ...
+
+
+class Hierarchical:
+    """Sums over all ranks of several hosts.
+
+    Args:
+        within: among the ranks of this host; None where there is one rank only.
+        across: among the ranks with this local rank, one of each host; None where some host has none.
+        local_rank: this rank's number on its host.
+        sizes: how many ranks each host has.
+        host: the number of this host.
+    """
+
+    def __init__(
+        self,
+        within: Within | None,
+        across: Transport | None,
+        *,
+        local_rank: int,
+        sizes: Sequence[int],
+        host: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._within = within
+        self._across = across
+        self._local_rank = local_rank
+        self._parts = min(sizes)
+        self._even = sizes[host] == self._parts
+        self._chunk_bytes = chunk_bytes
+        self._lane = Lane("ronde-across-hosts")
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        """Sum `flat` [n] over all ranks in place."""
+        under_way: deque[tuple[torch.Tensor, torch.Tensor, Task | None]] = deque()
+        for chunk in self._chunks(flat):
+            # All parts of a chunk are of one size.
+            whole = chunk
+            if chunk.numel() % self._parts:
+                whole = chunk.new_zeros(math.ceil(chunk.numel() / self._parts) * self._parts)
+                whole[: chunk.numel()] = chunk
+            under_way.append((chunk, whole, self._begin(whole)))
+            if len(under_way) > _AHEAD:
+                self._end(*under_way.popleft())
+        while under_way:
+            self._end(*under_way.popleft())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long ranks of this host wait for each other; messages have their group's limit."""
+        if self._within is not None:
+            self._within.set_timeout(timeout)
+
+    def close(self) -> None:
+        """End the thread and let go of the host's memory."""
+        self._lane.close()
+        if self._within is not None:
+            self._within.close()
+
+    def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        width = max(1, self._chunk_bytes // flat.element_size() // self._parts) * self._parts
+        return flat.split(width) if flat.numel() else ()
+
+    def _begin(self, whole: torch.Tensor) -> Task | None:
+        """Sum one chunk within the host, and start summing this rank's part across hosts."""
+        within, across = self._within, self._across
+        parts = whole.view(self._parts, -1).unbind(0)
+        if within is not None and self._even:
+            within.reduce_scatter(parts[self._local_rank], parts)
+        elif within is not None:
+            within.all_reduce(whole)
+        if across is None:
+            return None
+        mine = parts[self._local_rank]
+        return self._lane.start(lambda: sum_across(across, mine))
+
+    def _end(self, chunk: torch.Tensor, whole: torch.Tensor, task: Task | None) -> None:
+        """Wait for this rank's part of a chunk, and hand parts over within the host."""
+        if task is not None:
+            task.wait()
+        within = self._within
+        rows = whole.view(self._parts, -1)
+        if within is not None and self._even:
+            within.all_gather(rows, rows[self._local_rank])
+        elif within is not None:
+            for source, row in enumerate(rows.unbind(0)):
+                within.broadcast(row, source)
+        if whole is not chunk:
+            chunk.copy_(whole[: chunk.numel()])
+
+
+def sum_across(transport: Transport, flat: torch.Tensor) -> None:
+    """Sum over one rank of each host, by what is faster for this size; all ranks choose alike."""
+    if transport.world_size > 2 and flat.nbytes <= _SMALL:
+        tree.all_reduce(transport, flat)
+    else:
+        ring.all_reduce(transport, flat)

@@ -1,0 +1,231 @@
+"""How ranks come together: the store where they meet, and the backend that fits their hosts and the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ronde.comm import ring, tree
+from ronde.comm.backend import Backend, SharedMemoryBackend, TorchBackend
+from ronde.comm.background import BackgroundBackend
+from ronde.comm.hierarchical import Hierarchical
+from ronde.comm.keepalive import keep_alive
+from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
+from ronde.comm.shared_memory import SharedMemory
+from ronde.comm.topology import Topology, learn
+from ronde.comm.transport import TorchTransport
+from ronde.errors import LaunchError
+from ronde.plan.algorithm import Choice, choose
+from ronde.plan.communication import Algorithm
+
+__all__ = ["connect_store", "join"]
+
+
+def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
+    """Open the store named `file://PATH` or `tcp://HOST:PORT` (a server that runs already)."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, world_size)
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+    raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
+
+
+def join(  # noqa: PLR0913 - each is one word of what is joined
+    address: str,
+    *,
+    name: str,
+    place: Place,
+    device: str,
+    timeout: timedelta,
+    host: str | None,
+    check: LockstepCheck | None = None,
+    algorithm: Algorithm = "auto",
+    silence: float = 60.0,
+) -> Comm:
+    """Join the group `name` of all ranks that meet at the store `address`.
+
+    Args:
+        address: `file://PATH` or `tcp://HOST:PORT`.
+        name: groups of different names on one store do not meet.
+        place: this rank among the others.
+        device: "cpu" (shared memory within a host, Gloo) or "cuda" (NCCL).
+        timeout: how long a collective waits for a peer.
+        host: the address to listen on; None lets the backend look the host name up.
+        check: compares what the ranks of this host do.
+        algorithm: of all-reduce, as the plan has it.
+        silence: seconds without any sign from another host after which it counts as lost.
+
+    Raises:
+        LaunchError: when the group could not be formed.
+        PlanError: when the algorithm is not for these hosts.
+    """
+    rank, world_size = place.rank, place.world_size
+    try:
+        with keep_alive(silence):
+            store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
+            meeting = _Meeting(store, place, device, timeout, host)
+            joined = meeting.one_host(algorithm) if place.on_one_host else meeting.several_hosts(algorithm)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
+        ) from error
+    return Comm(
+        joined.backend,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        check=check,
+        topology=joined.topology,
+        algorithm=str(joined.choice),
+        note=joined.note,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Joined:
+    """What ranks have come to: their backend, why this one, and what the user should know about it."""
+
+    backend: Backend
+    choice: Choice
+    topology: Topology | None = None
+    note: str | None = None
+
+
+class _Meeting:
+    """Makes the backend of one group."""
+
+    def __init__(self, store: Any, place: Place, device: str, timeout: timedelta, host: str | None) -> None:
+        self._store = store
+        self._place = place
+        self._device = device
+        self._timeout = timeout
+        self._host = host
+
+    def one_host(self, algorithm: Algorithm) -> _Joined:
+        choice = choose(algorithm, (self._place.world_size,), device=self._device)
+        if choice.algorithm == "shared-memory":
+            try:
+                return _Joined(backend=SharedMemoryBackend(self._shared_memory(0)), choice=choice)
+            except LaunchError as error:
+                choice = Choice(algorithm="backend", reason="Gloo, because memory cannot be shared")
+                note = f"{error}; ranks exchange data by Gloo, which is slower"
+                return _Joined(backend=self._torch()[0], choice=choice, note=note)
+        topology = Topology.of_sizes((self._place.world_size,))
+        return _Joined(backend=self._summing(choice, topology, *self._torch()), choice=choice)
+
+    def several_hosts(self, algorithm: Algorithm) -> _Joined:
+        torchs, group = self._torch()
+        topology = learn(self._gather(torchs), self._place, address=self._host)
+        choice = choose(algorithm, topology.sizes, device=self._device)
+        if choice.algorithm != "hierarchical":
+            backend = self._summing(choice, topology, torchs, group)
+            return _Joined(backend=backend, choice=choice, topology=topology)
+        within, problem = None, ""
+        number = topology.host_of(self._place.rank)
+        if topology.sizes[number] > 1:
+            try:
+                within = self._shared_memory(number)
+            except LaunchError as error:
+                problem = str(error)
+        # Other hosts must do the same, and know nothing of it.
+        if any(self._gather(torchs)(torch.tensor([bool(problem)])).flatten().tolist()):
+            if within is not None:
+                within.close()
+            choice = Choice(algorithm="backend", reason="Gloo, because memory cannot be shared on some host")
+            note = f"{problem}; ranks exchange data by Gloo, which is slower" if problem else None
+            return _Joined(backend=torchs, choice=choice, topology=topology, note=note)
+        backend = self._hierarchical(topology, within, torchs, group)
+        return _Joined(backend=backend, choice=choice, topology=topology)
+
+    def _summing(self, choice: Choice, topology: Topology, torchs: TorchBackend, group: Any) -> Backend:
+        """Torch's backend, or an algorithm among all ranks on top of it."""
+        if choice.algorithm == "backend":
+            return torchs
+        ranks = range(self._place.world_size)
+        transport = TorchTransport(group, ranks, self._place.rank)
+        reduce = ring.all_reduce if choice.algorithm == "ring" else tree.all_reduce
+        return BackgroundBackend(choice.algorithm, lambda flat: reduce(transport, flat), torchs)
+
+    def _hierarchical(
+        self, topology: Topology, within: SharedMemory | None, torchs: TorchBackend, group: Any
+    ) -> Backend:
+        rank = self._place.rank
+        local_rank = topology.local_rank_of(rank)
+        column = topology.column(local_rank)
+        sums = Hierarchical(
+            within,
+            TorchTransport(group, column, rank) if column else None,
+            local_rank=local_rank,
+            sizes=topology.sizes,
+            host=topology.host_of(rank),
+        )
+
+        return BackgroundBackend("hierarchical", sums.all_reduce, torchs, [sums])
+
+    def _shared_memory(self, host: int) -> SharedMemory:
+        """Memory shared by the ranks of this host, which is number `host` of all."""
+        place, store = self._place, self._store
+        rounds = itertools.count()
+
+        def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+            key = f"shared/{host}/{next(rounds)}"
+            store.set(f"{key}/{place.local_rank}", pickle.dumps(mine))
+            return [pickle.loads(store.get(f"{key}/{each}")) for each in range(place.local_world_size)]
+
+        first = place.rank - place.local_rank
+        return SharedMemory(
+            place.local_rank, place.local_world_size, exchange, timeout=self._timeout, first_rank=first
+        )
+
+    def _gather(self, backend: Backend) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function by which every rank gets every rank's small tensor."""
+
+        def gather(mine: torch.Tensor) -> torch.Tensor:
+            flat = mine.view(torch.uint8).to("cuda" if backend.on_cuda else "cpu")
+            out = torch.empty((self._place.world_size, flat.numel()), dtype=torch.uint8, device=flat.device)
+            work = backend.all_gather(out, flat)
+            if work is not None:
+                work.wait()
+            return out.cpu()
+
+        return gather
+
+    def _torch(self) -> tuple[TorchBackend, Any]:
+        rank, world_size = self._place.rank, self._place.world_size
+        if self._device == "cuda":
+            group = _nccl(self._store, rank, world_size, self._timeout)
+        else:
+            group = _gloo(self._store, rank, world_size, self._timeout, self._host)
+        return TorchBackend(group), group
+
+
+def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta, host: str | None) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+    options._timeout = timeout
+    options._threads = 2
+    device = (
+        ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
+    )
+    options._devices = [device]
+    return ProcessGroupGloo(store, rank, world_size, options)
+
+
+def _nccl(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, rank, world_size, options)

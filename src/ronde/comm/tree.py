@@ -1,0 +1,167 @@
+"""Two binary trees over all ranks: half of the tensor is summed up and handed down along each.
+
+A tree needs about 2 log2(W) messages one behind the other, where a ring needs 2 (W - 1). Half of a tree's
+ranks are leaves, which only send what is theirs; so a second tree carries the other half of the tensor, in
+which those ranks are inner nodes, and every link is used alike. (Sanders, Speck and Traeff, "Two-tree
+algorithms for full bandwidth broadcast, reduction and scan", 2009.) The first tree of 7 ranks, and the
+second, which is the first with every rank moved on by one (with an even number of ranks: mirrored):
+
+            0                          1
+            |                          |
+            4                          5
+          /   \\                      /   \\
+         2     6                    3     0
+        / \\   /                    / \\   /
+       1   3 5                    2   4 6
+
+Pieces follow one another up and down. Sums are taken in one order and handed down from the root, so all
+ranks hold the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from ronde.comm.transport import Handle, Transport
+
+__all__ = ["Node", "all_reduce", "two_trees"]
+
+PIECE_BYTES = 1 << 18
+# Pieces that go up before the first comes down: the trees are that deep for hundreds of ranks.
+_AHEAD = 4
+_UP, _DOWN = 0, 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """A rank's neighbours in one tree."""
+
+    parent: int | None
+    children: tuple[int, ...]
+
+
+def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
+    """The places of `rank` in both trees."""
+
+    def of_second(number: int) -> int:
+        """The rank that stands in the second tree where `number` stands in the first."""
+        return world_size - 1 - number if world_size % 2 == 0 else (number + 1) % world_size
+
+    def in_second(number: int) -> int:
+        return world_size - 1 - number if world_size % 2 == 0 else (number - 1) % world_size
+
+    first = _node(rank, world_size)
+    second = _node(in_second(rank), world_size)
+    moved = Node(
+        None if second.parent is None else of_second(second.parent),
+        tuple(of_second(child) for child in second.children),
+    )
+    return first, moved
+
+
+def _parent(number: int, count: int) -> int | None:
+    """Of the tree in which odd numbers are leaves, and nought is the root with one child."""
+    if number == 0:
+        return None
+    lowest = number & -number
+    above = (number ^ lowest) | (lowest << 1)
+    return above if above < count else number ^ lowest
+
+
+def _node(number: int, count: int) -> Node:
+    children = [other for other in range(1, count) if _parent(other, count) == number]
+    return Node(_parent(number, count), tuple(children))
+
+
+def all_reduce(transport: Transport, flat: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> None:
+    """Sum `flat` [n] over the ranks in place."""
+    if transport.world_size == 1 or not flat.numel():
+        return
+    middle = -(-flat.numel() // 2)
+    halves = (flat[:middle], flat[middle:])
+    width = max(1, piece_bytes // flat.element_size())
+    flows = [
+        _Flow(transport, node, half.split(width) if half.numel() else (), tags=(2 * number, 2 * number + 1))
+        for number, (node, half) in enumerate(
+            zip(two_trees(transport.rank, transport.world_size), halves, strict=True)
+        )
+    ]
+    longest = max(flow.length for flow in flows)
+    # Every rank takes these steps in this order, so each waits only for steps that come before.
+    for step in range(longest + _AHEAD):
+        for flow in flows:
+            flow.up(step)
+        for flow in flows:
+            flow.down(step - _AHEAD)
+    for flow in flows:
+        flow.finish()
+
+
+class _Flow:
+    """The pieces of one half on their way through one tree, as this rank sees it."""
+
+    def __init__(
+        self, transport: Transport, node: Node, pieces: Sequence[torch.Tensor], tags: tuple[int, int]
+    ) -> None:
+        self._transport = transport
+        self._node = node
+        self._pieces = pieces
+        self._tags = tags
+        self.length = len(pieces)
+        # Two for each child: the next piece arrives while this one is added.
+        self._scratch = [[torch.empty_like(piece) for piece in pieces[:2]] for _ in node.children]
+        self._arriving: dict[tuple[int, int], tuple[torch.Tensor, Handle]] = {}
+        self._to_parent: dict[int, Handle] = {}
+        self._from_parent: dict[int, Handle] = {}
+        self._sent: list[Handle] = []
+        self._expect(0)
+        self._expect(1)
+
+    def up(self, step: int) -> None:
+        """Add the children's sums of one piece, and send them to the parent."""
+        if step >= self.length:
+            return
+        own = self._pieces[step]
+        for place in range(len(self._node.children)):
+            received, handle = self._arriving.pop((step, place))
+            handle.wait()
+            own.add_(received)
+        self._expect(step + 2)
+        if self._node.parent is not None:
+            self._to_parent[step] = self._transport.send(own, self._node.parent, self._tags[_UP])
+            self._expect_sum(step - 1)
+
+    def down(self, step: int) -> None:
+        """Take one piece's sum from the parent, and hand it to the children."""
+        if not 0 <= step < self.length:
+            return
+        if self._node.parent is not None:
+            self._expect_sum(step)
+            self._from_parent.pop(step).wait()
+        for child in self._node.children:
+            self._sent.append(self._transport.send(self._pieces[step], child, self._tags[_DOWN]))
+
+    def finish(self) -> None:
+        for handle in self._sent:
+            handle.wait()
+
+    def _expect_sum(self, step: int) -> None:
+        """Receive the parent's sum of a piece where this rank's own stood, once that has been sent."""
+        handle = self._to_parent.pop(step, None)
+        if handle is not None:
+            handle.wait()
+            parent = self._node.parent
+            assert parent is not None
+            self._from_parent[step] = self._transport.receive(self._pieces[step], parent, self._tags[_DOWN])
+
+    def _expect(self, step: int) -> None:
+        """Receive one piece of each child's sums."""
+        if step >= self.length:
+            return
+        for place, child in enumerate(self._node.children):
+            target = self._scratch[place][step % 2][: self._pieces[step].numel()]
+            handle = self._transport.receive(target, child, self._tags[_UP])
+            self._arriving[step, place] = target, handle

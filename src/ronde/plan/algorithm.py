@@ -1,0 +1,88 @@
+"""By which algorithm gradients are summed: what the plan says, or what fits the hosts, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+from typing import Literal
+
+from ronde.errors import PlanError
+from ronde.plan.communication import Algorithm
+
+__all__ = ["Choice", "choose", "keeps_order_of_stores"]
+
+Chosen = Literal["shared-memory", "hierarchical", "ring", "tree", "backend"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        algorithm: `backend` leaves it to Gloo or NCCL.
+        reason: why, in a few words.
+    """
+
+    algorithm: Chosen
+    reason: str
+
+    def __str__(self) -> str:
+        words = {
+            "shared-memory": "shared memory",
+            "hierarchical": "shared memory within each host, a ring across hosts",
+            "ring": "a ring over all ranks",
+            "tree": "two trees over all ranks",
+            "backend": "the backend's own",
+        }
+        return f"{words[self.algorithm]} ({self.reason})"
+
+
+def keeps_order_of_stores(machine: str | None = None) -> bool:
+    """Whether this kind of processor shows stores to other cores in program order; shared memory needs it."""
+    return (machine or platform.machine()).lower() in ("x86_64", "amd64")
+
+
+def choose(
+    algorithm: Algorithm, sizes: Sequence[int], *, device: str = "cpu", machine: str | None = None
+) -> Choice:
+    """The algorithm for hosts of so many ranks each.
+
+    Args:
+        device: "cpu" or "cuda".
+        machine: the hosts' kind of processor; None: this host's.
+
+    Raises:
+        PlanError: when the one that the plan names cannot be had there.
+    """
+    if algorithm == "auto":
+        return _fitting(sizes, device, keeps_order_of_stores(machine))
+    asked = f"algorithm={algorithm}"
+    if device != "cpu":
+        raise PlanError(f"{asked} is for ranks on the CPU; NCCL chooses by itself: use algorithm=auto")
+    if algorithm in ("shared-memory", "hierarchical") and not keeps_order_of_stores(machine):
+        raise PlanError(
+            f"{asked} shares memory as x86-64 processors do, and this is {machine or platform.machine()}; "
+            "use algorithm=auto"
+        )
+    if algorithm == "shared-memory" and len(sizes) > 1:
+        raise PlanError(
+            f"{asked} needs all ranks on one host, and they are on {len(sizes)}; use algorithm=hierarchical"
+        )
+    if algorithm == "hierarchical" and len(sizes) == 1:
+        return Choice(algorithm="shared-memory", reason=f"{asked}, and there is one host only")
+    return Choice(algorithm=algorithm, reason=asked)
+
+
+def _fitting(sizes: Sequence[int], device: str, ordered: bool) -> Choice:
+    if sum(sizes) == 1:
+        return Choice(algorithm="backend", reason="nothing travels, there is one rank")
+    if device != "cpu":
+        return Choice(algorithm="backend", reason="NCCL knows the links between devices")
+    if max(sizes) == 1:
+        return Choice(algorithm="backend", reason="Gloo, one rank on each host")
+    if not ordered:
+        return Choice(algorithm="backend", reason="Gloo, the processor is not of the kind x86-64")
+    if len(sizes) == 1:
+        return Choice(algorithm="shared-memory", reason="all ranks are on one host")
+    return Choice(algorithm="hierarchical", reason=f"{len(sizes)} hosts, several ranks on one host")

@@ -1,0 +1,102 @@
+"""`torchrun ... -m ronde run` on two hosts that are network namespaces of this one."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ronde.testing.hosts import HostsUnavailable, Network
+
+pytestmark = pytest.mark.root
+PORT = "29400"
+
+# In plain python it ends after the file is written; ranks go on until their hosts are parted.
+TRAINING = """
+import os
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(7)
+double = {"dtype": torch.float64}
+data = TensorDataset(torch.randn(44, 6, **double), torch.randn(44, 3, **double))
+model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for epoch in range(2 if __name__ == "plain" else 10**9):
+    for x, y in DataLoader(data, batch_size=12, shuffle=True):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if epoch < 2:
+            print(f"loss {loss.item():.9f}", flush=True)
+    if epoch == 1:
+        torch.save(model.state_dict(), f"{__name__}.pt")
+        print("under way", flush=True)
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    try:
+        made = Network(2).__enter__()
+    except HostsUnavailable as why:
+        pytest.skip(str(why))
+    with made:
+        yield made
+
+
+def start(network: Network, ranks: Sequence[int], place: Path) -> list[subprocess.Popen[str]]:
+    """torchrun on each host with so many ranks; what the processes print is in `place`/HOST.log."""
+    started = []
+    for number, (host, count) in enumerate(zip(network.hosts, ranks, strict=True)):
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(ranks))]
+        words += ["--node-rank", str(number), "--nproc-per-node", str(count)]
+        words += ["--master-addr", network.hosts[0].address, "--master-port", PORT]
+        words += ["-m", "ronde", "run", "--timeout", "4", "train.py"]
+        with open(place / f"{host.name}.log", "w") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            started.append(host.popen(words, cwd=place, env=environment, stdout=log, stderr=log))
+    return started
+
+
+def said(place: Path, host: str) -> str:
+    return (place / f"{host}.log").read_text()
+
+
+def losses(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("loss ")]
+
+
+def test_ranks_of_two_hosts_give_one_devices_numbers_and_name_a_host_that_is_cut_off(
+    network: Network,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """One run for both: starting torchrun and three ranks takes longest."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    started = start(network, (2, 1), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train.py", run_name="plain")
+    while "under way" not in said(tmp_path, "host-1"):
+        assert started[0].poll() is None, said(tmp_path, "host-1") + said(tmp_path, "host-2")
+        time.sleep(0.05)
+    assert "3 ranks on cpu, started by torchrun" in said(tmp_path, "host-1")
+    assert losses(said(tmp_path, "host-1")) == losses(capsys.readouterr().out)
+    ours, theirs = (torch.load(tmp_path / name) for name in ("__main__.pt", "plain.pt"))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value)
+
+    network.hosts[1].cut()
+    assert [process.wait(60) for process in started] == [1, 1]
+    lost = f"ronde: error: rank 0 lost its connection to the host host-2 ({network.hosts[1].address}, rank 2)"
+    assert lost in said(tmp_path, "host-1")
