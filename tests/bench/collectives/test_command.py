@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ronde.bench.collectives.mpi_wheel import installed_mpi
+from ronde.bench.collectives.operation import OPERATIONS
 from ronde.cli.app import main
 
 
@@ -19,17 +20,20 @@ def run(*words: str) -> int:
 
 def test_ours_against_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
-    words = "--against gloo --algorithms shared-memory --sizes 4KB --pairs 1".split()
+    words = "--against gloo --algorithms shared-memory,ring --sizes 4KB --pairs 1".split()
     assert run("bench", "collectives", *words, "--json", str(kept)) == 0
     printed = capsys.readouterr()
     rows = [line.split()[0] for line in printed.out.splitlines() if " Gloo " in line]
-    assert rows == ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "barrier"]
-    assert printed.err.count("ronde: ") == len(rows)
+    assert rows == ["all-reduce", *OPERATIONS]
+    assert printed.err.count("ronde: ") == len(OPERATIONS)
     assert "ronde: all-reduce of 4 KB: shared memory " in printed.err
     fields = json.loads(kept.read_text())
     assert (fields["kind"], fields["ranks"]) == ("collectives", 2)
     assert fields["versions"]["gloo"].startswith("torch ")
-    assert [list(each["rounds"][0]) for each in fields["results"]] == [["shared-memory", "gloo"]] * 6
+    assert [list(each["rounds"][0]) for each in fields["results"]] == [
+        ["shared-memory", "ring", "gloo"],
+        *[["shared-memory", "gloo"]] * 5,
+    ]
     assert run("bench", "show", str(kept)) == 0
     assert capsys.readouterr().out == printed.out
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from ronde.bench.choice import check_known
 from ronde.bench.collectives.operation import OPERATIONS
+from ronde.plan.communication import Algorithm
 
 __all__ = ["CONTENDERS", "OURS", "PEERS", "Contender", "choose"]
 
 _WAYS = "ronde.bench.collectives.ways"
+_SUMS = ("all-reduce",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +24,7 @@ class Contender:
         title: as a table names it.
         module: of `ways`; its `join` makes the rank's side.
         operations: those that it can do.
+        algorithm: of ronde's all-reduce, as the plan has it.
         by_mpi: its ranks are started by MPI's launcher.
     """
 
@@ -29,6 +32,7 @@ class Contender:
     title: str
     module: str
     operations: tuple[str, ...] = OPERATIONS
+    algorithm: Algorithm = "auto"
     by_mpi: bool = False
 
 
@@ -41,8 +45,10 @@ OURS = {
             name="shared-buckets",
             title="shared buckets",
             module=f"{_WAYS}.shared_buckets",
-            operations=("all-reduce",),
+            operations=_SUMS,
         ),
+        Contender(name="ring", title="ring", module=f"{_WAYS}.sums", operations=_SUMS, algorithm="ring"),
+        Contender(name="tree", title="two trees", module=f"{_WAYS}.sums", operations=_SUMS, algorithm="tree"),
     )
 }
 PEERS = {

@@ -75,9 +75,16 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(options.socket))
         connection = Connection(link.detach())
-    meeting = Meeting(rank=options.rank, ranks=options.ranks, folder=options.socket.parent, timeout=_TIMEOUT)
+    contender = CONTENDERS[options.contender]
+    meeting = Meeting(
+        rank=options.rank,
+        ranks=options.ranks,
+        folder=options.socket.parent,
+        timeout=_TIMEOUT,
+        algorithm=contender.algorithm,
+    )
     try:
-        module = importlib.import_module(CONTENDERS[options.contender].module)
+        module = importlib.import_module(contender.module)
         way: Way = module.join(meeting)
     except (Exception, PeerLost) as error:
         connection.send(("failed", _told(error)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ronde.bench.collectives.operand import Operand
+from ronde.plan.communication import Algorithm
 
 __all__ = ["Call", "Meeting", "Way"]
 
@@ -23,12 +24,14 @@ class Meeting:
         rank: None where the launcher tells it to the library.
         folder: of this set of ranks alone.
         timeout: seconds that a call may take.
+        algorithm: of ronde's all-reduce.
     """
 
     rank: int | None
     ranks: int
     folder: Path
     timeout: float
+    algorithm: Algorithm = "auto"
 
 
 class Way(Protocol):

@@ -8,9 +8,9 @@ from ronde import __version__
 from ronde.bench.collectives.operand import Operand
 from ronde.bench.collectives.way import Call, Meeting
 from ronde.comm.backend import SharedMemoryBackend
+from ronde.comm.joining import join as join_group
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
-from ronde.comm.process_group import join as join_group
 from ronde.errors import BenchError
 
 __all__ = ["SharedMemoryWay", "join", "join_comm"]
@@ -82,4 +82,5 @@ def join_comm(meeting: Meeting) -> Comm:
         device="cpu",
         timeout=timedelta(seconds=meeting.timeout),
         host="127.0.0.1",
+        algorithm=meeting.algorithm,
     )
