@@ -21,6 +21,7 @@ ELSEWHERE = (
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
     "bench/table.py",  # what `ronde bench` prints
+    "bench/collectives/table.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md

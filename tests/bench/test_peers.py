@@ -14,7 +14,7 @@ def test_a_peer_is_chosen_once() -> None:
 
 
 def test_an_unknown_peer_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no peer 'horovod'; choose among ddp, accelerate, fabric"):
+    with pytest.raises(UsageError, match="no peer 'horovod'; choose among ddp, zero, accelerate, fabric"):
         choose(["ddp", "horovod"])
 
 

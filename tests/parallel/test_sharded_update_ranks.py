@@ -142,7 +142,8 @@ def _small(count: int = 3) -> list[nn.Parameter]:
 
 def _both(rank: Rank, body: Callable[[bool], Any]) -> list[str]:
     """What a piece of a script returns, on one device and under zero1."""
-    plain = body(False)
+    with rank.session():  # every rank updates everything, by the same kernels
+        plain = body(False)
     with rank.session("zero1"):
         found = body(True)
     return list(_differences(plain, found))
@@ -206,12 +207,14 @@ def saved_and_loaded(rank: Rank) -> list[str]:
         optimizer.step()
         return _values(parameters, optimizer.state_dict())
 
-    expected = resume(*start())
-    single = start()
+    with rank.session():
+        expected = resume(*start())
+        single = start()
     with rank.session("zero1"):
         cut = start()
         problems = list(_differences(expected, resume(*single)))
-    return problems + list(_differences(expected, resume(*cut)))
+    with rank.session():
+        return problems + list(_differences(expected, resume(*cut)))
 
 
 def read_and_written(rank: Rank) -> list[str]:
@@ -409,7 +412,8 @@ def in_another_thread(rank: Rank) -> list[str]:
 def released(rank: Rank) -> list[str]:
     """A script that turns out to be distributed gets its optimizers back."""
     parameters = _small()
-    expected = _values(_adam(_small()).state_dict())
+    with rank.session():
+        expected = _values(_adam(_small()).state_dict())
     with rank.session("zero1") as session:
         optimizer = _adam(parameters)
         gone = _adam(_small())

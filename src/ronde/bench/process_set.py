@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ronde.errors import BenchError
 
-__all__ = ["Process", "run_together"]
+__all__ = ["Process", "end", "run_together", "start", "tail"]
 
 _LOOK_EVERY = 0.02  # seconds; start-up is measured to a few hundredths
 _GRACE = 5.0
@@ -39,16 +39,17 @@ def run_together(processes: Sequence[Process], *, timeout: float) -> tuple[str, 
     with tempfile.TemporaryDirectory(prefix="ronde-bench-") as name:
         folder = Path(name)
         begun = time.perf_counter()
-        running = [_start(process, folder, place) for place, process in enumerate(processes)]
+        running = [start(process, folder, place) for place, process in enumerate(processes)]
         try:
             _wait(running, processes, folder, begun + timeout)
             wall = time.perf_counter() - begun
         finally:
-            _end(running)
+            end(running)
         return (folder / "0.out").read_text(), wall
 
 
-def _start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:
+def start(process: Process, folder: Path, place: int) -> subprocess.Popen[bytes]:
+    """Start one whose output goes to the files `PLACE.out` and `PLACE.err` of the folder."""
     with open(folder / f"{place}.out", "wb") as out, open(folder / f"{place}.err", "wb") as err:
         # A session of its own, so that ending it ends what it has started.
         return subprocess.Popen(
@@ -70,23 +71,24 @@ def _wait(
             if code:
                 raise BenchError(
                     f"`{' '.join(processes[place].command)}` ended with exit code {code}: "
-                    f"{_tail(folder / f'{place}.err')}"
+                    f"{tail(folder / f'{place}.err')}"
                 )
         if all(code == 0 for code in codes):
             return
         if time.perf_counter() > deadline:
             raise BenchError(
                 f"`{' '.join(processes[0].command)}` did not end in time; use fewer --steps: "
-                f"{_tail(folder / '0.err')}"
+                f"{tail(folder / '0.err')}"
             )
         time.sleep(_LOOK_EVERY)
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
+    """The end of what a process printed on stderr."""
     return path.read_text(errors="replace").strip()[-2000:] or "it printed nothing on stderr"
 
 
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+def end(running: Sequence[subprocess.Popen[bytes]]) -> None:
     """End what still runs: politely (a launcher then ends its ranks), then not."""
     for child in running:
         if child.poll() is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
+from ronde.bench.columns import columns
 from ronde.bench.data_parallel import NOTES
 from ronde.bench.peers import PEERS
 from ronde.bench.report import Report
@@ -88,7 +88,7 @@ def _data_parallel(report: Report) -> list[str]:
         )
     measured = {result.workload for result in report.results}
     legend += [f"{workload}: {note}" for workload, note in NOTES.items() if workload in measured]
-    return [_columns(rows), "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)]
+    return [columns(rows), "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)]
 
 
 def _overhead(report: Report) -> list[str]:
@@ -115,18 +115,8 @@ def _overhead(report: Report) -> list[str]:
                 f"{comparison.added_per_cent.median:+.2f}",
             )
         )
-    return [*([_columns(rows)] if len(rows) > 1 else []), *start]
+    return [*([columns(rows)] if len(rows) > 1 else []), *start]
 
 
 def _range(spread: Spread, digits: int) -> str:
     return f"{spread.low:+.{digits}f} to {spread.high:+.{digits}f}"
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """First column to the left, figures to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from json import loads as json_of
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,15 @@ import typer
 
 from ronde.bench import data_parallel, overhead
 from ronde.bench.choice import check_known
+from ronde.bench.collectives import contender as contenders
+from ronde.bench.collectives import picture as collectives_picture
+from ronde.bench.collectives import table as collectives_table
+from ronde.bench.collectives.comparison import compare as compare_collectives
+from ronde.bench.collectives.comparison import peers_or_missing
+from ronde.bench.collectives.contender import CONTENDERS
+from ronde.bench.collectives.operation import OPERATIONS, cases
+from ronde.bench.collectives.report import KIND, CollectivesReport, Result
+from ronde.bench.collectives.size import parse_size
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
@@ -115,6 +125,56 @@ def overhead_(
 
 
 @bench.command()
+def collectives(
+    operations: Annotated[
+        str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(OPERATIONS)}.")
+    ] = ",".join(OPERATIONS),
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZES", help="Of the larger of a rank's two tensors: 4KB, 1.5MiB.")
+    ] = "4KB,256KB,4MB,102MB",
+    algorithms: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help=f"Of ronde, separated by commas: {', '.join(contenders.OURS)}."),
+    ] = ",".join(contenders.OURS),
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Peers, separated by commas: {', '.join(contenders.PEERS)}.",
+            show_default="those that are installed",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of every contender, on this host.")] = 2,
+    pairs: Annotated[
+        int, typer.Option(min=1, help="Samples of each contender at each size, in alternating order.")
+    ] = 9,
+    json: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Exchange tensors of some sizes among ranks by ronde's algorithms and by other libraries.
+
+    Every contender has its own ranks, which sleep while another is measured. Results are checked. Prints
+    the time of a call and the ratio peer over ronde: of the medians, and median and quartiles of the pairs.
+    """
+    check_known(_names(operations), OPERATIONS, what="operation")
+    ours = contenders.choose(_names(algorithms), contenders.OURS, what="algorithm")
+    asked = None if against is None else contenders.choose(_names(against), contenders.PEERS, what="peer")
+    peers, missing = peers_or_missing(asked)
+    chosen = cases(_names(operations), [parse_size(size) for size in _names(sizes)])
+    _check_writable(json=json, plot=plot)
+    report = compare_collectives(
+        chosen,
+        [*ours, *peers],
+        ranks=ranks,
+        rounds=pairs,
+        missing=missing,
+        environment=os.environ,
+        progress=_say_case,
+    )
+    _tell_collectives(report, json=json, plot=plot)
+
+
+@bench.command()
 def show(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
     plot: _Plot = None,
@@ -125,7 +185,10 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    _tell(Report.from_json(text), plot=plot)
+    if _kind(text) == KIND:
+        _tell_collectives(CollectivesReport.from_json(text), plot=plot)
+    else:
+        _tell(Report.from_json(text), plot=plot)
 
 
 def _names(separated: str) -> list[str]:
@@ -146,6 +209,25 @@ def _say(workload: str, rounds: int, number: int, measured: Round) -> None:
             if name != OURS
         ]
     print(f"ronde: {workload}, round {number} of {rounds}: {', '.join(figures)}", file=sys.stderr, flush=True)
+
+
+def _say_case(result: Result) -> None:
+    """One line on stderr for each case."""
+    figures = [
+        f"{CONTENDERS[name].title} {collectives_table.show_time(result.microseconds(name).median)}"
+        for name in CONTENDERS
+        if name in result.rounds[0]
+    ]
+    print(f"ronde: {result.case.title}: {', '.join(figures)}", file=sys.stderr, flush=True)
+
+
+def _kind(text: str) -> object:
+    """What kind of report a file holds, None where it is none."""
+    try:
+        fields = json_of(text)
+    except ValueError:
+        return None
+    return fields.get("kind") if isinstance(fields, dict) else None
 
 
 def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:
@@ -169,3 +251,13 @@ def _tell(report: Report, *, json: Path | None = None, plot: Path | None = None)
     if plot is not None:
         save(report, plot)
     print(table(report))
+
+
+def _tell_collectives(
+    report: CollectivesReport, *, json: Path | None = None, plot: Path | None = None
+) -> None:
+    if json is not None:
+        json.write_text(report.to_json())
+    if plot is not None:
+        collectives_picture.save(report, plot)
+    print(collectives_table.table(report))

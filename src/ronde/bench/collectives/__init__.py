@@ -1,0 +1,1 @@
+"""Collectives of ranks on one host, against those of Gloo and MPI."""

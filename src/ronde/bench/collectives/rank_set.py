@@ -1,0 +1,170 @@
+"""The ranks of one contender: started once, asked again and again, asleep in between.
+
+Contenders are measured in turn, so a rank that is not asked must not take time from those that are. It waits
+for its next order on a socket, which costs nothing, and not in its library, which would spin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from ronde.bench.process_set import Process, end, start, tail
+from ronde.errors import BenchError, UsageError
+
+__all__ = ["RankSet", "running"]
+
+_LOOK_EVERY = 0.1
+_START_TIMEOUT = 300.0
+_TIMEOUT = 600.0
+_GRACE = 5.0
+
+
+class RankSet:
+    """Ranks that have joined each other; made by `running`.
+
+    Attributes:
+        version: of the library that they use.
+    """
+
+    def __init__(self, title: str, connections: Sequence[Connection], folder: Path) -> None:
+        self.version = ""
+        self._title = title
+        self._connections = list(connections)
+        self._folder = folder
+
+    def ask(self, verb: str, *arguments: Any) -> list[Any]:
+        """Have all ranks do something; what they answer.
+
+        Raises:
+            BenchError: when one failed, died or did not answer in time.
+        """
+        for connection in self._connections:
+            with contextlib.suppress(BrokenPipeError):  # its end is found below
+                connection.send((verb, arguments))
+        return self.answers(_TIMEOUT)
+
+    def answers(self, timeout: float) -> list[Any]:
+        """One of each rank.
+
+        Raises:
+            BenchError: as `ask`.
+        """
+        found: dict[Connection, Any] = {}
+        deadline = time.monotonic() + timeout
+        while len(found) < len(self._connections):
+            missing = [each for each in self._connections if each not in found]
+            ready = wait(missing, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise BenchError(f"{self._title} did not answer within {timeout:.0f} s; {self._last_words()}")
+            for connection in missing:
+                if connection in ready:
+                    found[connection] = self._answer(connection)
+        return list(found.values())
+
+    def _answer(self, connection: Connection) -> Any:
+        try:
+            outcome, value = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise BenchError(f"a rank of {self._title} died: {self._last_words()}") from None
+        if outcome == "failed":
+            raise BenchError(f"{self._title} failed: {value}")
+        return value
+
+    def _last_words(self) -> str:
+        return _last_words(self._folder)
+
+
+@contextlib.contextmanager
+def running(
+    title: str, command: Sequence[str], *, ranks: int, launcher: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[RankSet]:
+    """Start the ranks of a contender, and end them.
+
+    Args:
+        title: of the contender, for messages.
+        command: of one rank; it is told by options where to connect and who it is.
+        launcher: what starts all ranks by itself, with its options; empty to start them one by one.
+
+    Raises:
+        BenchError: when they do not come up.
+        UsageError: when no socket can be made.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ronde-bench-") as name,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        folder = Path(name)
+        path = folder / "socket"
+        _listen(listener, path, ranks)
+        words = (*launcher, *command, "--socket", str(path), "--ranks", str(ranks))
+        commands = [words] if launcher else [(*words, "--rank", str(rank)) for rank in range(ranks)]
+        children = [
+            start(Process(command=each, environment=environment), folder, place)
+            for place, each in enumerate(commands)
+        ]
+        connections: list[Connection] = []
+        try:
+            _accept(listener, connections, children, ranks, f"{title} did not start", folder)
+            found = RankSet(title, connections, folder)
+            found.version = found.answers(_START_TIMEOUT)[0][1]
+            yield found
+        finally:
+            for connection in connections:
+                connection.close()  # they end by themselves
+            _await(children)
+            end(children)
+
+
+def _listen(listener: socket.socket, path: Path, ranks: int) -> None:
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot open a socket in {path.parent} ({error}); set TMPDIR to a folder with a shorter name"
+        ) from None
+    listener.listen(ranks)
+    listener.settimeout(_LOOK_EVERY)
+
+
+def _accept(
+    listener: socket.socket,
+    connections: list[Connection],
+    children: Sequence[subprocess.Popen[bytes]],
+    ranks: int,
+    failure: str,
+    folder: Path,
+) -> None:
+    """Wait until all ranks have connected."""
+    deadline = time.monotonic() + _START_TIMEOUT
+    while len(connections) < ranks:
+        try:
+            link, _ = listener.accept()
+        except TimeoutError:
+            code = next((code for code in (child.poll() for child in children) if code is not None), None)
+            if code is not None:
+                raise BenchError(f"{failure}: exit code {code}: {_last_words(folder)}") from None
+            if time.monotonic() > deadline:
+                raise BenchError(f"{failure} within {_START_TIMEOUT:.0f} s: {_last_words(folder)}") from None
+            continue
+        link.setblocking(True)
+        connections.append(Connection(link.detach()))
+
+
+def _await(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _GRACE
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _last_words(folder: Path) -> str:
+    """What the ranks printed on stderr, of the one that printed most."""
+    return tail(max(folder.glob("*.err"), key=lambda path: path.stat().st_size))

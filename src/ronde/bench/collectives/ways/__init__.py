@@ -1,0 +1,1 @@
+"""How the ranks of each contender do each operation; one module for a library."""
