@@ -214,3 +214,27 @@ def under_modes(rank: Any) -> list[float]:
 
 def test_modes_of_the_script_do_not_matter(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(2, under_modes) == [[2002.0] * 4 + [0.0]] * 2
+
+
+def read_late(rank: Any) -> list[float]:
+    """Sums that are read later, out of order, and after others have been begun."""
+    comm = rank.groups["boundary"]
+    totals: list[float] = []
+    for turn in range(50):
+        first, second, third = (torch.full((turn + 1,), float(each + rank.rank)) for each in range(3))
+        pending = [comm.all_reduce_async(each) for each in (first, second, third)]
+        if turn % 3 == 0:
+            comm.barrier()
+        if turn % 3 == 1:
+            comm.all_gather(torch.ones(100_000))
+        for each in pending if turn % 2 else reversed(pending):
+            each.wait()
+        totals += [float(each.sum()) / (turn + 1) for each in (first, second, third)]
+    return sorted(set(totals))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sums_may_be_read_late(ranks: Callable[..., list[Any]], world_size: int) -> None:
+    base = sum(range(world_size))
+    expected = [float(base + world_size * each) for each in range(3)]
+    assert ranks(world_size, read_late) == [expected] * world_size

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ronde.comm.shared_memory import SharedMemory
+from ronde.comm.shared_memory import SharedMemory, Started
 from ronde.comm.sharing import share_by_messages
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
@@ -26,7 +26,7 @@ class Backend(Protocol):
     Attributes:
         name: as a user knows it.
         on_cuda: tensors must live on the CUDA device.
-        blocks: a collective is complete when it returns.
+        blocks: a collective may wait for peers before it returns.
     """
 
     name: str
@@ -113,6 +113,17 @@ def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
     return travels
 
 
+class _Unseen:
+    """A handle whose waiting neither autograd nor a mode sees."""
+
+    def __init__(self, started: Started) -> None:
+        self._started = started
+
+    def wait(self) -> None:
+        with unseen():
+            self._started.wait()
+
+
 class SharedMemoryBackend:
     """Ranks of one host."""
 
@@ -123,9 +134,10 @@ class SharedMemoryBackend:
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
 
-    @_as_bytes_travel
     def all_reduce(self, flat: torch.Tensor) -> Any:
-        self.shared.all_reduce(flat)
+        with unseen():
+            started = self.shared.start_all_reduce(flat)
+        return None if started is None else _Unseen(started)
 
     @_as_bytes_travel
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:

@@ -280,20 +280,19 @@ class Comm:
                 return Pending(self, launch(), number)
             except RuntimeError as error:
                 raise self._lost(error) from error
-        self.block(launch, number)
-        return Pending(self, None)
+        return Pending(self, self.block(launch, number), number)
 
-    def block(self, work: Callable[[], Any], number: int = 0) -> None:
+    def block(self, work: Callable[[], Any], number: int = 0) -> Any:
         """Do what waits for peers: on the board and in `waited_ns` it counts as waiting."""
         check = self.check
         begun = perf_counter_ns()
         try:
             if check is None:
-                work()
-            else:
-                check.waits(number)
-                work()
-                check.goes_on()
+                return work()
+            check.waits(number)
+            result = work()
+            check.goes_on()
+            return result
         except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
             raise self._lost(error) from error
         finally:

@@ -42,6 +42,19 @@ _SUBGROUP = -1
 _LARGE = (2, 3)
 
 
+class Started:
+    """A collective that this rank has begun, and completes when it needs the result."""
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        self._complete: Callable[[], None] | None = complete
+
+    def wait(self) -> None:
+        """Wait for the others; a second call does nothing."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            complete()
+
+
 class SharedMemory:
     """Collectives among `ranks` processes of one host; every method is called by all, in the same order.
 
@@ -94,6 +107,7 @@ class SharedMemory:
         self._free = [0] * len(self._areas)
         self._posted = 0
         self._turns = [0, 0]
+        self._started: Started | None = None
         self._views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
 
     def allocate(self, nbytes: int) -> list[mmap.mmap]:
@@ -157,6 +171,23 @@ class SharedMemory:
         width = self._chunk // flat.element_size()
         for begin in range(0, flat.numel(), width):
             self._reduce_chunk(flat[begin : begin + width], reduction)
+
+    def start_all_reduce(self, flat: torch.Tensor) -> Started | None:
+        """Sum `flat` [n] over ranks in place; what is small is waited for later.
+
+        Returns:
+            what completes it, which the next collective does if nobody has done so before; None when it is
+            complete already.
+        """
+        if flat.nbytes > _SMALL:
+            self.all_reduce(flat)
+            return None
+        area = self._take(0)
+        parts = self._view(area, flat.dtype, flat.numel())
+        parts[self.rank].copy_(flat)
+        self._show(area)
+        self._started = Started(lambda number=self._posted: self._complete(flat, parts, number))
+        return self._started
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into `out` [ranks, n]."""
@@ -333,11 +364,22 @@ class SharedMemory:
 
     def _publish(self, area: int) -> None:
         """Show the area to all, and wait until all have shown theirs."""
-        self._post()
-        self._free[area] = self._posted + 1
+        self._show(area)
         self.waiting.until(self._counters, _POSTED, self._posted)
 
+    def _show(self, area: int) -> None:
+        self._post()
+        self._free[area] = self._posted + 1
+
+    def _complete(self, flat: torch.Tensor, parts: Sequence[torch.Tensor], number: int) -> None:
+        self.waiting.until(self._counters, _POSTED, number)
+        reduce_into(flat, parts, REDUCTIONS["sum"])
+
     def _post(self) -> None:
+        """Go on; what was shown before may be written again, so it is read first."""
+        started, self._started = self._started, None
+        if started is not None:
+            started.wait()
         self._posted += 1
         self._counters.own[_POSTED] = self._posted
 
