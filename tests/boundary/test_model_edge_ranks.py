@@ -454,3 +454,33 @@ def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, wor
 @pytest.mark.parametrize("name", ["mlp", "lstm", "flattened output"])
 def test_a_whole_batch_is_cut_too(ranks: Any, name: str) -> None:
     assert ranks(2, _model, "row by row", name, False) == [[]] * 2
+
+
+def _exchanges(rank: Rank) -> list[list[str]]:
+    """What a rank exchanges in the third step of a classifier: in forward and loss, and in backward."""
+    rows = torch.arange(48.0).view(12, 4) / 7
+    data = torch.utils.data.TensorDataset(rows, torch.arange(12) % 3)
+    seen: list[str] = []
+    with rank.session() as session:
+        loader = torch.utils.data.DataLoader(data, 4)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        comm = session.context.comm
+        plain = comm._announce
+        comm._announce = lambda operation, tensor: seen.append(operation) or plain(operation, tensor)
+        try:
+            for inputs, targets in loader:
+                seen.clear()
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                forward = list(seen)
+                seen.clear()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        finally:
+            del comm._announce
+    return [forward, seen]
+
+
+def test_a_step_exchanges_no_more_than_it_must(ranks: Any) -> None:
+    assert ranks(2, _exchanges) == [[["all_reduce"], []]] * 2
