@@ -87,8 +87,8 @@ def cases() -> Iterator[object]:
     for script in SCRIPTS:
         for plan in (*EXACT_PLANS, *PLANS_OF.get(script.stem, ())):
             for dtype in ("float64", "float32"):
-                for ranks in (2, 3):
-                    quick = script.stem in ON_THREE_RANKS if ranks == 3 else dtype == "float64"
+                for ranks in (2, 3, 5) if dtype == "float64" else (2, 3):
+                    quick = ranks == 2 or (ranks == 3 and script.stem in ON_THREE_RANKS)
                     if dtype == "float32":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION
                     quick = quick and script.stem not in IN_SOAK_ONLY

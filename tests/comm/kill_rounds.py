@@ -1,7 +1,8 @@
 """Kills a random rank at a random moment of a long row of collectives, again and again.
 
-Run as `kill_rounds.py ROUNDS SEED FOLDER`; prints what was not as it should be, as JSON. Ranks are forked
-from this process, which has imported torch already: a round takes a tenth of a second.
+Run as `kill_rounds.py ROUNDS SEED FOLDER`; prints what was not as it should be, as JSON. With no rounds one
+rank is stopped instead. Ranks are forked from this process, which has imported torch already: a round takes a
+tenth of a second.
 """
 
 from __future__ import annotations
@@ -61,8 +62,20 @@ def work(rank: int, ranks: int, folder: Path, started: int) -> None:
         os._exit(_SAW_IT)
 
 
-def one_round(draw: random.Random, folder: Path) -> list[str]:
-    ranks = draw.choice((2, 3, 4))
+def stopped(folder: Path) -> list[str]:
+    """One of two ranks is stopped, as by Ctrl-Z for it alone: the other gives up and says so."""
+    first, second = started(2, folder)
+    os.kill(second, signal.SIGSTOP)
+    _, status = os.waitpid(first, 0)
+    os.kill(second, signal.SIGKILL)
+    os.waitpid(second, 0)
+    text = (folder / "error-0").read_text()
+    right = os.waitstatus_to_exitcode(status) == _SAW_IT and f"rank 1 (process {second}) is stopped" in text
+    return [] if right else [text]
+
+
+def started(ranks: int, folder: Path) -> list[int]:
+    """Process numbers of ranks that are all at work."""
     folder.mkdir()
     reads, writes = os.pipe()
     pids: list[int] = []
@@ -75,6 +88,12 @@ def one_round(draw: random.Random, folder: Path) -> list[str]:
         os.read(reads, 1)
     os.close(reads)
     os.close(writes)
+    return pids
+
+
+def one_round(draw: random.Random, folder: Path) -> list[str]:
+    ranks = draw.choice((2, 3, 4))
+    pids = started(ranks, folder)
     victim = draw.randrange(ranks)
     time.sleep(draw.random() * 0.03)  # the moment is what this varies
     os.kill(pids[victim], signal.SIGKILL)
@@ -105,6 +124,7 @@ def main() -> None:
     before = set(os.listdir("/dev/shm"))
     draw = random.Random(seed)
     wrong = [line for turn in range(rounds) for line in one_round(draw, folder / str(turn))]
+    wrong += stopped(folder / "stopped") if not rounds else []
     left = sorted(set(os.listdir("/dev/shm")) - before)
     print(json.dumps({"wrong": wrong, "left": left}))
 

@@ -122,11 +122,11 @@ class ThreadRank:
         self._rank = rank
 
     def all_reduce(self, flat: torch.Tensor) -> None:
-        flat.copy_(sum(self._host.exchange(self._rank, flat.clone())))
+        flat.copy_(torch.stack(self._host.exchange(self._rank, flat.clone())).sum(0))
 
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
         every = self._host.exchange(self._rank, [piece.clone() for piece in pieces])
-        out.copy_(sum(each[self._rank] for each in every))
+        out.copy_(torch.stack([each[self._rank] for each in every]).sum(0))
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         out.copy_(torch.stack(self._host.exchange(self._rank, flat.clone())))

@@ -31,3 +31,8 @@ def test_a_killed_rank_is_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_two_hundred_killed_ranks(tmp_path: Path) -> None:
     assert kill(200, 1, tmp_path) == {"wrong": [], "left": []}
+
+
+@pytest.mark.soak
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    assert kill(0, 0, tmp_path) == {"wrong": [], "left": []}
