@@ -29,7 +29,7 @@ def test_each_has_its_own_environment() -> None:
 
 
 def test_one_that_fails_ends_the_others_and_is_quoted() -> None:
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), psutil.Process().children()
     with pytest.raises(BenchError, match=r"(?s)exit code 3.*no luck"):
         run_together(
             [
@@ -39,11 +39,12 @@ def test_one_that_fails_ends_the_others_and_is_quoted() -> None:
             timeout=60,
         )
     assert time.perf_counter() - begun < 30
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before
 
 
 def test_one_that_does_not_end_is_ended() -> None:
+    before = psutil.Process().children()
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     with pytest.raises(BenchError, match="did not end in time"):
         run_together([python(stubborn)], timeout=1)
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before

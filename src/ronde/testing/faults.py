@@ -18,6 +18,7 @@ from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness import SlicedDraws
 from ronde.boundary.rules import losses
+from ronde.parallel.hooked_step import replace_step
 from ronde.runtime.session import Session
 from ronde.sync.bucket import Bucket
 
@@ -169,15 +170,17 @@ def step_skipped(session: Session) -> None:
     """Rank 1 leaves out the third step of SGD."""
     if session.config.rank != 1:
         return
-    step: Any = torch.optim.SGD.step
     taken = 0
 
-    def skipping(optimizer: Any, closure: Any = None) -> Any:
-        nonlocal taken
-        taken += 1
-        return None if taken == 3 else step(optimizer, closure)
+    def around(step: Any) -> Any:
+        def skipping(optimizer: Any, closure: Any = None) -> Any:
+            nonlocal taken
+            taken += 1
+            return None if taken == 3 else step(optimizer, closure)
 
-    _replace(torch.optim.SGD, "step", skipping)
+        return skipping
+
+    replace_step(Patches(), torch.optim.SGD, around)
 
 
 def _replace(owner: Any, name: str, replacement: Any) -> None:
