@@ -28,13 +28,9 @@ STEPS = {"float64": 1000, "float32": 20}
 ON_THREE_RANKS = {
     "resnet_batchnorm",
     "gradient_accumulation",
-    "gpt",
     "contrastive",
     "padded_text",
     "small_batches",
-    "char_rnn",
-    "transformer_lm",
-    "checkpointing",
     "hooks",
     "maml",
     "wgan_gp",
@@ -43,9 +39,7 @@ ON_THREE_RANKS = {
 SAMPLES = {
     "zero1": {
         ("resume", 2),
-        ("gan", 2),
         ("amp_fp16", 2),
-        ("optimizer_in_backward", 2),
         ("classifier", 3),
     }
 }
@@ -57,6 +51,7 @@ IN_SOAK_ONLY = {
     "compiled": "tests/boundary/test_compiled_ranks.py",
     "hf_tiny": "own_loss",
     "torch_metrics": "numpy_metrics",
+    "wandb_offline": "tensorboard_log",
 }
 Plain = Callable[[Path, str], Run]
 
