@@ -26,13 +26,13 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
-    ("py:class", r"ronde\.(verify|plan\.key|comm)\..*"),
-    ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|np|optional)\b.*"),
+    ("py:class", r"ronde\.(verify|plan\.key|comm|testing\.hosts)\..*"),
+    ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|subprocess|np|optional)\b.*"),
     ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 # Single backticks in docstrings are code.
 default_role = "code"
 # Tables and help texts that are made from the code at every build, as {{ name }} in a page.
