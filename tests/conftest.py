@@ -55,6 +55,19 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
     forkserver._forkserver._stop()
 
 
+@pytest.fixture
+def network() -> Iterator[Any]:
+    """Two hosts made of network namespaces; skips where they cannot be made, saying why."""
+    from ronde.testing.hosts import HostsUnavailable, Network
+
+    try:
+        made = Network(2).__enter__()
+    except HostsUnavailable as why:
+        pytest.skip(str(why))
+    with made:
+        yield made
+
+
 def pytest_configure() -> None:
     """Hear signals: a shell that runs the tests in its background has them ignored, children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

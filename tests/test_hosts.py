@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,6 @@ with Network(2) as network:
     print(*(os.stat(f"/proc/{place.number}/ns/net").st_ino for place in network._places), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        made = Network(2).__enter__()
-    except HostsUnavailable as why:
-        pytest.skip(str(why))
-    with made:
-        yield made
 
 
 def output(host: hosts.Host, *words: str) -> str:

@@ -7,13 +7,13 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from ronde.testing.hosts import HostsUnavailable, Network
+from ronde.testing.hosts import Network
 
 pytestmark = pytest.mark.root
 PORT = "29400"
@@ -42,16 +42,6 @@ for epoch in range(2 if __name__ == "plain" else 10**9):
         torch.save(model.state_dict(), f"{__name__}.pt")
         print("under way", flush=True)
 """
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    try:
-        made = Network(2).__enter__()
-    except HostsUnavailable as why:
-        pytest.skip(str(why))
-    with made:
-        yield made
 
 
 def start(network: Network, ranks: Sequence[int], place: Path) -> list[subprocess.Popen[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from json import loads as json_of
 from pathlib import Path
 from typing import Annotated
@@ -171,7 +172,7 @@ def collectives(
         environment=os.environ,
         progress=_say_case,
     )
-    _tell_collectives(report, json=json, plot=plot)
+    _tell(report, json=json, plot=plot)
 
 
 @bench.command()
@@ -185,10 +186,8 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    if _kind(text) == KIND:
-        _tell_collectives(CollectivesReport.from_json(text), plot=plot)
-    else:
-        _tell(Report.from_json(text), plot=plot)
+    kind = CollectivesReport if _kind(text) == KIND else Report
+    _tell(kind.from_json(text), plot=plot)
 
 
 def _names(separated: str) -> list[str]:
@@ -245,19 +244,13 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
             ) from None
 
 
-def _tell(report: Report, *, json: Path | None = None, plot: Path | None = None) -> None:
+def _tell(report: Report | CollectivesReport, *, json: Path | None = None, plot: Path | None = None) -> None:
     if json is not None:
         json.write_text(report.to_json())
+    if isinstance(report, CollectivesReport):
+        draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
+    else:
+        draw, shown = partial(save, report), table(report)
     if plot is not None:
-        save(report, plot)
-    print(table(report))
-
-
-def _tell_collectives(
-    report: CollectivesReport, *, json: Path | None = None, plot: Path | None = None
-) -> None:
-    if json is not None:
-        json.write_text(report.to_json())
-    if plot is not None:
-        collectives_picture.save(report, plot)
-    print(collectives_table.table(report))
+        draw(plot)
+    print(shown)

@@ -165,7 +165,7 @@ class SharedMemory:
         """Reduce `flat` [n] over ranks in place."""
         reduction = REDUCTIONS[op]
         if flat.nbytes <= _SMALL:
-            parts = self._gathered_small(flat)
+            parts = self._gathered(flat)
             reduce_into(flat, parts, reduction)
             return
         width = self._chunk // flat.element_size()
@@ -182,10 +182,7 @@ class SharedMemory:
         if flat.nbytes > _SMALL:
             self.all_reduce(flat)
             return None
-        area = self._take(0)
-        parts = self._view(area, flat.dtype, flat.numel())
-        parts[self.rank].copy_(flat)
-        self._show(area)
+        parts = self._put(flat)
         self._started = Started(lambda number=self._posted: self._complete(flat, parts, number))
         return self._started
 
@@ -196,7 +193,7 @@ class SharedMemory:
     def all_gather_into(self, outs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into its of `outs`, [n] each."""
         if flat.nbytes <= _SMALL:
-            for out, part in zip(outs, self._gathered_small(flat), strict=True):
+            for out, part in zip(outs, self._gathered(flat), strict=True):
                 out.copy_(part)
             return
         width = self._chunk // flat.element_size()
@@ -299,19 +296,18 @@ class SharedMemory:
     def _chunks(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         return flat.split(self._chunk // flat.element_size()) if flat.numel() else ()
 
-    def _gathered_small(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def _gathered(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Publish `flat` and return every rank's; to be read before anything else is published."""
-        area = self._take(0)
-        parts = self._view(area, flat.dtype, flat.numel())
-        parts[self.rank].copy_(flat)
-        self._publish(area)
+        parts = self._put(flat)
+        self.waiting.until(self._counters, _POSTED, self._posted)
         return parts
 
-    def _gathered(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        area = self._take(1)
+    def _put(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Show `flat` to all, and return where every rank's will be."""
+        area = self._take(0 if flat.nbytes <= _SMALL else 1)
         parts = self._view(area, flat.dtype, flat.numel())
         parts[self.rank].copy_(flat)
-        self._publish(area)
+        self._show(area)
         return parts
 
     def _reduce_chunk(self, chunk: torch.Tensor, reduction: Reduction) -> None:

@@ -25,14 +25,15 @@ def global_mean(loss):
     return total.item() / dist.get_world_size()
 
 
-def main():
+def train(make_optimizer):
+    """The whole script; `make_optimizer(workload, parameters)`."""
     dist.init_process_group("gloo")
     args = arguments(ranks=dist.get_world_size())
     workload = args.workload
     torch.manual_seed(0)
     data = workload.data(args.samples)
     model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True, static_graph=True)
-    optimizer = workload.optimizer(model.parameters())
+    optimizer = make_optimizer(workload, model.parameters())
     stopwatch = Stopwatch(
         args.warm_up, speaks=dist.get_rank() == 0, mean=global_mean, trajectory=args.trajectory
     )
@@ -47,4 +48,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    train(lambda workload, parameters: workload.optimizer(parameters))

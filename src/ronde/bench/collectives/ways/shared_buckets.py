@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from ronde import __version__
 from ronde.bench.collectives.operand import Operand
 from ronde.bench.collectives.way import Call, Meeting
-from ronde.bench.collectives.ways.shared_memory import join_comm
-from ronde.comm.process_group import Comm
+from ronde.bench.collectives.ways.comm_way import CommWay, join_comm
 from ronde.comm.shared_buffer import SharedBuffer
 from ronde.errors import BenchError
 
 __all__ = ["SharedBucketsWay", "join"]
 
 
-class SharedBucketsWay:
+class SharedBucketsWay(CommWay):
     """All-reduce only, as the reducer does it: nothing is copied beforehand."""
 
-    version = f"ronde {__version__}"
-
-    def __init__(self, comm: Comm) -> None:
-        self.rank = comm.rank
-        self._comm = comm
-
     def prepare(self, operation: str, elements: int) -> tuple[Operand, Call]:
-        comm = self._comm
+        comm = self.comm
         (buffer,) = comm.allocate([(elements, torch.float32)], [torch.device("cpu")])
         if not isinstance(buffer, SharedBuffer):
             raise BenchError(f"buckets do not lie in shared memory here: {comm.note or comm.backend.name}")
@@ -42,12 +34,6 @@ class SharedBucketsWay:
             buffer.settle()
 
         return operand, call
-
-    def barrier(self) -> None:
-        self._comm.barrier()
-
-    def close(self) -> None:
-        self._comm.close()
 
 
 def join(meeting: Meeting) -> SharedBucketsWay:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from ronde import __version__
 from ronde.bench.collectives.operand import Operand
 from ronde.bench.collectives.way import Call, Meeting
+from ronde.bench.collectives.ways.comm_way import CommWay, join_comm
 from ronde.comm.backend import SharedMemoryBackend
-from ronde.comm.joining import join as join_group
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.errors import BenchError
 
-__all__ = ["SharedMemoryWay", "join", "join_comm"]
+__all__ = ["SharedMemoryWay", "join"]
 
 
-class SharedMemoryWay:
+class SharedMemoryWay(CommWay):
     """All operations; `comm` is what ronde itself calls, and the library below it for the others."""
 
-    version = f"ronde {__version__}"
-
     def __init__(self, comm: Comm, backend: SharedMemoryBackend) -> None:
-        self.rank = comm.rank
-        self._comm, self._backend = comm, backend
+        super().__init__(comm)
+        self._backend = backend
 
     def prepare(self, operation: str, elements: int) -> tuple[Operand, Call]:
-        ranks = self._comm.world_size
+        ranks = self.comm.world_size
         operand = Operand(operation, elements, rank=self.rank, ranks=ranks)
         return operand, self._call(operation, operand)
 
     def _call(self, operation: str, operand: Operand) -> Call:
-        given, result, ranks = operand.given, operand.result, self._comm.world_size
-        comm, backend, shared = self._comm, self._backend, self._backend.shared
+        given, result, ranks = operand.given, operand.result, self.comm.world_size
+        comm, backend, shared = self.comm, self._backend, self._backend.shared
         match operation:
             case "all-reduce":
                 return lambda _: comm.all_reduce(given)
@@ -54,9 +48,6 @@ class SharedMemoryWay:
     def barrier(self) -> None:
         self._backend.shared.barrier()
 
-    def close(self) -> None:
-        self._comm.close()
-
 
 def join(meeting: Meeting) -> SharedMemoryWay:
     """Meet the other ranks.
@@ -69,18 +60,3 @@ def join(meeting: Meeting) -> SharedMemoryWay:
     if not isinstance(backend, SharedMemoryBackend):
         raise BenchError(f"ranks do not use shared memory on this host: {comm.note or backend.name}")
     return SharedMemoryWay(comm, backend)
-
-
-def join_comm(meeting: Meeting) -> Comm:
-    """The group that `ronde run` makes on one host."""
-    assert meeting.rank is not None
-    place = Place(meeting.rank, meeting.ranks, meeting.rank, meeting.ranks)
-    return join_group(
-        f"file://{meeting.folder / 'store'}",
-        name="bench",
-        place=place,
-        device="cpu",
-        timeout=timedelta(seconds=meeting.timeout),
-        host="127.0.0.1",
-        algorithm=meeting.algorithm,
-    )
