@@ -42,8 +42,8 @@ from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
 from ronde.runtime.account import summarize
+from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
-from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -92,14 +92,16 @@ class Session:
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
-        self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
+        self._sharding = Sharding(plan, reducer_comm)
+        bucket_bytes = int(plan.communication.bucket_mb * 2**20)
+        self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
-        self._sharded_update = sharded_update(plan, self.context)
+        self._sharding.bind(self.context)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -147,12 +149,11 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        ModelEdge(self.context, table, self._stream()).install(self.patches)
+        ModelEdge(self.context, table, self._stream(), self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
         one_pass.install(self.patches)
-        if self._sharded_update is not None:
-            self._sharded_update.install(self.patches)
+        self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
         self._install_take_over()
 
@@ -181,7 +182,8 @@ class Session:
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
             if divide:
                 grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
-            with self.reducer.backward(divided=divide):
+            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
+            with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -201,7 +203,7 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
-                note_whole_state(self.plan, self.context, optimizer)
+                self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
@@ -268,8 +270,7 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
-        if self._sharded_update is not None:
-            self._sharded_update.release()
+        self._sharding.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()

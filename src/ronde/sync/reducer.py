@@ -18,11 +18,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.sync.bucket import Bucket, assign_buckets, average
+from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
+from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Reducer"]
@@ -43,12 +46,14 @@ class _Group:
         # Ids of tensors in the order in which the first backward reached them; None after it.
         self.arrival: list[int] | None = []
 
-    def rebuild(self, comm: Comm, bucket_bytes: int) -> None:
+    def rebuild(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None) -> None:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
         order = self.leaves if self.arrival is None else self.leaves[::-1]
         cut = assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = []
-        if cut:
+        if parts is not None:
+            self.buckets = [CutBucket(members, comm, parts) for members in cut]
+        elif cut:
             shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
             buffers = comm.allocate(shapes, [members[0].device for members in cut])
             self.buckets = [Bucket(*each) for each in zip(cut, buffers, strict=True)]
@@ -62,14 +67,16 @@ class Reducer:
     Args:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
+        parts: where ranks keep parts of gradients; None where each has all of them.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
     """
 
-    def __init__(self, comm: Comm, bucket_bytes: int) -> None:
+    def __init__(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None = None) -> None:
         self._comm = comm
         self._bucket_bytes = bucket_bytes
+        self._parts = parts
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
@@ -103,9 +110,10 @@ class Reducer:
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
-        for param_group in optimizer.param_groups:
-            for parameter in param_group["params"]:
-                self.adopt(parameter, optimizer)
+        with DisableTorchFunctionSubclass():
+            for param_group in optimizer.param_groups:
+                for parameter in param_group["params"]:
+                    self.adopt(parameter, optimizer)
 
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
@@ -119,11 +127,12 @@ class Reducer:
         return self._depth > 0
 
     @contextmanager
-    def backward(self, *, divided: bool = False) -> Iterator[None]:
+    def backward(self, *, divided: bool = False, graph: bool = False) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced.
 
         Args:
             divided: this backward begins with 1/W, which is undone by multiplying the averages.
+            graph: gradients will be differentiable themselves (`create_graph`).
         """
         if self._depth:
             self._nested = True
@@ -139,7 +148,7 @@ class Reducer:
             self._scale(1 / self._comm.world_size)
         for group in self._groups:
             for bucket in group.buckets:
-                bucket.begin()
+                bucket.begin(graph=graph)
         self.hooks.waiting = True
         try:
             yield
@@ -164,9 +173,12 @@ class Reducer:
     @torch.no_grad()
     def _scale(self, factor: float) -> None:
         """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
-        gradients = [leaf.grad for leaf in self.adopted if leaf.grad is not None]
+        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        gradients = [gradient for leaf in leaves if (gradient := leaf.gradient) is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
+        if self._parts is not None:
+            self._parts.scale(factor)
 
     def _group_of(self, optimizer: Any) -> _Group:
         if optimizer is None:
@@ -183,7 +195,7 @@ class Reducer:
         self._forget_gone()
         for group in self._groups:
             if group.outdated:
-                group.rebuild(self._comm, self._bucket_bytes)
+                group.rebuild(self._comm, self._bucket_bytes, self._parts)
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
@@ -267,7 +279,7 @@ class Reducer:
             rest = sorted(set(range(len(group.leaves))) - set(first))
             group.leaves = [group.leaves[index] for index in (*first, *rest)]
             group.arrival = None
-            group.rebuild(self._comm, self._bucket_bytes)
+            group.rebuild(self._comm, self._bucket_bytes, self._parts)
             known = {id(leaf) for leaf in given}
             for bucket in group.buckets:
                 bucket.take_over(known)
