@@ -100,6 +100,6 @@ def _compare(tensor: torch.Tensor, version: int, expected: int) -> None:
     if version != expected:
         raise RuntimeError(
             f"a {tensor.type()} of shape {list(tensor.shape)} that backward needs has been changed in place "
-            f"since forward: it is at version {version}, and was at {expected}; use an operation that makes a "
+            f"since forward: it is at version {version}, and was at {expected}; use one that makes a "
             f"new tensor"
         )

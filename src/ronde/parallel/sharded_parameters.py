@@ -81,7 +81,7 @@ class ShardedParameters:
     def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Have the units of these parameters, or all, whole until the next update."""
         if parameters is None:
-            units = self._everywhere()
+            units = list(self._units)
         else:
             units = _unique(found[1] for each in parameters if (found := self._entry(each)) is not None)
         self._pinned.update(units)
@@ -114,20 +114,22 @@ class ShardedParameters:
         self._pinned.clear()
         self.rest(keep_last=False)
         with _aside(self._context):
-            for unit in self._whole:
-                unit.keep()
+            for unit in self._units:
+                if unit.lingers:
+                    unit.keep()
 
     def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Parts of these parameters have been updated: do the same to what somebody holds whole."""
+        """Parts of these parameters have been updated: update what somebody holds of the whole."""
         with _aside(self._context):
-            for unit in self._whole:
-                for member in unit.members:
-                    member.elements.copy_(member.part)
-                unit.complete()
-            for tensor in tensors:
-                if self._entry(tensor) is not None:
+            # Ranks collect their garbage when they like, so what lingers here may not on another.
+            lingers = self._votes([unit.lingers for unit in self._units])
+            for unit, count in zip(self._units, lingers, strict=True):
+                if count:
+                    unit.follow_update()
+        for tensor in tensors:
+            if self._entry(tensor) is not None:
+                with DisableTorchFunctionSubclass():
                     torch.autograd.graph.increment_version(tensor)
-        self.rest(keep_last=False)
 
     def rest(self, *, keep_last: bool) -> None:
         """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
@@ -137,17 +139,14 @@ class ShardedParameters:
             self._reshard(unit)
         for unit in self._whole:
             unit.written = True  # the script has it before it
+        with _aside(self._context):
+            for unit in self._units:
+                unit.let_go()
 
     def release(self) -> None:
         """Make everything whole again, for good. All ranks come here."""
-        for unit in self._everywhere():
+        for unit in list(self._units):
             self._dissolve(unit)
-
-    def _everywhere(self) -> list[Unit]:
-        """Units that all ranks have: what is gone on one only waits for its collection there."""
-        here = {unit.number: unit for unit in self._units}
-        numbers = set.intersection(*self._context.comm.all_gather_object(set(here)))
-        return [here[number] for number in sorted(numbers)]
 
     @property
     def bytes(self) -> int:
@@ -164,8 +163,8 @@ class ShardedParameters:
         if self._seen.get(module) == count:
             return
         self._seen[module] = count
-        self._forget_gone()
         with DisableTorchFunctionSubclass(), _aside(self._context):
+            self._forget_gone()
             for found in find_units(module):
                 new = [each for each in found if self._entry(each) is None and can_be_sharded(each)]
                 ranges = dict(zip(map(id, new), self._division.assign(new), strict=True))
@@ -197,11 +196,10 @@ class ShardedParameters:
             self._make_room(together)
         with _aside(context):
             unit.gather()
-        unit.whole = True
-        unit.written = context.region is not Region.SHARDED and not self._reading
-        for member, tensor in unit.parameters:
-            tensor.__class__ = torch.nn.Parameter
-            member.version = tensor._version
+            unit.written = context.region is not Region.SHARDED and not self._reading
+            for member, tensor in unit.parameters:
+                tensor.__class__ = torch.nn.Parameter
+                member.version = tensor._version
         self._whole.append(unit)
 
     def _make_room(self, together: Sequence[Unit]) -> None:
@@ -213,12 +211,11 @@ class ShardedParameters:
         if unit in self._pinned:
             return
         with _aside(self._context):
-            if not self._follow(unit) or unit.held:
+            if not self._follow(unit):
                 return
-            changed = any(tensor._version != member.version for member, tensor in unit.parameters)
-            if unit.written or changed:
-                unit.keep()
-            unit.free()
+            for member, tensor in unit.parameters:
+                unit.written = unit.written or tensor._version != member.version
+            unit.rest()
             self._whole.remove(unit)
             for _, tensor in unit.parameters:
                 tensor.__class__ = self._kind
@@ -257,8 +254,19 @@ class ShardedParameters:
         self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
 
     def _forget_gone(self) -> None:
-        for unit in [each for each in self._units if not each.parameters]:
-            self._drop(unit)
+        """Let go of units whose parameters are gone on every rank."""
+        there = self._votes([bool(unit.parameters) for unit in self._units])
+        for unit, count in zip(list(self._units), there, strict=True):
+            if not count:
+                self._drop(unit)
+
+    def _votes(self, flags: Sequence[bool]) -> list[int]:
+        """How many ranks say yes to each."""
+        if not flags:
+            return []
+        device = "cuda" if self._context.comm.on_cuda else "cpu"
+        votes = torch.tensor(flags, dtype=torch.int32, device=device)
+        return self._context.comm.all_reduce(votes).tolist()
 
 
 @contextmanager

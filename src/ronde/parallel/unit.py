@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Storage
 from ronde.comm.process_group import Comm
 from ronde.sync.gradient_parts import Ranges
 
@@ -20,10 +19,26 @@ class Member:
 
     Attributes:
         ref: the parameter, held weakly; its unit stands as long as any rank may have it.
-        part: this rank's elements, flat, perhaps none; what the optimizer updates.
+        own: this rank's elements of it, perhaps none.
+        part: a copy of them, flat; what the optimizer updates.
+        bytes: for each rank a view of its elements in the whole, where it has any.
+        cdata: tells the memory of the whole from other memory.
+        version: of the parameter when its elements were last complete.
     """
 
-    __slots__ = ("_base", "_kind", "_spans", "_storage", "bytes", "cdata", "own", "part", "ref", "version")
+    __slots__ = (
+        "_alone",
+        "_base",
+        "_kind",
+        "_spans",
+        "_storage",
+        "bytes",
+        "cdata",
+        "own",
+        "part",
+        "ref",
+        "version",
+    )
 
     def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
         self.ref = weakref.ref(tensor)
@@ -34,19 +49,18 @@ class Member:
 
     def take(self, tensor: torch.Tensor) -> None:
         """Go by where the parameter's elements lie now."""
-        storage = tensor.untyped_storage()
+        self._storage: Any = tensor.untyped_storage()
+        before = _references(self._storage)
         self._kind = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
         whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        self._base: torch.Tensor = whole.set_(storage, 0, (tensor.numel(),))
-        del whole
+        self._base: torch.Tensor = whole.set_(self._storage, 0, (tensor.numel(),))
         self.bytes = [
             None if span is None else self._base[slice(*span)].view(torch.uint8) for span in self._spans
         ]
-        self.cdata: int = storage._cdata
+        self.cdata: int = self._storage._cdata
         self.version = tensor._version
-        del storage
-        # What counts as somebody else's hold on the memory is anything beyond what is there now.
-        self._storage = Storage(self._base)
+        # What refers to the memory when nobody but the parameter and this member do.
+        self._alone = _references(self._storage) - before + _OF_A_PARAMETER
 
     @property
     def elements(self) -> torch.Tensor:
@@ -64,7 +78,7 @@ class Member:
     @property
     def fixed(self) -> bool:
         """Whether the memory cannot be let go of: numpy was shown it once."""
-        return not self._base.untyped_storage().resizable()
+        return not self._storage.resizable()
 
     def moved(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata != self.cdata
@@ -72,22 +86,36 @@ class Member:
     @property
     def held(self) -> bool:
         """Whether a tensor elsewhere lies in the memory of the whole parameter."""
-        return self._storage.users() > 0
+        alone = self._alone if self.ref() is not None else self._alone - 1
+        return _references(self._storage) > alone
 
     def view(
         self, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """A tensor in the whole parameter's memory."""
-        base = self._base
-        empty = torch.empty(0, dtype=dtype, device=base.device)
-        return empty.set_(base.untyped_storage(), offset, size, stride)
+        empty: Any = torch.empty(0, dtype=dtype, device=self._base.device)
+        return empty.set_(self._storage, offset, size, stride)
+
+    @property
+    def there(self) -> bool:
+        """Whether the whole has memory."""
+        return self._storage.nbytes() > 0
 
     def make_room(self) -> None:
-        """Memory for the whole; its contents are undefined."""
-        self._base.untyped_storage().resize_(self._base.numel() * self._base.element_size())
+        """Memory for the whole; what is new of it is undefined."""
+        self._storage.resize_(self._base.numel() * self._base.element_size())
 
     def free(self) -> None:
-        self._base.untyped_storage().resize_(0)
+        self._storage.resize_(0)
+
+
+def _references(storage: Any) -> int:
+    count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
+    return count(storage._cdata)
+
+
+# To the memory of a parameter, when it is asked for as above.
+_OF_A_PARAMETER = _references(torch.nn.Parameter(torch.empty(1)).untyped_storage())
 
 
 class Unit:
@@ -95,8 +123,9 @@ class Unit:
 
     Attributes:
         number: in the order in which units were made, the same on all ranks.
-        whole: elements of all members are there.
+        whole: elements of all members are there, for anybody to use; the same on all ranks.
         written: while it was whole, somebody may have changed elements.
+        lingers: it is not whole, but this rank has its memory still, because somebody holds a view of it.
     """
 
     def __init__(self, number: int, members: Sequence[Member], comm: Comm) -> None:
@@ -105,9 +134,10 @@ class Unit:
         self._comm = comm
         self.whole = True
         self.written = False
+        self.lingers = False
         sizes = [stop - start for start, stop in (member.own for member in members)]
         first = members[0].elements
-        # One memory for all parts, so that an optimizer's state and parts are few blocks.
+        # One memory for all parts, so that they are few blocks.
         parts = torch.empty(sum(sizes), dtype=first.dtype, device=first.device).split(sizes)
         for member, part in zip(members, parts, strict=True):
             member.part = part
@@ -119,19 +149,20 @@ class Unit:
         found = [(member, member.ref()) for member in self.members]
         return [(member, tensor) for member, tensor in found if tensor is not None]
 
-    @property
-    def held(self) -> bool:
-        return any(member.held for member in self.members)
-
     def gather(self) -> None:
         """Complete the elements of all members; all ranks come here."""
+        if self.lingers:
+            self.keep()  # whoever holds a view may have written to it
         for member in self.members:
             member.make_room()
-            member.elements.copy_(member.part)
         self.complete()
+        self.whole, self.lingers = True, False
 
     def complete(self) -> None:
-        """Every rank has written its own elements of the whole; on return all are there."""
+        """Put every rank's part into the whole; all ranks come here."""
+        for member in self.members:
+            if member.there:
+                member.elements.copy_(member.part)
         ranks = range(self._comm.world_size)
         parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
         self._comm.share(parts)
@@ -141,12 +172,33 @@ class Unit:
         for member in self.members:
             member.part.copy_(member.elements)
 
+    def rest(self) -> None:
+        """It is whole no more; memory that somebody holds a view of is let go of later."""
+        if self.written:
+            self.keep()
+        self.whole, self.written = False, False
+        self.lingers = any(member.held for member in self.members)
+        if not self.lingers:
+            self.free()
+
+    def let_go(self) -> None:
+        """Free the memory of what lingers, if nobody holds any of it now."""
+        if self.lingers and not any(member.held for member in self.members):
+            self.keep()  # whoever held it may have written
+            self.free()
+            self.lingers = False
+
     def free(self) -> None:
-        """Let go of the whole; nobody else may hold any of it."""
         for member in self.members:
             member.free()
-        self.whole = False
-        self.written = False
+
+    def follow_update(self) -> None:
+        """Parts have been updated: so is what lingers on some rank; all ranks come here."""
+        for member in self.members:
+            member.make_room()
+        self.complete()
+        if not self.lingers:
+            self.free()
 
     @property
     def part_bytes(self) -> int:
@@ -154,21 +206,12 @@ class Unit:
 
     @property
     def whole_bytes(self) -> int:
-        return sum(member.numel * member.part.element_size() for member in self.members) if self.whole else 0
+        each = [member.numel * member.part.element_size() for member in self.members if member.there]
+        return sum(each)
 
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a parameter has memory of its own that nobody else refers to."""
-    if type(tensor) is not torch.nn.Parameter:
+    """Whether a parameter is a plain one that fills its memory."""
+    if type(tensor) is not torch.nn.Parameter or tensor.storage_offset():
         return False
-    nbytes = tensor.numel() * tensor.element_size()
-    if tensor.storage_offset() or tensor.untyped_storage().nbytes() != nbytes:
-        return False
-    alone = torch.nn.Parameter(torch.empty(1), requires_grad=tensor.requires_grad)
-    return _references(tensor) == _references(alone)
-
-
-def _references(tensor: torch.Tensor) -> int:
-    storage: Any = tensor.untyped_storage()
-    count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
-    return count(storage._cdata)
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

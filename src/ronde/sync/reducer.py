@@ -99,21 +99,21 @@ class Reducer:
                 leaf.describe(tensor)
                 group.outdated = True
             return
-        if not tensor.requires_grad or not tensor.is_leaf:
-            return
-        group = self._group_of(optimizer)
-        leaf = Leaf(tensor)
-        self._known[id(tensor)] = leaf, group
-        group.leaves.append(leaf)
-        group.outdated = True
-        self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
+        with DisableTorchFunctionSubclass():  # a parameter in parts would ask the script's method
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return
+            group = self._group_of(optimizer)
+            leaf = Leaf(tensor)
+            self._known[id(tensor)] = leaf, group
+            group.leaves.append(leaf)
+            group.outdated = True
+            self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
-        with DisableTorchFunctionSubclass():
-            for param_group in optimizer.param_groups:
-                for parameter in param_group["params"]:
-                    self.adopt(parameter, optimizer)
+        for param_group in optimizer.param_groups:
+            for parameter in param_group["params"]:
+                self.adopt(parameter, optimizer)
 
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
