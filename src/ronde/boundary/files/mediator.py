@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.files.aside import Aside
+from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
@@ -46,7 +49,8 @@ class FileMediator:
     moves or removes something, all ranks come together, so that what they asked before was answered
     from the state before; the main rank (0) alone does it, the others get a file that takes no
     bytes; the outcome, a failure too, is that of the main rank on all. A rank that reads back what
-    it wrote waits until the main rank has come as far.
+    it wrote waits until the main rank has come as far. Threads of the script cannot meet: on other
+    ranks they write aside, where only their rank finds it.
 
     Args:
         meeting: the other ranks.
@@ -57,11 +61,24 @@ class FileMediator:
 
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
         paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
-        self._mediation = Mediation(meeting=meeting, rank=rank, paths=paths)
         self._mirrors = Mirrors()
+        self._mediation = Mediation(
+            meeting=meeting,
+            rank=rank,
+            paths=paths,
+            aside=Aside(self._make_root),
+            beginnings=Beginnings(meeting, self._mirrors.place),
+        )
         self._patches = Patches()
         self._late: LatePatches | None = None
         self._replaced: dict[int, tuple[Any, Any]] = {}
+
+    def _make_root(self) -> str:
+        """The folder of what threads write aside; the mirrors' end is its end."""
+        root = self._mirrors.place("threads")
+        os.mkdir(root)
+        self._mediation.paths.add_private(root)
+        return root
 
     @property
     def waiting_for(self) -> str | None:
@@ -87,6 +104,7 @@ class FileMediator:
             self._replace(os, name, functools.partial(asking, self._mediation))
         for name in MAKERS:
             self._replace(tempfile, name, functools.partial(making, self._mediation))
+        self._patch_threads()
         child = functools.partial(starting, self._mediation)
         for owner, name in (
             (os, "fork"),
@@ -122,6 +140,7 @@ class FileMediator:
         self._replaced.clear()
         self._mediation.publications.stop()
         self._mirrors.remove_all()
+        self._mediation.aside.clear()
 
     def in_step(self) -> bool:
         """Whether the code that runs now is the script's own, which all ranks run together."""
@@ -163,6 +182,17 @@ class FileMediator:
         self._patches.set(io, "open", builtins.open)
         self._replace(os, "open", functools.partial(plainly, opening.os_open))
         self._replace(os, "close", functools.partial(plainly, opening.os_close))
+
+    def _patch_threads(self) -> None:
+        plain: Callable[[threading.Thread], None] = threading.Thread.start
+        mediation = self._mediation
+
+        @functools.wraps(plain)
+        def start(thread: threading.Thread) -> None:
+            mediation.remember(thread)
+            plain(thread)
+
+        self._patches.set(threading.Thread, "start", start)
 
     def _patch_pathlib(self) -> None:
         """Python 3.10's paths hold the functions of `os` in a class of their own."""

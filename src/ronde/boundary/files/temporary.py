@@ -25,11 +25,16 @@ def making(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not mediation.governs():
+        in_thread = mediation.in_thread()
+        if not (in_thread or mediation.governs()):
             return original(*args, **kwargs)
         folder = kwargs.get("dir", args[2] if len(args) > 2 else None)
         located = mediation.paths.locate(folder)
-        if original.__name__ == "mkdtemp" and located is not None and not _is_passing(mediation, located):
+        if in_thread and located is not None and not _is_passing(mediation, located):
+            place = mediation.place_to_write(folder)
+            if "dir" in kwargs:
+                kwargs = {**kwargs, "dir": folder if place is None else place}
+        elif original.__name__ == "mkdtemp" and located is not None and not _is_passing(mediation, located):
             return mediation.meet("tempfile.mkdtemp", located, lambda: original(*args, **kwargs)).value
         with mediation.unmediated():
             made = original(*args, **kwargs)
