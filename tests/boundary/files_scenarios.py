@@ -281,6 +281,43 @@ def temporary_file_is_moved_into_place(ranks: Ranks) -> Any:
 
 
 @scenario
+def temporary_file_in_a_folder_of_choice_is_made_once(ranks: Ranks) -> Any:
+    os.mkdir("results")
+    with tempfile.NamedTemporaryFile("w", dir="results", suffix=".txt", delete=False) as file:
+        file.write("kept")
+    descriptor, path = tempfile.mkstemp(".bin", "low-", "results")
+    os.write(descriptor, b"low")
+    os.close(descriptor)
+    names = sorted(os.listdir("results"))
+    contents = [Path(file.name).read_text(), Path(path).read_text()]
+    os.rename(file.name, "results/kept")
+    os.rename(path, "results/low")
+    return [len(names), [Path(name).suffix for name in names], contents, os.path.basename(path)[:4]]
+
+
+@scenario
+def programs_that_go_on_are_one(ranks: Ranks) -> Any:
+    """Started once; how it goes is known everywhere, to threads as well."""
+    code = "import sys; open('log.txt', 'a').write(sys.stdin.read()); sys.exit(3)"
+    command = [sys.executable, "-S", "-c", code]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    assert program.stdin is not None
+    program.stdin.write("line\n")
+    answers: list[Any] = [program.poll(), program.returncode, isinstance(program, subprocess.Popen)]
+    program.stdin.close()
+    answers += [program.wait(), program.returncode, program.poll()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as program:
+        answers.append(program.communicate("communicated\n"))
+    answers.append(program.returncode)
+    sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    answers.append(failure_of(lambda: sleeper.wait(0.01))[:14])
+    sleeper.terminate()
+    in_thread(lambda: answers.append([sleeper.wait(), sleeper.poll()]))
+    answers.append(failure_of(lambda: subprocess.Popen(["no-such-program-here"])))
+    return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
 def json_is_read_back(ranks: Ranks) -> Any:
     ranks.late("json", 0)
     json.dump({"lr": 0.1, "text": "ü"}, open("config.json", "w"), indent=1)  # closed by its last reference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -148,6 +149,29 @@ def test_threads_of_another_rank_write_aside(other: One) -> None:
     namespace["work"]()
     with other.mediator.unmediated():
         assert os.listdir(".") == ["cache"]
+
+
+def test_a_program_whose_output_is_read_is_told_of(main: One) -> None:
+    for _ in range(2):
+        program = subprocess.Popen(["echo", "word"], stdout=subprocess.PIPE)
+        assert program.communicate()[0] == b"word\n"
+    (note,) = main.mediator.notes
+    assert note.startswith("'echo' was started by every rank")
+    assert main.meeting.calls == []
+
+
+def test_temporary_files_that_are_left_are_the_main_ranks(main: One, other: One) -> None:
+    """The second to be installed is asked first: both make what the script makes."""
+    descriptor, path = tempfile.mkstemp()
+    os.close(descriptor)
+    folder = tempfile.mkdtemp()
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(b"left")
+    kept = [path, folder, file.name]
+    main.mediator.remove_temporary()
+    assert all(map(os.path.exists, kept))
+    other.mediator.remove_temporary()
+    assert not any(map(os.path.exists, kept))
 
 
 def test_a_mutation_is_one_meeting(main: One) -> None:

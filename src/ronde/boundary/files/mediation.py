@@ -230,6 +230,19 @@ class Mediation:
             raise shared.failure
         return value
 
+    def note(self, sentence: str) -> None:
+        """Say it to the user at the end, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def tell(self, key: str, text: str) -> None:
+        """Leave word for threads of other ranks."""
+        self._meeting.tell(key, text)
+
+    def told(self, key: str) -> str | None:
+        """Word that was left, if there is any by now."""
+        return self._meeting.told(key)
+
     def announcer(self, key: str) -> Announce:
         """The callback of an open file that is known as `key` on every rank."""
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.files.aside import Aside
+from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
@@ -33,7 +34,7 @@ from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
-from ronde.boundary.files.temporary import MAKERS, making
+from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.patches import Patches
 
@@ -106,12 +107,9 @@ class FileMediator:
             self._replace(tempfile, name, functools.partial(making, self._mediation))
         self._patch_threads()
         child = functools.partial(starting, self._mediation)
-        for owner, name in (
-            (os, "fork"),
-            (multiprocessing.util, "spawnv_passfds"),
-            (subprocess.Popen, "__init__"),
-        ):
+        for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds")):
             self._replace(owner, name, child)
+        self._replace(subprocess.Popen, "__init__", functools.partial(sharing, self._mediation))
         for module, name in PROGRAMS:
             run = functools.partial(once, self._mediation, f"{module}.{name}")
             self._replace(importlib.import_module(module), name, run)
@@ -141,6 +139,12 @@ class FileMediator:
         self._mediation.publications.stop()
         self._mirrors.remove_all()
         self._mediation.aside.clear()
+
+    def remove_temporary(self) -> None:
+        """Remove what the script made by `tempfile` and left: the main rank's is the one to be found."""
+        if not self._mediation.is_main:
+            with self._mediation.unmediated():
+                remove_all(self._mediation.paths.left)
 
     def in_step(self) -> bool:
         """Whether the code that runs now is the script's own, which all ranks run together."""
