@@ -7,12 +7,15 @@ so by every thread of its rank, whether or not the main rank's has come as far.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from ronde.boundary.files.beginnings import Beginnings
 
 __all__ = ["Aside"]
 
@@ -62,10 +65,12 @@ class Aside:
 
     Args:
         make_root: gives the folder, when it is first needed.
+        beginnings: tell what the main rank's threads have made, which is not to be seen here.
     """
 
-    def __init__(self, make_root: Callable[[], str]) -> None:
+    def __init__(self, make_root: Callable[[], str], beginnings: Beginnings) -> None:
         self._make_root = make_root
+        self._beginnings = beginnings
         self._root = ""
         self._gone: set[str] = set()
 
@@ -113,28 +118,45 @@ class Aside:
         by(place)
         self._gone.discard(located)
 
+    def was_there(self, located: str) -> bool:
+        """Whether it is there for this rank without its threads' doing."""
+        return not self.is_gone(located) and self._beginnings.was_there(located)
+
+    def whole(self, located: str) -> str:
+        """A folder with all that it holds for this rank, gathered here."""
+        place = self._place(located)
+        os.makedirs(place, exist_ok=True)
+        for name in self.listed(located, lambda: os.listdir(located)):
+            inner = os.path.join(located, name)
+            if self.is_folder(inner):
+                self.whole(inner)
+            elif self.find(inner) is None:
+                with contextlib.suppress(FileNotFoundError):  # the main rank's thread was faster
+                    shutil.copy2(inner, os.path.join(place, name), follow_symlinks=False)
+        return place
+
     def _place(self, located: str) -> str:
         if not self._root:
             self._root = self._make_root()
         return self._root + located
 
-    def target(self, located: str, begin: Callable[[str, str], None] | None = None) -> str:
+    def target(self, located: str, *, keep: bool = False) -> str:
         """Where to write it.
 
         The place itself where the folder around it is missing: there the failure is the script's.
 
         Args:
-            begin: puts the content of the first argument, which is to be kept, into the second.
+            keep: what it holds is kept.
         """
         if not self.is_folder(os.path.dirname(located)):
             return located
         place = self._place(located)
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if not os.path.lexists(place) and not self.is_gone(located):
+        if not os.path.lexists(place) and self.was_there(located):
             if os.path.isdir(located):
                 os.mkdir(place)  # to be copied into
-            elif begin is not None:
-                begin(located, place)
+            elif keep:
+                self._beginnings.of(located, place)
         self._gone.discard(located)
         return place
 
@@ -148,14 +170,15 @@ class Aside:
 
     def move(self, source: str, target: str, *, own: bool) -> None:
         """`own`: the source is this rank's alone, and lies where it lies."""
-        place = source if own else self.source(source, source)
         moved = self.target(target)
+        if own:
+            place = source
+        else:
+            place = self.whole(source) if self.is_folder(source) else self.source(source, source)
         if os.path.isdir(moved) and not os.path.isdir(place):
             moved = os.path.join(moved, os.path.basename(source))
         if own or place != source:
             shutil.move(place, moved)
-        elif os.path.isdir(place):
-            shutil.copytree(place, moved, symlinks=True)
         elif os.path.exists(place):  # else the main rank has moved it already
             shutil.copy2(place, moved)
         if not own:
@@ -171,21 +194,32 @@ class Aside:
     def listed(self, located: str, list_real: Callable[[], list[str]]) -> list[str]:
         """The names in a folder."""
         place = self.find(located)
-        names = [] if self.is_gone(located) else self._real(place, list_real)
-        kept = [name for name in names if not self.is_gone(os.path.join(located, name))]
-        return kept + sorted(set(os.listdir(place) if place else ()) - set(kept))
+        ours = os.listdir(place) if place else []
+        kept = self._kept(located, self._real(located, place, list_real))
+        return kept + sorted(set(ours) - set(kept))
 
     def scanned(self, path: str, located: str, scan_real: Callable[[], Any]) -> Any:
         """The entries of a folder, as `os.scandir` gives them."""
         place = self.find(located)
-        entries = [] if self.is_gone(located) else self._real(place, lambda: list(scan_real()))
         ours = {entry.name: entry for entry in os.scandir(place)} if place else {}
-        kept = [entry for entry in entries if not self.is_gone(os.path.join(located, entry.name))]
-        kept = [entry for entry in kept if entry.name not in ours]
+        entries = self._real(located, place, lambda: list(scan_real()))
+        names = set(self._kept(located, [entry.name for entry in entries])) - set(ours)
+        kept = [entry for entry in entries if entry.name in names]
         return _Entries([*kept, *(_Entry(os.path.join(path, name), ours[name]) for name in sorted(ours))])
 
-    @staticmethod
-    def _real(place: str | None, ask: Callable[[], list[Any]]) -> list[Any]:
+    def _kept(self, located: str, names: list[str]) -> list[str]:
+        """The real entries that this rank sees, or has in a form of its own."""
+        made = self._beginnings.made_inside(located, names)
+        return [
+            name
+            for name in names
+            if not self.is_gone(inner := os.path.join(located, name))
+            and (name not in made or self.find(inner) is not None)
+        ]
+
+    def _real(self, located: str, place: str | None, ask: Callable[[], list[Any]]) -> list[Any]:
+        if place is None and self.is_gone(located):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), located)
         try:
             return ask()
         except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ronde.boundary.files.meeting import Meeting
 
@@ -68,10 +68,24 @@ class Beginnings:
             shutil.copyfile(word, place)
 
     def was_there(self, located: str) -> bool:
-        """Whether this was there before any rank's thread came, or is there and no thread has changed it."""
-        there = os.path.lexists(located)
+        """Whether this was there before threads came, or is there and none has changed it."""
         word = self._meeting.told(self._key(located))
-        return there if word is None else word != _NOTHING
+        if word is not None:
+            return word != _NOTHING
+        return os.path.lexists(located) and not self.made_around(located)
+
+    def made_around(self, located: str) -> bool:
+        """Whether the main rank's threads have made a folder above it."""
+        return any(self._made(path) for path in _and_above(os.path.dirname(located)))
+
+    def made_inside(self, located: str, names: Iterable[str]) -> set[str]:
+        """Which of these entries of a folder the main rank's threads have made."""
+        if self._made(located) or self.made_around(located):
+            return set(names)
+        return {name for name in names if self._made(os.path.join(located, name))}
+
+    def _made(self, located: str) -> bool:
+        return self._meeting.told(self._key(located)) == _NOTHING
 
     def _key(self, located: str) -> str:
         """A name for the file and for how often ranks have met over it, or over folders above."""

@@ -106,14 +106,13 @@ class Mediation:
             return None
         with self.unmediated():
             if self.is_main:
-                if keep or anew:
-                    self.beginnings.save(located, content=keep)
+                self.beginnings.save(located, content=keep)
                 return None
             if keep:
                 self.publications.before_reading(located)
-            if anew and self.aside.find(located) is None and self.beginnings.was_there(located):
+            if anew and self.aside.find(located) is None and self.aside.was_there(located):
                 return None
-            place = self.aside.target(located, self.beginnings.of if keep else None)
+            place = self.aside.target(located, keep=keep)
             return None if place == located else place
 
     def place_to_read(self, path: Any) -> str | None:

@@ -63,12 +63,13 @@ class FileMediator:
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
         paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
         self._mirrors = Mirrors()
+        beginnings = Beginnings(meeting, self._mirrors.place)
         self._mediation = Mediation(
             meeting=meeting,
             rank=rank,
             paths=paths,
-            aside=Aside(self._make_root),
-            beginnings=Beginnings(meeting, self._mirrors.place),
+            aside=Aside(self._make_root, beginnings),
+            beginnings=beginnings,
         )
         self._patches = Patches()
         self._late: LatePatches | None = None

@@ -88,8 +88,7 @@ class Operations:
                     if not mediation.is_main:
                         return self._change_aside(operation, original, paths, args, kwargs)
                     for path in paths:
-                        if operation.moves or operation.name in (*_MAKES_FOLDERS, *_REMOVES):
-                            mediation.beginnings.save(path, content=False)
+                        mediation.beginnings.save(path, content=False)
                     return original(*args, **kwargs)
             return self._meet(label, operation, paths, functools.partial(original, *args, **kwargs))
 
@@ -129,9 +128,7 @@ class Operations:
     ) -> Any:
         """What a thread of another rank does to the tree that this rank alone sees."""
         aside, exempt = self._mediation.aside, self._mediation.paths.is_exempt
-        there = aside.find(paths[0]) is not None or (
-            not aside.is_gone(paths[0]) and self._mediation.beginnings.was_there(paths[0])
-        )
+        there = aside.find(paths[0]) is not None or aside.was_there(paths[0])
         if (operation.moves or operation.name in _REMOVES) and not there and not exempt(paths[0]):
             if kwargs.get("ignore_errors") or (operation.name == "rmtree" and args[1:2] == (True,)):
                 return None
@@ -153,16 +150,22 @@ class Operations:
             return aside.make_folder(paths[0], lambda place: original(place, *args[1:], **kwargs))
         if operation.name in _DESCRIBES:
             return None
-        place = aside.target(paths[0], self._mediation.beginnings.of)
+        place = aside.target(paths[0], keep=True)
         position, name = operation.changes[0]
         if position:  # what comes before it is read
-            source = self._mediation.paths.locate(args[0]) if args else None
-            args = (aside.source(source, args[0]) if source else args[0], *args[1:]) if args else args
+            args = tuple(self._readable(value) if at == 0 else value for at, value in enumerate(args))
         if position < len(args):
             args = (*args[:position], place, *args[position + 1 :])
         else:
             kwargs = {**kwargs, name: place}
         return aside.visible_name(original(*args, **kwargs))
+
+    def _readable(self, path: Any) -> Any:
+        """What is to be copied, as this rank sees it."""
+        aside, located = self._mediation.aside, self._mediation.paths.locate(path)
+        if located is None or self._mediation.paths.is_exempt(located):
+            return path
+        return aside.whole(located) if aside.is_folder(located) else aside.source(located, path)
 
     def _discard(self, path: str) -> None:
         """This rank's own version of what the main rank moved away."""

@@ -105,6 +105,8 @@ class Saving:
             located = self._mediated_path(path)
             if located is None:
                 place = self._elsewhere(path, keep=True)
+                for suffix in ("-journal", "-wal", "-shm"):  # they come and go
+                    self._mediation.place_to_write(f"{path}{suffix}")
                 if place is not path:
                     database = f"file:{quote(place)}?{query}" if is_uri else place
                 return original(database, *args, **kwargs)
