@@ -303,6 +303,8 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
+        if not self.retired:
+            self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
         for group in self._groups:
