@@ -17,8 +17,9 @@ def replace_step(
 ) -> None:
     """Let `around(step)` be the step of this class, if it has one of its own; hooks are called as ever.
 
-    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that puts
-    a step of its own around the one it finds would otherwise have two wrappers, and its hooks called twice.
+    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
+    puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
+    twice.
     """
     found = vars(kind).get("step")
     if found is None:

@@ -41,6 +41,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.runtime import saved_gradients
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.update import note_whole_state, sharded_update
@@ -154,6 +155,7 @@ class Session:
         if self._sharded_update is not None:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
+        saved_gradients.install(self.patches, self.reducer.memory.holds)
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
