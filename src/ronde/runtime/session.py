@@ -41,6 +41,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.runtime import saved_gradients
 from ronde.runtime.account import summarize
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
@@ -155,6 +156,7 @@ class Session:
         one_pass.install(self.patches)
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
+        saved_gradients.install(self.patches, self.reducer.memory.holds)
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:

@@ -14,6 +14,7 @@ import torch
 
 from ronde.comm.buffer import Buffer
 from ronde.errors import RondeError
+from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Bucket", "assign_buckets", "average"]
@@ -28,11 +29,14 @@ class Bucket:
     Args:
         leaves: in the order in which backward is expected to reach them.
         buffer: `Bucket.size(leaves)` elements; None for a kind of bucket that does without.
+        memory: is told where gradients lie.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None) -> None:
+    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None, memory: GradientMemory) -> None:
         self.leaves = list(leaves)
         self._buffer: Any = buffer
+        self._memory = memory
+        self._told = False
         self._sizes = [leaf.shape.numel() for leaf in self.leaves]
         itemsize = self.leaves[0].dtype.itemsize
         self._offsets = [begin * itemsize for begin in itertools.accumulate(self._sizes, initial=0)]
@@ -104,7 +108,7 @@ class Bucket:
         self._views = []
         gradients = [leaf.gradient for leaf in self.leaves]
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
-        flat, same = self._buffer.open(len(inside))
+        flat, same = self._opened(len(inside))
         self._inside = inside if same else set()
         self._views, self._flags = self._cut(flat)
         targets: list[torch.Tensor] = []
@@ -125,10 +129,9 @@ class Bucket:
         self.launched = True
         self._buffer.launch()
 
-    def advance(self) -> None:
-        """Go on with what needs no waiting."""
-        if self.launched:
-            self._buffer.advance()
+    def advance(self) -> bool:
+        """Go on with what needs no waiting; whether that was the last of it."""
+        return self._buffer.advance()
 
     def deliver(self) -> list[torch.Tensor]:
         """The averages are there: put them where the gradients were.
@@ -156,7 +159,7 @@ class Bucket:
     @torch.no_grad()
     def take_over(self, known: set[int]) -> None:
         """Let the gradients of the leaves with these ids lie in this buffer, which is new."""
-        views, _ = self._cut(self._buffer.open(0)[0])
+        views, _ = self._cut(self._opened(0)[0])
         for leaf, view in zip(self.leaves, views, strict=True):
             tensor = leaf.tensor
             gradient = leaf.gradient
@@ -180,6 +183,14 @@ class Bucket:
 
     def settle(self) -> None:
         self._buffer.settle()
+
+    def _opened(self, users: int) -> tuple[torch.Tensor, bool]:
+        """What to fill, and whether it is the buffer's own memory."""
+        flat, same = self._buffer.open(users)
+        if not (same and self._told):
+            self._memory.add(flat)
+            self._told = True
+        return flat, same
 
     def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
         """Whether this gradient is the view of the buffer that it was given."""

@@ -13,6 +13,7 @@ import torch
 
 from ronde.comm.process_group import Comm, Pending
 from ronde.sync.bucket import Bucket
+from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 
@@ -27,8 +28,10 @@ class CutBucket(Bucket):
         parts: where parts are kept, and who has which.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts) -> None:
-        super().__init__(leaves, None)
+    def __init__(
+        self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts, memory: GradientMemory
+    ) -> None:
+        super().__init__(leaves, None, memory)
         self._comm = comm
         self._parts = parts
         tensors = [leaf.tensor for leaf in leaves]

@@ -13,7 +13,7 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from ronde.errors import RondeError
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
+from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 
@@ -42,21 +43,16 @@ class _Group:
         self.buckets: list[Bucket] = []
         self.of: dict[int, Bucket] = {}
         self.next = 0
+        # Those that have left, until all that needs no waiting has been done for them.
+        self.under_way: list[Bucket] = []
         self.outdated = False
         # Ids of tensors in the order in which the first backward reached them; None after it.
         self.arrival: list[int] | None = []
 
-    def rebuild(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None) -> None:
+    def rebuild(self, made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int) -> None:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
         order = self.leaves if self.arrival is None else self.leaves[::-1]
-        cut = assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes)
-        self.buckets = []
-        if parts is not None:
-            self.buckets = [CutBucket(members, comm, parts) for members in cut]
-        elif cut:
-            shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
-            buffers = comm.allocate(shapes, [members[0].device for members in cut])
-            self.buckets = [Bucket(*each) for each in zip(cut, buffers, strict=True)]
+        self.buckets = made(assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes))
         self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
         self.outdated = False
 
@@ -71,6 +67,7 @@ class Reducer:
 
     Attributes:
         hooks: the user's own on accumulated gradients.
+        memory: knows which gradients lie in buckets.
     """
 
     def __init__(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None = None) -> None:
@@ -84,6 +81,7 @@ class Reducer:
         self._depth = 0
         self._nested = False
         self.hooks = GradientHooks()
+        self.memory = GradientMemory()
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -166,6 +164,7 @@ class Reducer:
                 self._scale(self._comm.world_size)
             for group in self._groups:
                 group.next = 0
+                group.under_way.clear()
                 for bucket in group.buckets:
                     bucket.reset()
         self.hooks.run(self._comm)
@@ -195,7 +194,18 @@ class Reducer:
         self._forget_gone()
         for group in self._groups:
             if group.outdated:
-                group.rebuild(self._comm, self._bucket_bytes, self._parts)
+                group.rebuild(self._buckets, self._bucket_bytes)
+
+    def _buckets(self, cut: list[list[Leaf]]) -> list[Bucket]:
+        """Buckets of these leaves; ranks come alike."""
+        parts = self._parts
+        if parts is not None:
+            return [CutBucket(members, self._comm, parts, self.memory) for members in cut]
+        if not cut:
+            return []
+        shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
+        buffers = self._comm.allocate(shapes, [members[0].device for members in cut])
+        return [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
@@ -228,9 +238,9 @@ class Reducer:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)
         while group.next < len(group.buckets) and group.buckets[group.next].early:
-            for launched in group.buckets[: group.next]:
-                launched.advance()
+            group.under_way = [launched for launched in group.under_way if not launched.advance()]
             group.buckets[group.next].launch()
+            group.under_way.append(group.buckets[group.next])
             group.next += 1
 
     def _finish(self) -> None:
@@ -279,7 +289,7 @@ class Reducer:
             rest = sorted(set(range(len(group.leaves))) - set(first))
             group.leaves = [group.leaves[index] for index in (*first, *rest)]
             group.arrival = None
-            group.rebuild(self._comm, self._bucket_bytes, self._parts)
+            group.rebuild(self._buckets, self._bucket_bytes)
             known = {id(leaf) for leaf in given}
             for bucket in group.buckets:
                 bucket.take_over(known)
