@@ -12,6 +12,7 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.partition import partition
+from ronde.plan.resident import Census
 
 __all__ = ["CutState", "Piece"]
 
@@ -137,6 +138,13 @@ class CutState:
                 self.pieces[id(tensor)] = piece
                 self._cut(piece)
         return True
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's part."""
+        for entry in self.local.values():
+            for value in entry.values():
+                if isinstance(value, torch.Tensor):
+                    census.count("optimizer", value)
 
     def _entwined_with(self, new: Sequence[torch.Tensor]) -> set[int]:
         return overlapping(

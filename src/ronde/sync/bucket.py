@@ -14,6 +14,7 @@ import torch
 
 from ronde.comm.buffer import Buffer
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Bucket", "assign_buckets", "average"]
@@ -159,6 +160,19 @@ class Bucket:
             tensor = leaf.tensor
             if tensor is not None and tensor.grad is not None and id(tensor) in known:
                 tensor.grad = view.copy_(tensor.grad)
+
+    def tell(self, census: Census) -> None:
+        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's."""
+        itemsize = self.leaves[0].dtype.itemsize
+        census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
+        for place, leaf in enumerate(self.leaves):
+            tensor = leaf.tensor
+            if tensor is None:
+                continue
+            gradient = tensor.grad
+            if gradient is None or self._lies_inside(place, gradient):
+                census.add("gradients", leaf.bytes)
+                census.add("buckets", -leaf.bytes)
 
     def reset(self) -> None:
         """Forget this backward."""

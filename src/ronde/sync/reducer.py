@@ -21,6 +21,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.leaf import Leaf
@@ -112,6 +113,18 @@ class Reducer:
         """Every adopted leaf that is there still, grouped by optimizer."""
         tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
         return [tensor for tensor in tensors if tensor is not None]
+
+    def tell(self, census: Census) -> None:
+        """Count the leaves, the buckets, and gradients that lie in none."""
+        leaves = self.adopted
+        for tensor in leaves:
+            census.count("parameters", tensor)
+        for group in self._groups:
+            for bucket in group.buckets:
+                bucket.tell(census)
+        for tensor in leaves:
+            if tensor.grad is not None:
+                census.count("gradients", tensor.grad)
 
     @property
     def busy(self) -> bool:
