@@ -19,8 +19,8 @@ KIB = 1024
 
 def test_measured_steps_grow_rare() -> None:
     measured = [steps for steps in range(9000) if in_measured_step(steps)]
-    assert measured[:14] == [0, 1, 2, 3, 8, 9, 32, 33, 128, 129, 512, 513, 2048, 2049]
-    assert measured[14:] == [4096, 4097, 6144, 6145, 8192, 8193]
+    assert measured[:12] == [0, 1, 2, 3, 16, 17, 128, 129, 1024, 1025, 2048, 2049]
+    assert measured[12:] == [4096, 4097, 6144, 6145, 8192, 8193]
 
 
 def test_a_storage_is_counted_once_and_whole() -> None:
@@ -142,7 +142,7 @@ def test_it_is_heard_when_steps_are_measured() -> None:
     meter = MemoryMeter(on_cuda=False, hears_calls=False)
     meter.on_change = heard.append
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    for _ in range(12):
+    for _ in range(20):
         meter.stepped(optimizer)
     assert heard == [False, True, False]
 

@@ -21,7 +21,7 @@ __all__ = ["MemoryMeter", "in_measured_step"]
 
 # Measured steps: two in a row, because a step of one optimizer may be followed by another's.
 _IN_A_ROW = 2
-_FIRST, _FACTOR, _FARTHEST = 2, 4, 2048
+_FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
 # In so many steps caches are filled and modules rehearsed: activations are read behind them, if they can be.
 _SETTLED = 2
 # What torch itself holds: reading `.grad` may mean more where gradients are in parts.
@@ -32,7 +32,7 @@ def in_measured_step(steps: int) -> bool:
     """Whether the step behind so many is measured.
 
     >>> [steps for steps in range(200) if in_measured_step(steps)]
-    [0, 1, 2, 3, 8, 9, 32, 33, 128, 129]
+    [0, 1, 2, 3, 16, 17, 128, 129]
     """
     begin = _FIRST
     while begin < _FARTHEST and steps >= begin + _IN_A_ROW:
