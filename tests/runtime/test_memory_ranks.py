@@ -44,7 +44,8 @@ def test_bytes_by_kind(ranks: Ranks, plan: str, share: int, accumulated: int, se
         assert peaks["parameters"] == whole
         assert peaks["gradients"] == whole
         assert 2 * whole / share <= peaks["optimizer"] <= 1.02 * 2 * whole / share
-        assert 0 < peaks["buckets"] < 0.01 * whole
+        # In the midst of backward a gradient is in the bucket and where autograd has put it.
+        assert whole < peaks["buckets"] < 1.01 * whole
         if allocated(on_cuda=False) is not None:
             # What each ReLU gives, this rank's rows of the batch, and the squares.
             assert LAYERS * rows <= peaks["activations"] <= (LAYERS + 4) * rows

@@ -83,7 +83,7 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> Non
     assert summed == "ronde: gradients: shared memory (all ranks are on one host)"
     assert cut == "ronde: on shards: Linear (2 calls)"
     # Four weights and a bias; SGD keeps nothing.
-    expected = r"parameters 20 B, gradients 20 B, buckets 8 B, (activations \S+ \S+, )?process [\d.]+ [MG]iB"
+    expected = r"parameters 20 B, gradients 20 B, buckets 28 B, (activations \S+ \S+, )?process [\d.]+ [MG]iB"
     assert re.fullmatch(
         f"ronde: peak memory on rank [01], which had the most: {expected}", memory.replace(";", ",")
     )

@@ -77,11 +77,11 @@ class MemoryMeter:
         self._modules.add(module)
         if not self._called:
             self._called = True
-            self._before = self._besides(self._count())
+            self._before = self._besides(self.count())
 
     def begin_backward(self) -> None:
         """A backward begins: what forward has kept for it is there."""
-        besides = self._besides(self._count())
+        besides = self._besides(self.count())
         if besides is not None and self._before is not None:
             settled = self._steps >= _SETTLED
             kept = max(0, besides - self._before)
@@ -92,7 +92,7 @@ class MemoryMeter:
         self._steps += 1
         if self.armed:
             self._optimizers.add(optimizer)
-            self._before = self._besides(self._count())
+            self._before = self._besides(self.count())
             self._called = False
         armed = in_measured_step(self._steps)
         if armed is not self.armed:
@@ -101,7 +101,7 @@ class MemoryMeter:
 
     def memory(self) -> Memory:
         """The peaks so far."""
-        self._count()
+        self.count()
         peaks = dict(self._peaks)
         known = self._activations.get(True, self._activations.get(False))
         if known is None:
@@ -112,10 +112,8 @@ class MemoryMeter:
         total = peak_on_device() if on_device else peak_of_process()
         return Memory(peaks=peaks, total=total, where="device" if on_device else "process")
 
-    def _besides(self, census: StorageCensus) -> int | None:
-        return None if self._allocated is None else self._allocated() - census.coming
-
-    def _count(self) -> StorageCensus:
+    def count(self) -> StorageCensus:
+        """Look what is held now."""
         census = StorageCensus()
         optimizers = list(self._optimizers)
         for module in list(self._modules):
@@ -140,3 +138,6 @@ class MemoryMeter:
         for kind, nbytes in census.bytes.items():
             self._peaks[kind] = max(self._peaks[kind], nbytes)
         return census
+
+    def _besides(self, census: StorageCensus) -> int | None:
+        return None if self._allocated is None else self._allocated() - census.coming

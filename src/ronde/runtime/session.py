@@ -223,6 +223,7 @@ class Session:
     def _install_memory(self) -> None:
         def on_change(armed: bool) -> None:
             self.context.on_call = self.memory.called if armed else None
+            self.reducer.on_finish = self.memory.count if armed else None
 
         self.memory.on_change = on_change
         on_change(self.memory.armed)

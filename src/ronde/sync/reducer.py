@@ -13,7 +13,7 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,6 +66,7 @@ class Reducer:
 
     Attributes:
         hooks: the user's own on accumulated gradients.
+        on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
     """
 
     def __init__(self, comm: Comm, bucket_bytes: int) -> None:
@@ -78,6 +79,7 @@ class Reducer:
         self._depth = 0
         self._nested = False
         self.hooks = GradientHooks()
+        self.on_finish: Callable[[], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -235,6 +237,8 @@ class Reducer:
             group.next += 1
 
     def _finish(self) -> None:
+        if self.on_finish is not None:
+            self.on_finish()
         active = self._active_groups()
         for group in active:
             for bucket in group.buckets[group.next :]:
