@@ -2,7 +2,7 @@
 
 A rank joins its control group when the script is about to begin. Python and torch, which no plan makes
 smaller, are charged elsewhere by then. Where no control group can be made the rank has RLIMIT_DATA, which
-does not count shared memory. The run is a process of its own: `python memory_limit.py RUN_DIR RANKS PLAN SCRIPT`.
+does not count shared memory. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCRIPT.
 """
 
 from __future__ import annotations
