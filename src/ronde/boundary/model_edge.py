@@ -112,6 +112,8 @@ class ModelEdge:
             return plain(module, *args, **kwargs)
         large = [batch for batch in found if batch.rows >= self._context.world_size]
         self._context.model_calls += 1
+        if self._context.on_call is not None:
+            self._context.on_call(module)
         if not large or any(map(_is_nested, values)):
             self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))

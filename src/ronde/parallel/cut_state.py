@@ -13,6 +13,7 @@ from torch._C import DisableTorchFunctionSubclass
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
+from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["CutState", "Piece"]
@@ -148,6 +149,13 @@ class CutState:
         if not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
             return False
         return bool(tensor.dim() and tensor.numel()) and self._held.fits(tensor) and is_dense(tensor)
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's part."""
+        for entry in self.local.values():
+            for value in entry.values():
+                if isinstance(value, torch.Tensor):
+                    census.count("optimizer", value)
 
     def _entwined_with(self, new: Sequence[torch.Tensor]) -> set[int]:
         tensors = [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]

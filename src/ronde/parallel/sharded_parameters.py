@@ -23,6 +23,7 @@ from ronde.parallel.division import Division
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.parallel.units import find_units
+from ronde.plan.resident import Census
 
 __all__ = ["ShardedParameters"]
 
@@ -148,10 +149,11 @@ class ShardedParameters:
         for unit in list(self._units):
             self._dissolve(unit)
 
-    @property
-    def bytes(self) -> int:
-        """Resident on this rank now: its parts, and what is whole."""
-        return sum(unit.part_bytes + unit.whole_bytes for unit in self._units)
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts; what is whole is there to be counted."""
+        for unit in self._units:
+            for member in unit.members:
+                census.count("parameters", member.part)
 
     def _entry(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
         found = self._of.get(id(tensor))

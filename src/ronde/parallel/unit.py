@@ -200,15 +200,6 @@ class Unit:
         if not self.lingers:
             self.free()
 
-    @property
-    def part_bytes(self) -> int:
-        return sum(member.part.nbytes for member in self.members)
-
-    @property
-    def whole_bytes(self) -> int:
-        each = [member.numel * member.part.element_size() for member in self.members if member.there]
-        return sum(each)
-
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
     """Whether a parameter is a plain one that fills its memory."""

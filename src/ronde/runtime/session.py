@@ -43,6 +43,7 @@ from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
 from ronde.runtime import saved_gradients
 from ronde.runtime.account import summarize
+from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
@@ -77,6 +78,7 @@ class Session:
         agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
+        memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
@@ -103,6 +105,8 @@ class Session:
             tally=self.tally,
         )
         self._sharding.bind(self.context)
+        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
+        self.memory.residents += [self.reducer, *self._sharding.residents]
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -153,6 +157,7 @@ class Session:
         ModelEdge(self.context, table, self._stream(), self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        self._install_memory()
         one_pass.install(self.patches)
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
@@ -185,6 +190,8 @@ class Session:
             if divide:
                 grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
             graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
+            if self.memory.armed and not self.reducer.busy:
+                self.memory.begin_backward()
             with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
@@ -209,12 +216,21 @@ class Session:
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
-        def after_step(*_: Any) -> None:
+        def after_step(optimizer: Any, *_: Any) -> None:
             self.tally.step()
+            self.memory.stepped(optimizer)
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
+
+    def _install_memory(self) -> None:
+        def on_change(armed: bool) -> None:
+            self.context.on_call = self.memory.called if armed else None
+            self.reducer.on_finish = self.memory.count if armed else None
+
+        self.memory.on_change = on_change
+        on_change(self.memory.armed)
 
     def _install_gradient_hooks(self) -> None:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -298,6 +314,7 @@ class Session:
             communication_ns=waited,
             algorithm=self._groups[1].algorithm,
             notes=notes,
+            memory=self.memory.memory(),
         )
 
     def _waited_ns(self) -> int:

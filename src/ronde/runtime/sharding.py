@@ -20,6 +20,7 @@ from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.plan import Plan
+from ronde.plan.resident import Resident
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["Sharding"]
@@ -59,6 +60,11 @@ class Sharding:
         if self._placement in _CUTS_STATE:
             held = HeldParts(self._division, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes)
+
+    @property
+    def residents(self) -> list[Resident]:
+        """What holds state elsewhere than in the script's tensors."""
+        return [each for each in (self.gradients, self._parameters) if each is not None]
 
     def install(self, patches: Patches, context: Context) -> None:
         if self._update is not None:

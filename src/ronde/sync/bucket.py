@@ -14,6 +14,7 @@ import torch
 
 from ronde.comm.buffer import Buffer
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
 
@@ -165,6 +166,18 @@ class Bucket:
             gradient = leaf.gradient
             if tensor is not None and gradient is not None and id(tensor) in known:
                 leaf.gradient = view.copy_(gradient)
+
+    def tell(self, census: Census) -> None:
+        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's."""
+        itemsize = self.leaves[0].dtype.itemsize
+        census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
+        for place, leaf in enumerate(self.leaves):
+            if leaf.tensor is None:
+                continue
+            gradient = leaf.gradient
+            if gradient is None or self._lies_inside(place, gradient):
+                census.add("gradients", leaf.bytes)
+                census.add("buckets", -leaf.bytes)
 
     def reset(self) -> None:
         """Forget this backward."""

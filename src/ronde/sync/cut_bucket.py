@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm, Pending
+from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
@@ -95,6 +96,9 @@ class CutBucket(Bucket):
 
     def take_over(self, known: set[int]) -> None:
         """Nothing lies in a bucket's memory."""
+
+    def tell(self, census: Census) -> None:
+        """Nothing is held between backwards but parts, which count themselves."""
 
     def reset(self) -> None:
         super().reset()

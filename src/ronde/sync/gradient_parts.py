@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from ronde.comm.process_group import Comm
+from ronde.plan.resident import Census
 from ronde.sync.leaf import Leaf
 
 __all__ = ["GradientParts", "Ranges"]
@@ -61,10 +62,10 @@ class GradientParts:
         held = self._of(tensor)
         return None if held is None else held.part
 
-    @property
-    def bytes(self) -> int:
-        """How much memory all parts take on this rank."""
-        return sum(held.part.nbytes for held in self._held.values())
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts."""
+        for held in self._held.values():
+            census.count("gradients", held.part)
 
     @torch.no_grad()
     def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
@@ -68,6 +69,7 @@ class Reducer:
     Attributes:
         hooks: the user's own on accumulated gradients.
         memory: knows which gradients lie in buckets.
+        on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
     """
 
     def __init__(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None = None) -> None:
@@ -82,6 +84,7 @@ class Reducer:
         self._nested = False
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
+        self.on_finish: Callable[[], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -118,6 +121,18 @@ class Reducer:
         """Every adopted leaf that is there still, grouped by optimizer."""
         tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
         return [tensor for tensor in tensors if tensor is not None]
+
+    def tell(self, census: Census) -> None:
+        """Count the leaves, the buckets, and gradients that lie in none."""
+        leaves = self.adopted
+        for tensor in leaves:
+            census.count("parameters", tensor)
+        for group in self._groups:
+            for bucket in group.buckets:
+                bucket.tell(census)
+        for tensor in leaves:
+            if tensor.grad is not None:
+                census.count("gradients", tensor.grad)
 
     @property
     def busy(self) -> bool:
@@ -244,6 +259,8 @@ class Reducer:
             group.next += 1
 
     def _finish(self) -> None:
+        if self.on_finish is not None:
+            self.on_finish()
         active = self._active_groups()
         for group in active:
             for bucket in group.buckets[group.next :]:
