@@ -17,7 +17,7 @@ from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
 
-EXACT_PLANS = ("ddp", "zero1")
+EXACT_PLANS = ("ddp", "zero1", "micro-batches=3", "recompute=full", "recompute=selective")
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 # In double precision scripts run to their end (none takes so many steps), so that their files are compared.
 # In single precision rounding grows with every step, and twenty are what the tolerance is meant for.
@@ -41,7 +41,14 @@ SAMPLES = {
         ("resume", 2),
         ("amp_fp16", 2),
         ("classifier", 3),
-    }
+    },
+    "micro-batches=3": {
+        ("transformer", 2),
+        ("gpt", 3),
+        ("maml", 2),
+    },
+    "recompute=full": {("resnet_batchnorm", 2)},
+    "recompute=selective": {("transformer", 2)},
 }
 IN_SINGLE_PRECISION = {"classifier", "gpt", "vae", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.

@@ -45,6 +45,7 @@ class Context:
         model_calls: calls of models on a batch so far.
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
+        in_pieces: a model runs on a piece of its rows, and on the others before or after it.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Context:
         self.model_calls = 0
         self.loss_is_scaled = False
         self.gradients_watched = False
+        self.in_pieces = False
         self._thread = threading.get_ident()
 
     @property

@@ -20,8 +20,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "compressor": ("none",),
         "update": ("sync",),
         "precision": ("fp32",),
-        "micro-batches": (1,),
-        "recompute": ("none",),
+        "recompute": ("none", "selective", "full"),
         "compile": (False,),
     }
 )

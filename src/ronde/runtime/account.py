@@ -10,6 +10,7 @@ from time import perf_counter_ns
 
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
+from ronde.plan import Compute, Plan
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, summary_lines
@@ -46,6 +47,7 @@ def summarize(
         algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),
+        compute_plan=_compute_plan(config),
     )
 
 
@@ -63,6 +65,11 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
         sys.stdout.flush()
         for line in summary_lines([summary]):
             say(line)
+
+
+def _compute_plan(config: RankConfig) -> str:
+    plan = Plan.parse(config.plan)
+    return str(Plan(compute=plan.compute)) if plan.compute != Compute() else ""
 
 
 def _directory(config: RankConfig) -> RunDirectory:

@@ -41,6 +41,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.runtime import compute
 from ronde.runtime.account import summarize
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.update import note_whole_state, sharded_update
@@ -147,7 +148,8 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        ModelEdge(self.context, table, self._stream()).install(self.patches)
+        compute.install(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
+        ModelEdge(self.context, table, self._stream(), compute.way(self.plan)).install(self.patches)
         self._install_backward()
         self._install_optimizers()
         one_pass.install(self.patches)
@@ -155,6 +157,9 @@ class Session:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
         self._install_take_over()
+
+    def _inside_model(self) -> bool:
+        return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")

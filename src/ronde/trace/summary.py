@@ -30,6 +30,7 @@ class RankSummary:
         algorithm: how gradients were summed over ranks, and why so; "" on one rank.
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
+        compute_plan: the plan's compute values, as items; "" where they are the script's own.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankSummary:
     algorithm: str
     sharded: Mapping[str, int]
     notes: tuple[str, ...]
+    compute_plan: str = ""
 
     @property
     def compute(self) -> float:
@@ -76,7 +78,8 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
     if main.samples_per_second:
         parts.append(f"{_figure(main.samples_per_second)} samples/s")
     if main.world_size == 1:
-        return [f"{', '.join(parts)}; one rank runs as plain python does"]
+        how = f"one rank, {main.compute_plan}" if main.compute_plan else "one rank runs as plain python does"
+        return [f"{', '.join(parts)}; {how}", *main.notes]
     lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:
