@@ -19,7 +19,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
         "update": ("sync",),
-        "precision": ("fp32",),
+        "precision": ("fp32", "tf32", "bf16", "fp16"),
         "recompute": ("none", "selective", "full"),
         "compile": (False,),
     }

@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 from ronde.boundary.patches import Patches
 from ronde.boundary.sharded_call import Way, at_once
+from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.micro_batches import MicroBatches
+from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Recompute
 from ronde.plan import Plan
 
-__all__ = ["install", "install_alone", "needs_boundary", "way"]
+__all__ = [
+    "install_alone",
+    "install_inside",
+    "install_precision",
+    "loss_scaling",
+    "needs_boundary",
+    "way",
+]
+
+Note = Callable[[str], object]
 
 
 def way(plan: Plan) -> Way:
@@ -24,9 +35,7 @@ def needs_boundary(plan: Plan) -> bool:
     return plan.compute.micro_batches > 1
 
 
-def install(
-    plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Callable[[str], object]
-) -> None:
+def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Note) -> None:
     """What is done inside models, on this rank's rows; under the model edge, which is installed after it.
 
     Args:
@@ -37,6 +46,25 @@ def install(
         Recompute(plan.compute.recompute, inside, note).install(patches)
 
 
-def install_alone(plan: Plan, note: Callable[[str], object]) -> None:
-    """The same for a process that is alone and has no boundary; it stays as long as the process."""
-    install(plan, Patches(), inside=lambda: True, note=note)
+def install_precision(plan: Plan, patches: Patches, note: Note) -> None:
+    """What is done around models; over the model edge, which is installed before it."""
+    if plan.compute.precision in NARROW:
+        Precision(plan.compute.precision, note).install(patches)
+    elif plan.compute.precision == "tf32":
+        allow_tf32(note)
+
+
+def loss_scaling(plan: Plan, agreed: Callable[[bool], bool]) -> LossScaling | None:
+    """What scales losses under this plan; `agreed` says whether any rank says yes."""
+    return LossScaling(agreed) if plan.compute.precision == "fp16" else None
+
+
+def install_alone(plan: Plan, note: Note) -> None:
+    """All of it for a process that is alone and has no boundary; it stays as long as the process."""
+    patches = Patches()
+    install_inside(plan, patches, inside=lambda: True, note=note)
+    install_precision(plan, patches, note)
+    scaling = loss_scaling(plan, lambda answer: answer)
+    if scaling is not None:
+        scaling.install(patches)
+        scaling.install_backward(patches)

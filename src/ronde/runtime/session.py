@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ class Session:
             tally=self.tally,
         )
         self._sharded_update = sharded_update(plan, self.context)
+        self._scaling = compute.loss_scaling(plan, self._any_rank)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -148,7 +150,7 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        compute.install(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
+        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
         ModelEdge(self.context, table, self._stream(), compute.way(self.plan)).install(self.patches)
         self._install_backward()
         self._install_optimizers()
@@ -156,6 +158,10 @@ class Session:
         if self._sharded_update is not None:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
+        compute.install_precision(self.plan, self.patches, self.context.note)
+        if self._scaling is not None:
+            self.context.loss_is_scaled = True
+            self._handles += self._scaling.install(self.patches)
         self._install_take_over()
 
     def _inside_model(self) -> bool:
@@ -184,13 +190,22 @@ class Session:
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
-            if divide:
-                grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
-            with self.reducer.backward(divided=divide):
-                plain(tensors, grad_tensors, *args, **kwargs)
+            with self._scaled(tensors) as scale:
+                divisor = (self.config.world_size if divide else 1) / scale
+                if divisor != 1:
+                    grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
+                with self.reducer.backward(divided=divide):
+                    plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
+
+    def _scaled(self, tensors: Any) -> AbstractContextManager[float]:
+        return nullcontext(1.0) if self._scaling is None else self._scaling.backward(tensors)
+
+    def _any_rank(self, answer: bool) -> bool:
+        device = "cuda" if self.context.comm.on_cuda else "cpu"
+        return bool(self.context.comm.all_reduce(torch.tensor([answer], dtype=torch.int32, device=device)))
 
     def _install_optimizers(self) -> None:
         plain: Any = Optimizer.add_param_group
