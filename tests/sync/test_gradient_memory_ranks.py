@@ -207,7 +207,7 @@ def lie_in_buffers(rank: Rank, backend: str) -> bool:
             case.forget()
             case.backward(reduce)
         memories = {gradient.untyped_storage().data_ptr() for gradient in case.gradients}
-        addresses = {bucket.buffer.address for group in reduce._groups for bucket in group.buckets}
+        addresses = {bucket._buffer.address for group in reduce._groups for bucket in group.buckets}
         return memories <= addresses
 
 

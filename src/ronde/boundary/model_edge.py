@@ -11,22 +11,23 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from ronde.boundary.candidates import Batch, batches
+from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import SlicedDraws
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
+from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.verdicts import Verdicts
 from ronde.errors import RondeError
@@ -40,10 +41,21 @@ class ModelEdge:
     Args:
         rules: the operations that keep outputs sharded.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
+        way: how a call on this rank's rows is carried out.
+        calling: what is to stand around every call of a model as one piece.
     """
 
-    def __init__(self, context: Context, rules: dict[Any, Rule], stream: RankStream | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        rules: dict[Any, Rule],
+        stream: RankStream | None,
+        way: Way = at_once,
+        calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._context = context
+        self._way = way
+        self._calling = calling
         self._rules = rules
         self._stream = stream
         self._verdicts = Verdicts(context, torch.nn.Module.__call__)
@@ -103,6 +115,8 @@ class ModelEdge:
             return plain(module, *args, **kwargs)
         large = [batch for batch in found if batch.rows >= self._context.world_size]
         self._context.model_calls += 1
+        if self._context.on_call is not None:
+            self._context.on_call(module)
         if not large or any(map(_is_nested, values)):
             self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))
@@ -124,7 +138,7 @@ class ModelEdge:
             self._context.tally.train_on(batch.rows)
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
-        with self._context.enter(Region.REPLICATED, None):
+        with self._context.enter(Region.REPLICATED, None), self._calling(module):
             args, kwargs = map_leaves(materialize, call)
             return plain(module, *args, **kwargs)
 
@@ -137,12 +151,13 @@ class ModelEdge:
         if torch.is_grad_enabled():
             self._adopt(module)
         start = now()
+        made = ShardedCall(context, plain, module, (args, kwargs), verdict, batch, self._stream)
         with (
             context.enter(Region.SHARDED, batch.rows),
-            self._drawing(verdict, batch.rows),
             self._entered(module),
+            self._calling(module),
         ):
-            output = plain(module, *args, **kwargs)
+            output = self._way(made)
         context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
@@ -160,7 +175,7 @@ class ModelEdge:
         if not verdict.draws or not (self._stream is None or self._stream.watches):
             return
         for part in module.modules():
-            if _is_compiled(part):
+            if is_compiled(part):
                 name = type(getattr(part, "_orig_mod", part)).__name__
                 self._context.note(
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
@@ -177,14 +192,14 @@ class ModelEdge:
         def whole(value: Any) -> Any:
             axis, place = next(expected, (None, None))
             if axis is None or axis.dims != (value.dim() if isinstance(value, torch.Tensor) else None):
-                raise _another_form(module)
+                raise another_form(module)
             if place is not None:
                 return given[place]
             return self._global(value, axis, batch.rows)
 
         result = map_leaves(whole, output)
         if next(expected, None) is not None:
-            raise _another_form(module)
+            raise another_form(module)
         return result
 
     @contextmanager
@@ -203,14 +218,6 @@ class ModelEdge:
         finally:
             for members, name, value in swapped:
                 members[name] = value  # pyright: ignore[reportArgumentType]
-
-    def _drawing(self, verdict: Verdict, rows: int) -> Any:
-        if not verdict.draws:
-            return _NoDraws()
-        cut = self._context.layout(0, rows)
-        if self._stream is not None:
-            return self._stream.drawing(verdict.draws, cut)
-        return SlicedDraws(verdict.draws, cut, self._context.rank)
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):
@@ -241,41 +248,13 @@ class ModelEdge:
                     self._context.adopt(parameter)
 
 
-class _NoDraws:
-    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks."""
-
-    def __enter__(self) -> None:
-        self._before = torch.default_generator.get_state()
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
-            raise RondeError(
-                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
-                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
-                "own, as a number or a flag"
-            )
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
-
-
 def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
-    if not _is_compiled(module):
+    if not is_compiled(module):
         return functools.partial(plain, module)
     if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]
     return module._call_impl
-
-
-def _another_form(module: torch.nn.Module) -> RondeError:
-    return RondeError(
-        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
-        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
-    )
 
 
 def _is_nested(value: Any) -> bool:

@@ -13,15 +13,14 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pipeline": (1,),
         "context": (1,),
         "expert": (1,),
-        "state": ("replicated", "zero1"),
+        "state": ("replicated", "zero1", "zero2", "zero3", "central"),
         "sparse": ("replicated",),
         "offload": ("none",),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
         "update": ("sync",),
-        "precision": ("fp32",),
-        "micro-batches": (1,),
-        "recompute": ("none",),
+        "precision": ("fp32", "tf32", "bf16", "fp16"),
+        "recompute": ("none", "selective", "full"),
         "compile": (False,),
     }
 )

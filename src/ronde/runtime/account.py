@@ -10,6 +10,8 @@ from time import perf_counter_ns
 
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
+from ronde.plan import Compute, Plan
+from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, summary_lines
@@ -30,6 +32,7 @@ def summarize(
     communication_ns: int = 0,
     algorithm: str = "",
     notes: Sequence[str] = (),
+    memory: Memory | None = None,
 ) -> RankSummary:
     spent = max(1, perf_counter_ns() - tally.begun_ns)
     rates = tally.rates()
@@ -46,6 +49,8 @@ def summarize(
         algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),
+        memory=memory,
+        compute_plan=_compute_plan(config),
     )
 
 
@@ -63,6 +68,11 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
         sys.stdout.flush()
         for line in summary_lines([summary]):
             say(line)
+
+
+def _compute_plan(config: RankConfig) -> str:
+    plan = Plan.parse(config.plan)
+    return str(Plan(compute=plan.compute)) if plan.compute != Compute() else ""
 
 
 def _directory(config: RankConfig) -> RunDirectory:

@@ -14,6 +14,7 @@ import torch
 
 from ronde.comm.buffer import Buffer, Source
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
 
@@ -31,13 +32,13 @@ class Bucket:
 
     Args:
         leaves: in the order in which backward is expected to reach them.
-        buffer: `Bucket.size(leaves)` elements.
+        buffer: `Bucket.size(leaves)` elements; None for a kind of bucket that does without.
         memory: is told where gradients lie.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer, memory: GradientMemory) -> None:
+    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None, memory: GradientMemory) -> None:
         self.leaves = list(leaves)
-        self._buffer = buffer
+        self._buffer: Any = buffer
         self._memory = memory
         self._told = False
         self._sizes = [leaf.shape.numel() for leaf in self.leaves]
@@ -82,11 +83,10 @@ class Bucket:
     def touched(self) -> bool:
         return bool(self._ready)
 
-    def begin(self) -> None:
-        """A backward begins."""
+    def begin(self, *, graph: bool = False) -> None:
+        """A backward begins; `graph`: gradients will be differentiable themselves."""
         for place, leaf in enumerate(self.leaves):
-            tensor = leaf.ref()
-            if tensor is not None and tensor.grad is not None:
+            if leaf.gradient is not None:
                 self._before.add(place)
 
     def mark(self, tensor: torch.Tensor) -> None:
@@ -95,20 +95,22 @@ class Bucket:
         Raises:
             RondeError: for a sparse gradient.
         """
-        if tensor.grad is not None and tensor.grad.layout != torch.strided:
+        place = self._places[id(tensor)]
+        gradient = self.leaves[place].gradient
+        if gradient is not None and gradient.layout != torch.strided:
             raise RondeError(
                 f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
                 f"in this version; use sparse=False"
             )
         if self.launched:
             self.stale = True
-        self._ready.add(self._places[id(tensor)])
+        self._ready.add(place)
 
     @torch.no_grad()
     def launch(self) -> None:
         """Send what is there; gradients that are missing count as they stand, or as nought."""
         self._views = []
-        gradients = [None if (tensor := leaf.tensor) is None else tensor.grad for leaf in self.leaves]
+        gradients = [leaf.gradient for leaf in self.leaves]
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
         flat, same = self._opened(len(inside))
         self._inside = inside if same else set()
@@ -160,15 +162,16 @@ class Bucket:
         given: list[torch.Tensor] = []
         computed = range(len(self.leaves)) if self.complete else self._computed_somewhere()
         for place in computed:
-            tensor = self.leaves[place].tensor
+            leaf = self.leaves[place]
+            tensor = leaf.tensor
             if tensor is None or place in self._inside:
                 continue
-            gradient = tensor.grad
+            gradient = leaf.gradient
             if gradient is not None and (place in self._before or gradient.requires_grad):
                 with torch.no_grad():
                     gradient.copy_(self._views[place])
             else:
-                tensor.grad = self._views[place]
+                leaf.gradient = self._views[place]
                 given.append(tensor)
         self.reset()
         return given
@@ -179,8 +182,21 @@ class Bucket:
         views, _ = self._cut(self._opened(0)[0])
         for leaf, view in zip(self.leaves, views, strict=True):
             tensor = leaf.tensor
-            if tensor is not None and tensor.grad is not None and id(tensor) in known:
-                tensor.grad = view.copy_(tensor.grad)
+            gradient = leaf.gradient
+            if tensor is not None and gradient is not None and id(tensor) in known:
+                leaf.gradient = view.copy_(gradient)
+
+    def tell(self, census: Census) -> None:
+        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's."""
+        itemsize = self.leaves[0].dtype.itemsize
+        census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
+        for place, leaf in enumerate(self.leaves):
+            if leaf.tensor is None:
+                continue
+            gradient = leaf.gradient
+            if gradient is None or self._lies_inside(place, gradient):
+                census.add("gradients", leaf.bytes)
+                census.add("buckets", -leaf.bytes)
 
     def reset(self) -> None:
         """Forget this backward."""
@@ -190,9 +206,15 @@ class Bucket:
         self.launched = False
         self.stale = False
 
-    @property
-    def buffer(self) -> Buffer:
-        return self._buffer
+    def reduce(self) -> None:
+        """Wait for what all ranks have sent; see `Buffer` for this and the next two."""
+        self._buffer.reduce()
+
+    def collect(self) -> None:
+        self._buffer.collect()
+
+    def settle(self) -> None:
+        self._buffer.settle()
 
     def _opened(self, users: int) -> tuple[torch.Tensor, bool]:
         """What to fill, and whether it is the buffer's own memory."""
@@ -216,6 +238,8 @@ class Bucket:
 
     def _part_of(self, place: int) -> tuple[int, int] | None:
         """Which elements of this gradient the rank sums itself; None where there are few."""
+        if self._buffer is None:
+            return None
         begin, size = self._begins[place], self._sizes[place]
         start, stop = (min(max(each - begin, 0), size) for each in self._buffer.own)
         dtype = self.leaves[place].dtype
@@ -237,14 +261,13 @@ class Bucket:
 
 
 def average(buckets: Sequence[Bucket]) -> None:
-    """Wait for what has been launched on all ranks; then every buffer holds the mean."""
-    buffers = [bucket.buffer for bucket in buckets]
-    for buffer in buffers:
-        buffer.reduce()
-    for buffer in buffers:
-        buffer.collect()
-    for buffer in buffers:
-        buffer.settle()
+    """Wait for what has been launched on all ranks; then every bucket holds the mean."""
+    for bucket in buckets:
+        bucket.reduce()
+    for bucket in buckets:
+        bucket.collect()
+    for bucket in buckets:
+        bucket.settle()
 
 
 def assign_buckets(leaves: Sequence[Leaf], first_bytes: int, bucket_bytes: int) -> list[list[Leaf]]:
