@@ -1,6 +1,6 @@
 """The units of a model: parameters that are gathered together, because they are used together.
 
-A unit is one of the model's repeated blocks, as users of FSDP wrap them by hand, or a layer between blocks; small
+A unit is one of the repeated blocks, as users of FSDP wrap them by hand, or a layer between blocks; small
 neighbours are one unit together.
 """
 
