@@ -158,11 +158,14 @@ class Session:
         if self._sharded_update is not None:
             self._sharded_update.install(self.patches)
         self._install_gradient_hooks()
-        compute.install_precision(self.plan, self.patches, self.context.note)
+        compute.install_around(self.plan, self.patches, in_script=self._in_script, note=self.context.note)
         if self._scaling is not None:
             self.context.loss_is_scaled = True
             self._handles += self._scaling.install(self.patches)
         self._install_take_over()
+
+    def _in_script(self) -> bool:
+        return self.context.region is Region.SCRIPT and self.context.on_main_thread()
 
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
