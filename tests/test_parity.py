@@ -20,6 +20,9 @@ from ronde.verify.runs import Job, Run, run_plain
 EXACT_PLANS = (
     "ddp",
     "zero1",
+    "zero2",
+    "zero3",
+    "central",
     "micro-batches=3",
     "recompute=full",
     "recompute=selective",
@@ -57,6 +60,18 @@ SAMPLES = {
     "zero1": {
         ("resume", 2),
         ("amp_fp16", 2),
+        ("classifier", 3),
+    },
+    "zero2": {
+        ("clip_and_log", 3),
+        ("gradient_accumulation", 2),
+    },
+    "zero3": {
+        ("transformer", 3),
+        ("gan", 2),
+        ("resume", 2),
+    },
+    "central": {
         ("classifier", 3),
     },
     "micro-batches=3": {

@@ -41,6 +41,6 @@ def _lists_in(module: nn.Module) -> list[nn.Module]:
     """Of a list's members, plain sequences, if there are several and in them nothing repeats."""
     if type(module) not in _CONTAINERS:
         return []
-    found = [child for child in module._modules.values() if type(child) is nn.Sequential]
+    found: list[nn.Module] = [child for child in module._modules.values() if type(child) is nn.Sequential]
     found = [child for child in found if _is_composite(child) and not repeated_blocks(child)]
     return found if len(found) > 1 else []

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Compute, Plan
+from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, summary_lines
@@ -31,6 +32,7 @@ def summarize(
     communication_ns: int = 0,
     algorithm: str = "",
     notes: Sequence[str] = (),
+    memory: Memory | None = None,
 ) -> RankSummary:
     spent = max(1, perf_counter_ns() - tally.begun_ns)
     rates = tally.rates()
@@ -47,6 +49,7 @@ def summarize(
         algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),
+        memory=memory,
         compute_plan=_compute_plan(config),
     )
 

@@ -42,10 +42,11 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.runtime import compute
+from ronde.runtime import compute, saved_gradients
 from ronde.runtime.account import summarize
+from ronde.runtime.memory_meter import MemoryMeter
+from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
-from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -78,6 +79,7 @@ class Session:
         agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
+        memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
@@ -94,14 +96,18 @@ class Session:
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
-        self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
+        self._sharding = Sharding(plan, reducer_comm)
+        bucket_bytes = int(plan.communication.bucket_mb * 2**20)
+        self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
-        self._sharded_update = sharded_update(plan, self.context)
+        self._sharding.bind(self.context)
+        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
+        self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
@@ -151,13 +157,15 @@ class Session:
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
-        ModelEdge(self.context, table, self._stream(), compute.way(self.plan)).install(self.patches)
+        way = compute.way(self.plan)
+        ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        self._install_memory()
         one_pass.install(self.patches)
-        if self._sharded_update is not None:
-            self._sharded_update.install(self.patches)
+        self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
+        saved_gradients.install(self.patches, self.reducer.memory.holds)
         compute.install_around(self.plan, self.patches, in_script=self._in_script, note=self.context.note)
         if self._scaling is not None:
             self.context.loss_is_scaled = True
@@ -193,11 +201,14 @@ class Session:
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
+            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
+            if self.memory.armed and not self.reducer.busy:
+                self.memory.begin_backward()
             with self._scaled(tensors) as scale:
                 divisor = (self.config.world_size if divide else 1) / scale
                 if divisor != 1:
                     grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
-                with self.reducer.backward(divided=divide):
+                with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
                     plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -224,16 +235,25 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
-                note_whole_state(self.plan, self.context, optimizer)
+                self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
-        def after_step(*_: Any) -> None:
+        def after_step(optimizer: Any, *_: Any) -> None:
             self.tally.step()
+            self.memory.stepped(optimizer)
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
+
+    def _install_memory(self) -> None:
+        def on_change(armed: bool) -> None:
+            self.context.on_call = self.memory.called if armed else None
+            self.reducer.on_finish = self.memory.count if armed else None
+
+        self.memory.on_change = on_change
+        on_change(self.memory.armed)
 
     def _install_gradient_hooks(self) -> None:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -291,8 +311,7 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
-        if self._sharded_update is not None:
-            self._sharded_update.release()
+        self._sharding.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
@@ -318,6 +337,7 @@ class Session:
             communication_ns=waited,
             algorithm=self._groups[1].algorithm,
             notes=notes,
+            memory=self.memory.memory(),
         )
 
     def _waited_ns(self) -> int:
@@ -325,6 +345,8 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
+        if not self.retired:
+            self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
         for group in self._groups:

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
@@ -34,6 +34,7 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.boundary.patches import Patches
+    from ronde.runtime.memory_meter import MemoryMeter
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -104,8 +105,7 @@ def _run(config: RankConfig) -> None:
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
-    if session is None:
-        _count_steps(tally)
+    meter = _count_steps(config, tally) if session is None else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -115,9 +115,9 @@ def _run(config: RankConfig) -> None:
         execute(config.script, config.arguments, module=config.module)
     except SystemExit as end:
         if end.code in (None, 0):
-            _conclude(config, tally, session, notes)
+            _conclude(config, tally, session, meter, notes)
         raise
-    _conclude(config, tally, session, notes)
+    _conclude(config, tally, session, meter, notes)
 
 
 def _hear_interrupts() -> None:
@@ -155,11 +155,20 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
     return session
 
 
-def _count_steps(tally: Tally) -> None:
+def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
     """One rank runs as plain python does, but for this."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    register_optimizer_step_post_hook(lambda *_: tally.step())
+    from ronde.runtime.memory_meter import MemoryMeter
+
+    meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
+
+    def after_step(optimizer: Any, *_: Any) -> None:
+        tally.step()
+        meter.stepped(optimizer)
+
+    register_optimizer_step_post_hook(after_step)
+    return meter
 
 
 def _write_stack_when_asked(config: RankConfig) -> None:
@@ -169,10 +178,17 @@ def _write_stack_when_asked(config: RankConfig) -> None:
     faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
-def _conclude(config: RankConfig, tally: Tally, session: Session | None, notes: Iterable[str]) -> None:
+def _conclude(
+    config: RankConfig,
+    tally: Tally,
+    session: Session | None,
+    meter: MemoryMeter | None,
+    notes: Iterable[str],
+) -> None:
     """Write down what the run was, and what the user should know about it."""
     if session is None:
-        give_account(config, summarize(config, tally, notes=list(notes)))
+        memory = None if meter is None else meter.memory()
+        give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
     elif not session.retired:
         give_account(config, session.summary())
 
