@@ -15,6 +15,7 @@ from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Recompute
 from ronde.plan import Plan
+from ronde.sync.gradient_parts import GradientParts
 
 __all__ = [
     "install_alone",
@@ -65,9 +66,16 @@ def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool
         allow_tf32(note)
 
 
-def loss_scaling(plan: Plan, agreed: Callable[[bool], bool]) -> LossScaling | None:
-    """What scales losses under this plan; `agreed` says whether any rank says yes."""
-    return LossScaling(agreed) if plan.compute.precision == "fp16" else None
+def loss_scaling(
+    plan: Plan, agreed: Callable[[bool], bool], parts: GradientParts | None = None
+) -> LossScaling | None:
+    """What scales losses under this plan.
+
+    Args:
+        agreed: whether any rank says yes.
+        parts: gradients of which this rank has a part.
+    """
+    return LossScaling(agreed, parts) if plan.compute.precision == "fp16" else None
 
 
 def install_alone(plan: Plan, note: Note) -> None:

@@ -108,7 +108,7 @@ class Session:
         self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
-        self._scaling = compute.loss_scaling(plan, self._any_rank)
+        self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
