@@ -108,7 +108,7 @@ class Session:
         self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
-        self._scaling = compute.loss_scaling(plan, self._any_rank)
+        self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -166,11 +166,14 @@ class Session:
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
         saved_gradients.install(self.patches, self.reducer.memory.holds)
-        compute.install_precision(self.plan, self.patches, self.context.note)
+        compute.install_around(self.plan, self.patches, in_script=self._in_script, note=self.context.note)
         if self._scaling is not None:
             self.context.loss_is_scaled = True
             self._handles += self._scaling.install(self.patches)
         self._install_take_over()
+
+    def _in_script(self) -> bool:
+        return self.context.region is Region.SCRIPT and self.context.on_main_thread()
 
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
