@@ -10,6 +10,7 @@ the files in the working directory.
 from __future__ import annotations
 
 import bz2
+import concurrent.futures
 import csv
 import gzip
 import io
@@ -19,6 +20,7 @@ import logging.handlers
 import multiprocessing
 import os
 import pickle
+import queue
 import shutil
 import sqlite3
 import stat
@@ -276,6 +278,43 @@ def temporary_file_is_moved_into_place(ranks: Ranks) -> Any:
         back,
         os.path.exists(away),
     ]
+
+
+@scenario
+def temporary_file_in_a_folder_of_choice_is_made_once(ranks: Ranks) -> Any:
+    os.mkdir("results")
+    with tempfile.NamedTemporaryFile("w", dir="results", suffix=".txt", delete=False) as file:
+        file.write("kept")
+    descriptor, path = tempfile.mkstemp(".bin", "low-", "results")
+    os.write(descriptor, b"low")
+    os.close(descriptor)
+    names = sorted(os.listdir("results"))
+    contents = [Path(file.name).read_text(), Path(path).read_text()]
+    os.rename(file.name, "results/kept")
+    os.rename(path, "results/low")
+    return [len(names), [Path(name).suffix for name in names], contents, os.path.basename(path)[:4]]
+
+
+@scenario
+def programs_that_go_on_are_one(ranks: Ranks) -> Any:
+    """Started once; how it goes is known everywhere, to threads as well."""
+    code = "import sys; open('log.txt', 'a').write(sys.stdin.read()); sys.exit(3)"
+    command = [sys.executable, "-S", "-c", code]
+    program = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    assert program.stdin is not None
+    program.stdin.write("line\n")
+    answers: list[Any] = [program.poll(), program.returncode, isinstance(program, subprocess.Popen)]
+    program.stdin.close()
+    answers += [program.wait(), program.returncode, program.poll()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as program:
+        answers.append(program.communicate("communicated\n"))
+    answers.append(program.returncode)
+    sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    answers.append(failure_of(lambda: sleeper.wait(0.01))[:14])
+    sleeper.terminate()
+    in_thread(lambda: answers.append([sleeper.wait(), sleeper.poll()]))
+    answers.append(failure_of(lambda: subprocess.Popen(["no-such-program-here"])))
+    return [*answers, Path("log.txt").read_text()]
 
 
 @scenario
@@ -556,6 +595,124 @@ def threads_are_left_alone(ranks: Ranks) -> Any:
             thread.join()
     ranks.total(1)
     return [own, os.listdir(".")]
+
+
+def in_thread(work: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@scenario
+def threads_write_once(ranks: Ranks) -> Any:
+    """The main rank's threads are late: the others find their own work done all the same."""
+
+    def late() -> None:
+        if ranks.rank == 0 and ranks.world_size > 1:
+            time.sleep(0.1)
+
+    def append() -> None:
+        late()
+        with open("log.txt", "a") as file:
+            file.write(f"{file.name}\n")
+
+    Path("log.txt").write_text("begun\n")
+    in_thread(append)
+    in_thread(append)
+    answers: list[Any] = [Path("log.txt").read_text(), os.path.getsize("log.txt")]
+
+    def save(epoch: int) -> str:
+        late()
+        os.makedirs("checkpoints", exist_ok=True)
+        torch.save({"epoch": epoch}, f"checkpoints/{epoch}.tmp")
+        os.replace(f"checkpoints/{epoch}.tmp", f"checkpoints/{epoch}.pt")
+        if os.path.exists(f"checkpoints/{epoch - 2}.pt"):
+            os.remove(f"checkpoints/{epoch - 2}.pt")
+        return str(sorted(Path("checkpoints").iterdir()))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers += pool.map(save, range(4))
+    answers += [sorted(os.listdir("checkpoints")), sorted(glob("**", recursive=True))]
+    answers += [[entry.is_file() for entry in os.scandir("checkpoints")], os.path.isdir("checkpoints")]
+    answers += [torch.load("checkpoints/3.pt"), failure_of(lambda: torch.load("checkpoints/1.pt"))]
+    answers.append(failure_of(lambda: os.stat("checkpoints/0.pt")))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        pool.submit(shutil.copy, "checkpoints/3.pt", "best.pt").result()
+        pool.submit(shutil.rmtree, "checkpoints").result()
+    answers += [torch.load("best.pt"), os.path.exists("checkpoints"), sorted(os.listdir())]
+    os.rename("best.pt", "last.pt")
+    return [*answers, os.path.exists("best.pt"), torch.load("last.pt")]
+
+
+@scenario
+def threads_fail_alike(ranks: Ranks) -> Any:
+    failures: list[str] = []
+    Path("taken").write_text("")
+    for action in (
+        lambda: open("missing/file", "w"),
+        lambda: torch.save(1, "missing/file.pt"),
+        lambda: os.remove("made"),
+        lambda: os.mkdir("missing/folder"),
+        lambda: open("taken/file", "w"),
+    ):
+        in_thread(lambda action=action: failures.append(failure_of(action).split(":")[0]))
+
+    def make_and_remove() -> None:
+        Path("made").write_text("")
+        os.remove("made")
+        failures.append(failure_of(lambda: os.remove("made")))
+        failures.append(failure_of(lambda: open("made")))
+
+    in_thread(make_and_remove)
+    return failures
+
+
+@scenario
+def threads_go_on_after_the_main_thread(ranks: Ranks) -> Any:
+    """Files that both write, in turn, and what lies in folders that threads make."""
+
+    def write(name: str, text: str, mode: str = "w") -> None:
+        with open(name, mode) as file:
+            file.write(text)
+
+    def folders() -> None:
+        os.makedirs("a/b")
+        write("a/b/c.txt", "c")
+        shutil.copytree("a", "copy")
+        shutil.move("a/b/c.txt", "a/d.txt")
+        descriptor = os.open("low.txt", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, b"low")
+        os.close(descriptor)
+        with sqlite3.connect("runs.db") as database:
+            database.execute("CREATE TABLE runs (loss REAL)")
+        database.close()
+        handle, path = tempfile.mkstemp()
+        os.close(handle)
+        os.replace(path, "from-temporary.txt")
+
+    write("turns.txt", "1")
+    in_thread(lambda: write("turns.txt", "2", "a"))
+    write("turns.txt", "3", "a")
+    in_thread(lambda: write("turns.txt", "4", "a"))
+    turns = [Path("turns.txt").read_text()]
+    write("turns.txt", "5")
+    turns.append(Path("turns.txt").read_text())
+    in_thread(folders)
+    found = [str(path) for path in sorted(Path().rglob("*"))]
+    os.remove("runs.db")
+    return [turns, found, Path("a/d.txt").read_text(), Path("low.txt").read_text()]
+
+
+@scenario
+def a_queue_writes_the_log(ranks: Ranks) -> Any:
+    lines: Any = queue.Queue()
+    handler = logging.FileHandler("log.txt", delay=True)
+    listener = logging.handlers.QueueListener(lines, handler)
+    listener.start()
+    lines.put(logging.makeLogRecord({"msg": "x"}))
+    listener.stop()
+    handler.close()
+    return Path("log.txt").read_text()
 
 
 @scenario

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import logging.handlers
 import os
-import queue
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -48,6 +47,12 @@ class Alone:
 
     def wait(self, key: str, count: int) -> None:
         self._note("wait", (key, count))
+
+    def tell(self, key: str, text: str) -> None:
+        self._note("tell", (key, text))
+
+    def told(self, key: str) -> str | None:
+        return None
 
 
 class One:
@@ -120,27 +125,56 @@ def _in_thread(target: Any, *args: Any) -> None:
     thread.join()
 
 
-def test_a_file_that_a_thread_writes_is_told_of_once(main: One, tmp_path: Path) -> None:
+def test_threads_of_the_main_rank_write(main: One) -> None:
     os.makedirs("exempt")
+    main.meeting.calls.clear()
     _in_thread(torch.save, {}, "exempt/mine.pt")
-    _in_thread(torch.load, "exempt/mine.pt")
-    assert main.mediator.notes == []
     _in_thread(torch.save, {}, "model.pt")
     _in_thread(lambda: Path("log.txt").write_text("x"))
+    assert torch.load("model.pt") == torch.load("exempt/mine.pt") == {}
+    assert Path("log.txt").read_text() == "x"
+    place = os.path.realpath(".")
+    assert main.meeting.calls == [  # what was not there before, for the threads of other ranks
+        ("tell", (f"0 {place}/{name}", "nothing")) for name in ("model.pt", "log.txt")
+    ]
+
+
+def test_threads_of_another_rank_write_aside(other: One) -> None:
+    """But not those of a library, of which nothing is known."""
+    _in_thread(torch.save, {}, "model.pt")
+    assert torch.load("model.pt") == {}
+    with other.mediator.unmediated():
+        assert os.listdir(".") == []
+    namespace: dict[str, Any] = {"Path": Path, "threading": threading}
+    library = "def work():\n    thread = threading.Thread(target=Path('cache').touch)\n    thread.start()\n"
+    place = os.path.join(os.path.dirname(torch.__file__), "made_up.py")
+    exec(compile(library + "    thread.join()\n", place, "exec"), namespace)
+    namespace["work"]()
+    with other.mediator.unmediated():
+        assert os.listdir(".") == ["cache"]
+
+
+def test_a_program_whose_output_is_read_is_told_of(main: One) -> None:
+    for _ in range(2):
+        program = subprocess.Popen(["echo", "word"], stdout=subprocess.PIPE)
+        assert program.communicate()[0] == b"word\n"
     (note,) = main.mediator.notes
-    assert note.startswith(f"{str(tmp_path / 'model.pt')!r} is written by a thread, and so by every rank")
+    assert note.startswith("'echo' was started by every rank")
+    assert main.meeting.calls == []
 
 
-def test_what_a_thread_of_a_library_writes_is_its_own(main: One) -> None:
-    lines: queue.Queue[Any] = queue.Queue()
-    handler = logging.FileHandler("log.txt", delay=True)
-    listener = logging.handlers.QueueListener(lines, handler)
-    listener.start()
-    lines.put(logging.makeLogRecord({"msg": "x"}))
-    listener.stop()
-    handler.close()
-    assert Path("log.txt").read_text() == "x\n"
-    assert main.mediator.notes == []
+def test_temporary_files_that_are_left_are_the_main_ranks(main: One, other: One) -> None:
+    """The second to be installed is asked first: both make what the script makes."""
+    descriptor, path = tempfile.mkstemp()
+    os.close(descriptor)
+    folder = tempfile.mkdtemp()
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(b"left")
+    kept = [path, folder, file.name]
+    main.mediator.remove_temporary()
+    assert all(map(os.path.exists, kept))
+    other.mediator.remove_temporary()
+    assert not any(map(os.path.exists, kept))
 
 
 def test_a_mutation_is_one_meeting(main: One) -> None:

@@ -80,7 +80,7 @@ def test_it_is_there_while_the_script_is_silent_only(terminal: Terminal) -> None
     assert terminal.after(1.0, steps=5) == ["start", ""]
     shown = terminal.after(SILENCE_S, steps=35, samples=320)
     assert shown[0] == "start"
-    assert re.fullmatch(r"ronde: step 40, \d+\.\d steps/s, \d+ samples/s, 0:0\d", shown[1])
+    assert re.fullmatch(r"ronde: step 40, 11\.7 steps/s, 107 samples/s, 0:0\d", shown[1])
     assert terminal.write(b"epoch 1\n") == ["start", "epoch 1", ""]
 
 
@@ -91,6 +91,13 @@ def test_it_shows_the_speed_of_the_last_seconds(terminal: Terminal) -> None:
     for _ in range(15):
         terminal.after(1.0, steps=20)
     assert "step 330, 20.0 steps/s" in terminal.shown()[0]
+
+
+def test_no_speed_is_told_before_there_is_one(terminal: Terminal) -> None:
+    """The first step comes after minutes of loading, which say nothing of the steps to come."""
+    assert re.fullmatch(r"ronde: step 1, 2:0\d", terminal.after(121.0, steps=1, samples=64)[0])
+    assert "step 2, 0.5 steps/s, 32.0 samples/s" in terminal.after(2.0, steps=1, samples=64)[0]
+    assert "step 3, 0.04 steps/s, 2.6 samples/s" in terminal.after(25.0, steps=1, samples=64)[0]
 
 
 def test_a_bar_or_a_prompt_keeps_its_line(terminal: Terminal) -> None:

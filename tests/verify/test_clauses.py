@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ronde.verify.clauses import control, data, randomness, update, values
-from ronde.verify.clauses.contents import differing_contents
+from ronde.verify.clauses.contents import Comparison, compare_contents
 from ronde.verify.clauses.text import differing_number, unstable_numbers
 from ronde.verify.clauses.verdict import Status, Tolerance
 from ronde.verify.record import Batch, RankRecord, Read, Step, Writer, read_record
@@ -171,6 +171,6 @@ def test_torch_files_are_compared_by_value(tmp_path: Path) -> None:
     torch.save({"w": weight + 1e-13, "epoch": 3}, near)
     torch.save({"w": weight + 1e-3, "epoch": 3}, far)
     torch.save({"module.w": weight, "epoch": 3}, other)
-    assert differing_contents(near, plain, DOUBLE) is None
-    assert differing_contents(far, plain, DOUBLE) == "w, entry 0: 1.001, in plain python 1.0"
-    assert "key 'module.w' is in one only" in str(differing_contents(other, plain, DOUBLE))
+    assert compare_contents(near, plain, DOUBLE) == Comparison()
+    assert compare_contents(far, plain, DOUBLE).wrong == "w, entry 0: 1.001, in plain python 1.0"
+    assert "key 'module.w' is in one only" in compare_contents(other, plain, DOUBLE).wrong

@@ -90,6 +90,24 @@ def test_a_picture_is_drawn(tmp_path: Path, name: str, begin: bytes) -> None:
     assert (tmp_path / name).read_bytes().startswith(begin)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 20, 700])
+def test_steps_are_whole(steps: int) -> None:
+    ones = (1.0,) * steps
+    curve = Curve(
+        name="loss",
+        steps=tuple(range(1, steps + 1)),
+        plain=ones,
+        ranks=ones,
+        differences=(0.0,) * steps,
+        allowed=1e-9,
+    )
+    axis = plot.figure(dataclasses.replace(PROOF, curves=(curve,))).axes[-1].xaxis
+    low, high = axis.get_view_interval()
+    shown = [tick for tick in axis.get_ticklocs() if low <= tick <= high]
+    assert shown
+    assert all(tick == int(tick) for tick in shown)
+
+
 def test_equal_curves_and_several_of_them(tmp_path: Path) -> None:
     equal = dataclasses.replace(CURVE, differences=(0.0, 0.0, 0.0))
     nought = dataclasses.replace(equal, plain=(0.0,) * 3, ranks=(0.0,) * 3, allowed=0.0)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import pickle
 import sqlite3
 import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,10 +20,16 @@ import pytest
 import torch
 
 from ronde.verify.clauses import files
-from ronde.verify.clauses.contents import differing_contents
+from ronde.verify.clauses.contents import Beyond, Comparison, compare_contents
 from ronde.verify.clauses.verdict import Status, Tolerance
 
 DOUBLE = Tolerance.of("float64")
+
+
+def differing_contents(mine: Path, reference: Path, tolerance: Tolerance) -> str | None:
+    found = compare_contents(mine, reference, tolerance)
+    assert found.beyond is None
+    return found.wrong or None
 
 
 def _database(path: Path, loss: float) -> Path:
@@ -114,4 +127,102 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     run = _output(tmp_path / "ranks", {"debug.log": "started late"})
     verdict = files.compare(plain, run, [], DOUBLE, again)
     assert verdict.status is Status.holds
-    assert "only that they are there: two runs of plain python differ in debug.log" in verdict.compared
+    assert "only that it is there: two runs of plain python differ in debug.log" in verdict.compared
+
+
+def _gzip(path: Path, content: bytes) -> None:
+    with gzip.GzipFile(path, "wb", mtime=len(path.name)) as file:  # the time of writing lies in the file
+        file.write(content)
+
+
+def _bz2(path: Path, content: bytes) -> None:
+    path.write_bytes(bz2.compress(content))
+
+
+def _xz(path: Path, content: bytes) -> None:
+    path.write_bytes(lzma.compress(content))
+
+
+def _zip(path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("logs/", (1990, 1, 1, 0, 0, 0)), b"")
+        archive.writestr(zipfile.ZipInfo("logs/losses.txt", (1980 + len(path.name), 1, 1, 0, 0, 0)), content)
+
+
+def _tar_gz(path: Path, content: bytes) -> None:
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as archive:
+        member = tarfile.TarInfo("logs/losses.txt")
+        member.size, member.mtime = len(content), len(path.name)
+        archive.addfile(member, io.BytesIO(content))
+    _gzip(path, inner.getvalue())
+
+
+@pytest.mark.parametrize("pack", [_gzip, _bz2, _xz, _zip, _tar_gz])
+def test_what_is_packed_is_compared_by_what_is_inside(
+    tmp_path: Path, pack: Callable[[Path, bytes], None]
+) -> None:
+    contents = {"plain": 0.5, "the ranks, near": 0.5 + 1e-13, "the ranks, far": 0.75}
+    for name, loss in contents.items():
+        pack(tmp_path / name, f"epoch 1: loss {loss!r}\n".encode())
+    plain = tmp_path / "plain"
+    assert compare_contents(tmp_path / "the ranks, near", plain, DOUBLE) == Comparison()
+    wrong = compare_contents(tmp_path / "the ranks, far", plain, DOUBLE).wrong
+    assert wrong.startswith(("uncompressed, ", "inside logs/losses.txt, "))
+    assert wrong.endswith("line 1: 0.75, in plain python 0.5")
+    (tmp_path / "damaged").write_bytes(plain.read_bytes()[:-30])
+    assert compare_contents(tmp_path / "damaged", plain, DOUBLE).wrong
+
+
+def test_a_compressed_pickle_is_compared_by_its_value(tmp_path: Path) -> None:
+    for name, value in (("plain", 1.0), ("near", 1.0 + 1e-14), ("far", 2.0)):
+        (tmp_path / name).mkdir()
+        _gzip(tmp_path / name / "state.pkl.gz", pickle.dumps({"weight": torch.full((3,), value).numpy()}))
+    plain = tmp_path / "plain" / "state.pkl.gz"
+    assert compare_contents(tmp_path / "near" / "state.pkl.gz", plain, DOUBLE) == Comparison()
+    wrong = compare_contents(tmp_path / "far" / "state.pkl.gz", plain, DOUBLE).wrong
+    assert wrong == "uncompressed, weight, entry 0: 2.0, in plain python 1.0"
+
+
+def test_a_member_too_many_is_found(tmp_path: Path) -> None:
+    for name, members in (("plain.zip", ["a"]), ("ranks.zip", ["a", "b"])):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for member in members:
+                archive.writestr(zipfile.ZipInfo(member), "1")
+    wrong = compare_contents(tmp_path / "ranks.zip", tmp_path / "plain.zip", DOUBLE).wrong
+    assert wrong == "b is inside of one only"
+
+
+def test_a_format_that_is_not_read_breaks_nothing_but_is_said(tmp_path: Path) -> None:
+    """Rounding may be in any byte of it, so other bytes prove nothing."""
+    for name, content in (("plain", b"\x08\xff\x10weights"), ("ranks", b"\x08\xff\x11weights")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_bytes(content)
+    plain, run = (
+        files.Output({"model.onnx": tmp_path / name / "model.onnx"}, "") for name in ("plain", "ranks")
+    )
+    verdict = files.compare(plain, run, [], DOUBLE)
+    assert verdict.status is Status.holds
+    assert verdict.compared == (
+        "1 files, 0 printed lines (of 1 only that it is there: model.onnx has other bytes, in a format that "
+        "is not read here)"
+    )
+
+
+def test_a_file_that_was_cut_short_is_found_in_any_format(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"\x08\xff\x10weights")
+    for content in (b"", b"\x08\xff\x10w"):
+        (tmp_path / "ranks").write_bytes(content)
+        found = compare_contents(tmp_path / "ranks", tmp_path / "plain", DOUBLE)
+        assert found.wrong == f"{len(content)} bytes, in plain python 10 that begin alike"
+
+
+def test_events_without_tensorboard_are_not_called_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ronde.verify.clauses.contents.can_read_events", lambda: False)
+    for name in ("plain", "ranks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.out.tfevents.1.host.2.0").write_text(name)
+    mine, reference = (tmp_path / n / "events.out.tfevents.1.host.2.0" for n in ("ranks", "plain"))
+    assert compare_contents(mine, reference, DOUBLE) == Comparison(beyond=Beyond.unread)

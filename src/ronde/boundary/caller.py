@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from types import FrameType
 
 from ronde.trace.script_line import RONDE, is_library
 
-__all__ = ["call_site", "called_by_script", "is_script"]
+__all__ = ["call_site", "called_by_script", "is_script", "is_standard"]
+
+
+_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
 class _Known:
@@ -27,6 +31,13 @@ def is_script(filename: str) -> bool:
             known = not is_library(os.path.abspath(filename))
         _Known.files[filename] = known
     return known
+
+
+def is_standard(filename: str) -> bool:
+    """Whether code of this file belongs to the interpreter, or to ronde."""
+    return filename.startswith((RONDE, *_STANDARD, "<frozen")) and not any(
+        folder in filename for folder in ("site-packages", "dist-packages")
+    )
 
 
 def called_by_script(through: str = "", *, or_by: tuple[str, ...] = ()) -> bool:

@@ -61,7 +61,12 @@ def run(  # noqa: PLR0913 - one parameter per option
         int | None, typer.Option(min=1, help="Threads per rank, instead of an equal share of the cores.")
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing but errors: no start line, progress, summary.")
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Say only errors and that ranks stand still: no start line, progress, summary.",
+        ),
     ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")

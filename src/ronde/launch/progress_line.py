@@ -29,7 +29,8 @@ class ProgressLine:
         self._screen = screen
         self._pulse = pulse
         self._begun = time.monotonic()
-        self._seen: collections.deque[tuple[float, int, int]] = collections.deque([(self._begun, 0, 0)])
+        # Looks at which steps had been taken; the first one comes after imports, loading and a first batch.
+        self._seen: collections.deque[tuple[float, int, int]] = collections.deque()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ronde progress", daemon=True)
 
@@ -48,7 +49,7 @@ class ProgressLine:
         if self._pulse.attended:
             self._screen.wipe()
             return
-        if steps == self._seen[-1][1]:
+        if steps == (self._seen[-1][1] if self._seen else 0):
             return
         while len(self._seen) > 1 and now - self._seen[0][0] > WINDOW_S:
             self._seen.popleft()
@@ -59,10 +60,12 @@ class ProgressLine:
     def _text(self, now: float) -> str:
         since, steps_then, samples_then = self._seen[0]
         _, steps, samples = self._seen[-1]
-        seconds = max(now - since, 1e-9)
-        words = [f"ronde: step {steps}", f"{(steps - steps_then) / seconds:.1f} steps/s"]
-        if samples:
-            words.append(f"{(samples - samples_then) / seconds:.0f} samples/s")
+        words = [f"ronde: step {steps}"]
+        if len(self._seen) > 1:  # else nothing is known of the speed
+            seconds = max(now - since, 1e-9)
+            words.append(f"{_short((steps - steps_then) / seconds)} steps/s")
+            if samples:
+                words.append(f"{_short((samples - samples_then) / seconds)} samples/s")
         minutes, seconds = divmod(int(now - self._begun), 60)
         hours, minutes = divmod(minutes, 60)
         elapsed = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -71,3 +74,10 @@ class ProgressLine:
     def _run(self) -> None:
         while not self._stopped.wait(TICK_S):
             self.tick(time.monotonic())
+
+
+def _short(rate: float) -> str:
+    """Two digits at least, of a slow rate as well."""
+    if rate >= 100:
+        return f"{rate:.0f}"
+    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"

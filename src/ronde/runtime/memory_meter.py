@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ronde.plan.resident import KINDS, Kind, Resident
 from ronde.runtime.census import StorageCensus
@@ -114,6 +115,10 @@ class MemoryMeter:
 
     def count(self) -> StorageCensus:
         """Look what is held now."""
+        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered
+            return self._count()
+
+    def _count(self) -> StorageCensus:
         census = StorageCensus()
         optimizers = list(self._optimizers)
         for module in list(self._modules):

@@ -41,10 +41,11 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.runtime import saved_gradients
 from ronde.runtime.account import summarize
 from ronde.runtime.memory_meter import MemoryMeter
+from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
-from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -94,16 +95,18 @@ class Session:
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
-        self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
+        self._sharding = Sharding(plan, reducer_comm)
+        bucket_bytes = int(plan.communication.bucket_mb * 2**20)
+        self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
+        self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
-        self.memory.residents.append(self.reducer)
-        self._sharded_update = sharded_update(plan, self.context)
+        self.memory.residents += [self.reducer, *self._sharding.residents]
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -151,14 +154,14 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        ModelEdge(self.context, table, self._stream()).install(self.patches)
+        ModelEdge(self.context, table, self._stream(), self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
         self._install_memory()
         one_pass.install(self.patches)
-        if self._sharded_update is not None:
-            self._sharded_update.install(self.patches)
+        self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
+        saved_gradients.install(self.patches, self.reducer.memory.holds)
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -186,9 +189,10 @@ class Session:
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
             if divide:
                 grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
+            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
             if self.memory.armed and not self.reducer.busy:
                 self.memory.begin_backward()
-            with self.reducer.backward(divided=divide):
+            with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -208,7 +212,7 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
-                note_whole_state(self.plan, self.context, optimizer)
+                self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
@@ -284,8 +288,7 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
-        if self._sharded_update is not None:
-            self._sharded_update.release()
+        self._sharding.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
@@ -319,6 +322,8 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
+        if not self.retired:
+            self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
         for group in self._groups:

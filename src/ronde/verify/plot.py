@@ -11,7 +11,7 @@ from ronde.errors import UsageError
 from ronde.verify.curves import Curve
 from ronde.verify.proof import Proof
 
-__all__ = ["check", "draw"]
+__all__ = ["check", "draw", "figure"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 COLOURS = ("#1b6ca8", "#c8553d", "#5b8c5a")
@@ -46,24 +46,31 @@ def draw(proof: Proof, path: Path) -> None:
             f"{proof.job.script} read no number and took no optimizer step that both runs share, so there is "
             "nothing to plot; leave --plot out"
         )
+    figure(proof).savefig(path)
+
+
+def figure(proof: Proof) -> Any:
+    """The picture as a figure of matplotlib: the values above, their differences below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    made = Figure(figsize=(8, 6), dpi=150, layout="constrained")
+    FigureCanvasAgg(made)
+    above, below = made.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for curve, colour in zip(proof.curves, COLOURS, strict=False):
         _values(above, curve, colour, proof.ranks)
     _differences(below, proof.curves)
     above.set_title(_title(proof), fontsize=11, loc="left")
     above.set_ylabel("value read by the script")
-    figure.legend(loc="outside lower left", frameon=False, fontsize=8)
+    made.legend(loc="outside lower left", frameon=False, fontsize=8)
     below.set_xlabel("optimizer steps")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in (above, below):
         axes.grid(color="#e5e5e5", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    return made
 
 
 def _title(proof: Proof) -> str:

@@ -7,13 +7,16 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ronde.boundary.caller import is_script
+from ronde.boundary.caller import is_script, is_standard
 from ronde.boundary.files.announcing import Announce
+from ronde.boundary.files.aside import Aside
+from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.publications import Publications
@@ -38,6 +41,12 @@ class Outcome:
     failure: Exception | None = None
 
 
+class _Depth(threading.local):
+    """How deep a thread is in operations that are this rank's own."""
+
+    value = 0
+
+
 class Mediation:
     """State of file mediation on one rank, shared by the patched functions.
 
@@ -45,10 +54,16 @@ class Mediation:
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
         trackers: folders of packages whose own files are each rank's own.
+        aside: where this rank's threads write, if it is not the main one.
+        beginnings: what files held before the main rank's threads wrote to them.
     """
 
-    def __init__(self, *, meeting: Meeting, rank: int, paths: Paths) -> None:
+    def __init__(
+        self, *, meeting: Meeting, rank: int, paths: Paths, aside: Aside, beginnings: Beginnings
+    ) -> None:
         self.paths = paths
+        self.aside = aside
+        self.beginnings = beginnings
         self.publications = Publications(meeting, is_main=rank == 0)
         self.is_main = rank == 0
         self.waiting_for: str | None = None
@@ -56,32 +71,85 @@ class Mediation:
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
         self._meeting = meeting
-        self._noticed = False
-        self._depth = 0
+        self._depth = _Depth()
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def governs(self) -> bool:
         """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
-        in_step = self._depth == 0 and threading.get_ident() == self._thread and os.getpid() == self._process
+        in_step = self._depth.value == 0 and threading.get_ident() == self._thread
+        in_step = in_step and os.getpid() == self._process
         return in_step and not (self.trackers and self._in_tracker())
 
-    def notice(self, path: Any, *, sure: bool = False) -> None:
-        """Tell the user, once, that a thread of the script writes here: every rank's thread does.
+    def in_thread(self) -> bool:
+        """Whether a call made here and now is one of a thread of the script."""
+        if self._depth.value or threading.get_ident() == self._thread or os.getpid() != self._process:
+            return False
+        return threading.current_thread() in self._threads or self._of_script()
+
+    def looks_aside(self) -> bool:
+        """Whether what threads of this rank wrote is to be seen by a call made here and now."""
+        return self.aside.in_use and self._depth.value == 0 and os.getpid() == self._process
+
+    def place_to_write(self, path: Any, *, keep: bool = False, anew: bool = False) -> str | None:
+        """Where a thread of the script is to write instead of `path`; None if there, as the main rank's does.
 
         Args:
-            sure: it is the script's doing; else it is when code of the script is behind this call.
+            keep: what the file holds is kept and added to.
+            anew: it is an error if the file is there already.
         """
-        if threading.get_ident() == self._thread or os.getpid() != self._process or self._noticed:
-            return
+        if not self.in_thread():
+            return None
         located = self.paths.locate(path)
-        if located is None or self.paths.is_exempt(located) or not (sure or self._of_script()):
-            return
-        self._noticed = True
-        self.notes.append(
-            f"{located!r} is written by a thread, and so by every rank, because threads of ranks are not in "
-            f"step; write it in the script's main thread"
-        )
+        if located is None or self.paths.is_exempt(located):
+            return None
+        with self.unmediated():
+            if self.is_main:
+                self.beginnings.save(located, content=keep)
+                return None
+            if keep:
+                self.publications.before_reading(located)
+            if anew and self.aside.find(located) is None and self.aside.was_there(located):
+                return None
+            place = self.aside.target(located, keep=keep)
+            return None if place == located else place
+
+    def place_to_read(self, path: Any) -> str | None:
+        """Where threads of this rank have what is to be read as `path`; None if it is where it should be.
+
+        Raises:
+            FileNotFoundError: when they removed it.
+        """
+        if not self.publications.all_settled and self.in_thread():
+            located = self.paths.locate(path)
+            if located is not None:
+                with self.unmediated():
+                    self.publications.before_reading(located)
+        located = self.paths.locate(path) if self.looks_aside() else None
+        if located is None:
+            return None
+        with self.unmediated():
+            place = self.aside.source(located, path)
+        return None if place == located else place
+
+    def met_over(self, located: str) -> None:
+        """All ranks have changed this in the main thread: what threads did to it before is past."""
+        self.beginnings.renew(located)
+        if self.aside.in_use:
+            with self.unmediated():
+                self.aside.forget(located)
+
+    def remember(self, thread: threading.Thread) -> None:
+        """A thread is about to start.
+
+        It is the script's if that starts it by itself, or by a module of the interpreter (a pool, a timer).
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None and is_script(frame.f_code.co_filename):
+            self._threads.add(thread)
 
     @staticmethod
     def _of_script() -> bool:
@@ -106,15 +174,12 @@ class Mediation:
 
     @contextmanager
     def unmediated(self) -> Iterator[None]:
-        """File operations inside are this rank's own."""
-        if threading.get_ident() != self._thread:
-            yield
-            return
-        self._depth += 1
+        """File operations inside, of this thread, are this rank's own."""
+        self._depth.value += 1
         try:
             yield
         finally:
-            self._depth -= 1
+            self._depth.value -= 1
 
     def meet(
         self,
@@ -163,6 +228,19 @@ class Mediation:
         if shared.failure is not None:
             raise shared.failure
         return value
+
+    def note(self, sentence: str) -> None:
+        """Say it to the user at the end, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def tell(self, key: str, text: str) -> None:
+        """Leave word for threads of other ranks."""
+        self._meeting.tell(key, text)
+
+    def told(self, key: str) -> str | None:
+        """Word that was left, if there is any by now."""
+        return self._meeting.told(key)
 
     def announcer(self, key: str) -> Announce:
         """The callback of an open file that is known as `key` on every rank."""

@@ -12,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,6 +20,9 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.files.aside import Aside
+from ronde.boundary.files.background import sharing
+from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
@@ -30,7 +34,7 @@ from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
-from ronde.boundary.files.temporary import MAKERS, making
+from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.patches import Patches
 
@@ -46,7 +50,8 @@ class FileMediator:
     moves or removes something, all ranks come together, so that what they asked before was answered
     from the state before; the main rank (0) alone does it, the others get a file that takes no
     bytes; the outcome, a failure too, is that of the main rank on all. A rank that reads back what
-    it wrote waits until the main rank has come as far.
+    it wrote waits until the main rank has come as far. Threads of the script cannot meet: on other
+    ranks they write aside, where only their rank finds it.
 
     Args:
         meeting: the other ranks.
@@ -57,11 +62,25 @@ class FileMediator:
 
     def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
         paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
-        self._mediation = Mediation(meeting=meeting, rank=rank, paths=paths)
         self._mirrors = Mirrors()
+        beginnings = Beginnings(meeting, self._mirrors.place)
+        self._mediation = Mediation(
+            meeting=meeting,
+            rank=rank,
+            paths=paths,
+            aside=Aside(self._make_root, beginnings),
+            beginnings=beginnings,
+        )
         self._patches = Patches()
         self._late: LatePatches | None = None
         self._replaced: dict[int, tuple[Any, Any]] = {}
+
+    def _make_root(self) -> str:
+        """The folder of what threads write aside; the mirrors' end is its end."""
+        root = self._mirrors.place("threads")
+        os.mkdir(root)
+        self._mediation.paths.add_private(root)
+        return root
 
     @property
     def waiting_for(self) -> str | None:
@@ -87,13 +106,11 @@ class FileMediator:
             self._replace(os, name, functools.partial(asking, self._mediation))
         for name in MAKERS:
             self._replace(tempfile, name, functools.partial(making, self._mediation))
+        self._patch_threads()
         child = functools.partial(starting, self._mediation)
-        for owner, name in (
-            (os, "fork"),
-            (multiprocessing.util, "spawnv_passfds"),
-            (subprocess.Popen, "__init__"),
-        ):
+        for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds")):
             self._replace(owner, name, child)
+        self._replace(subprocess.Popen, "__init__", functools.partial(sharing, self._mediation))
         for module, name in PROGRAMS:
             run = functools.partial(once, self._mediation, f"{module}.{name}")
             self._replace(importlib.import_module(module), name, run)
@@ -122,6 +139,13 @@ class FileMediator:
         self._replaced.clear()
         self._mediation.publications.stop()
         self._mirrors.remove_all()
+        self._mediation.aside.clear()
+
+    def remove_temporary(self) -> None:
+        """Remove what the script made by `tempfile` and left: the main rank's is the one to be found."""
+        if not self._mediation.is_main:
+            with self._mediation.unmediated():
+                remove_all(self._mediation.paths.left)
 
     def in_step(self) -> bool:
         """Whether the code that runs now is the script's own, which all ranks run together."""
@@ -163,6 +187,17 @@ class FileMediator:
         self._patches.set(io, "open", builtins.open)
         self._replace(os, "open", functools.partial(plainly, opening.os_open))
         self._replace(os, "close", functools.partial(plainly, opening.os_close))
+
+    def _patch_threads(self) -> None:
+        plain: Callable[[threading.Thread], None] = threading.Thread.start
+        mediation = self._mediation
+
+        @functools.wraps(plain)
+        def start(thread: threading.Thread) -> None:
+            mediation.remember(thread)
+            plain(thread)
+
+        self._patches.set(threading.Thread, "start", start)
 
     def _patch_pathlib(self) -> None:
         """Python 3.10's paths hold the functions of `os` in a class of their own."""

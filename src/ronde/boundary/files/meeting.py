@@ -32,6 +32,14 @@ class Meeting(Protocol):
         """Return when `key` has come to `count` or beyond; raise `PeerLost` after the time limit."""
         ...
 
+    def tell(self, key: str, text: str) -> None:
+        """Leave word for whoever asks."""
+        ...
+
+    def told(self, key: str) -> str | None:
+        """What was left as word, if any is there by now."""
+        ...
+
 
 class Communicator(Protocol):
     """The part of a communicator that is used here."""
@@ -72,6 +80,13 @@ class StoreMeeting:
 
     def publish(self, key: str, count: int) -> None:
         self._comm.store.set(f"{self._prefix}/{key}", str(count))
+
+    def tell(self, key: str, text: str) -> None:
+        self._comm.store.set(f"{self._prefix}/word/{key}", text)
+
+    def told(self, key: str) -> str | None:
+        name = f"{self._prefix}/word/{key}"
+        return self._comm.store.get(name).decode() if self._comm.store.check([name]) else None
 
     def wait(self, key: str, count: int) -> None:
         name = f"{self._prefix}/{key}"

@@ -56,9 +56,7 @@ class Opening:
         mediation = self._mediation
         rest = (mode, buffering, encoding, errors, newline, closefd, opener)
         if not mediation.governs():
-            if isinstance(mode, str) and set(mode) & set("wax+"):
-                mediation.notice(file)
-            return self._open(file, *rest)
+            return self._open_elsewhere(file, *rest)
         if isinstance(file, int) and not isinstance(file, bool):
             return self._open_descriptor(file, *rest)
         located = mediation.paths.locate(file)
@@ -66,7 +64,7 @@ class Opening:
             return self._open(file, *rest)
         if not set(mode) & set("wax+"):
             mediation.before_reading(located)
-            return self._open(mediation.paths.renamed(file), *rest)
+            return self._open_elsewhere(mediation.paths.renamed(file), *rest)
         if mediation.paths.is_exempt(located):
             return self._open(file, *rest)
         # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
@@ -82,6 +80,20 @@ class Opening:
             newline=newline,
             announce=mediation.announcer(key),
         )
+
+    def _open_elsewhere(self, file: Any, mode: Any, *rest: Any) -> Any:
+        """`open` where no meeting is due: the file itself, or what threads of this rank have made of it."""
+        flags = set(mode) if isinstance(mode, str) else set()
+        if isinstance(file, int) or rest[-1] is not None:
+            return self._open(file, mode, *rest)
+        if flags & set("wax+"):
+            place = self._mediation.place_to_write(file, keep=not flags & set("wx"), anew="x" in flags)
+        else:
+            place = self._mediation.place_to_read(file)
+        if place is None:
+            return self._open(file, mode, *rest)
+        # By an opener the file keeps the name that the script gave.
+        return self._open(file, mode, *rest[:-1], lambda _, flags: self._os_open(place, flags, 0o666))
 
     def _raw(
         self, name: str | bytes, located: str, mode: str, opener: Callable[[str, int], int] | None
@@ -102,6 +114,7 @@ class Opening:
             f"open ({mode})", located, act, prepare=copy if updates and mode[0] in "ra" else None
         )
         key, size = outcome.value
+        self._mediation.met_over(located)
         if opened:
             return opened[0], key
         if not updates:
@@ -133,18 +146,29 @@ class Opening:
         """Stands in for `os.open`."""
         mediation = self._mediation
         if not mediation.governs() or dir_fd is not None:
-            return self._os_open(path, flags, mode, dir_fd=dir_fd)
+            return self._descriptor_elsewhere(path, flags, mode, dir_fd)
         located = mediation.paths.locate(path)
         if located is None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
             return self._os_open(path, flags, mode)
         if not flags & _WRITING:
             mediation.before_reading(located)
-            return self._os_open(mediation.paths.renamed(path), flags, mode)
+            return self._descriptor_elsewhere(mediation.paths.renamed(path), flags, mode, None)
         if mediation.paths.is_exempt(located):
             return self._os_open(path, flags, mode)
         descriptor, key = self._descriptor(mediation.paths.renamed(path), located, flags, mode)
         self._descriptors[descriptor] = (_identity(descriptor), key)
         return descriptor
+
+    def _descriptor_elsewhere(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
+        """As `_open_elsewhere`, for `os.open`."""
+        place: str | None = None
+        if dir_fd is None and not (_UNNAMED and flags & _UNNAMED == _UNNAMED):
+            if flags & _WRITING:
+                anew = bool(flags & os.O_EXCL)
+                place = self._mediation.place_to_write(path, keep=not (anew or flags & os.O_TRUNC), anew=anew)
+            else:
+                place = self._mediation.place_to_read(path)
+        return self._os_open(path if place is None else place, flags, mode, dir_fd=dir_fd)
 
     def _descriptor(self, path: Any, located: str, flags: int, mode: int) -> tuple[int, str]:
         opened: list[int] = []
@@ -162,6 +186,7 @@ class Opening:
 
         outcome = self._mediation.meet("os.open", located, act, prepare=copy if reads_back else None)
         key, size = outcome.value
+        self._mediation.met_over(located)
         if opened:
             return opened[0], key
         with self._mediation.unmediated():

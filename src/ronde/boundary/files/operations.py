@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import shutil
@@ -74,13 +75,21 @@ class Operations:
 
         @functools.wraps(original)
         def once(*args: Any, **kwargs: Any) -> Any:
-            if not mediation.governs() or any(kwargs.get(key) is not None for key in _DESCRIPTORS):
+            aside = mediation.in_thread()
+            if not (aside or mediation.governs()) or any(kwargs.get(key) is not None for key in _DESCRIPTORS):
                 return original(*args, **kwargs)
             located = [self._locate(change, operation.default, args, kwargs) for change in operation.changes]
             paths = [path for path in located if path is not None]
             if len(paths) < len(located) or all(mediation.paths.is_exempt(path) for path in paths):
                 # Not paths at all (a descriptor, a mistake to be reported), or this rank's own.
                 return original(*args, **kwargs)
+            if aside:
+                with mediation.unmediated():
+                    if not mediation.is_main:
+                        return self._change_aside(operation, original, paths, args, kwargs)
+                    for path in paths:
+                        mediation.beginnings.save(path, content=False)
+                    return original(*args, **kwargs)
             return self._meet(label, operation, paths, functools.partial(original, *args, **kwargs))
 
         return once
@@ -101,11 +110,62 @@ class Operations:
         outcome = mediation.meet(label, shared[-1], act_and_tell, prepare=prepare)
         for path in paths:
             self._mirrors.forget(path)
+            if operation.name not in _MAKES_FOLDERS:
+                mediation.met_over(path)
         if results:
             return results[0]
         if operation.moves and mediation.paths.is_private(paths[0]):
             self._discard(paths[0])
         return outcome.value
+
+    def _change_aside(
+        self,
+        operation: Operation,
+        original: Callable[..., Any],
+        paths: list[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What a thread of another rank does to the tree that this rank alone sees."""
+        aside, exempt = self._mediation.aside, self._mediation.paths.is_exempt
+        there = aside.find(paths[0]) is not None or aside.was_there(paths[0])
+        if (operation.moves or operation.name in _REMOVES) and not there and not exempt(paths[0]):
+            if kwargs.get("ignore_errors") or (operation.name == "rmtree" and args[1:2] == (True,)):
+                return None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0] if args else paths[0])
+        if operation.moves:
+            if exempt(paths[1]):
+                copy_tree(aside.source(paths[0], paths[0]), paths[1])
+                aside.remove(paths[0], self._discard)
+            else:
+                aside.move(*paths, own=exempt(paths[0]))
+            return args[1] if operation.module == "shutil" and len(args) > 1 else None
+        if operation.name in _REMOVES:
+            return aside.remove(paths[0], lambda place: original(place, *args[1:], **kwargs))
+        if operation.name in _MAKES_FOLDERS:
+            if (there and aside.find(paths[0]) is None) or (
+                operation.name == "mkdir" and not aside.is_folder(os.path.dirname(paths[0]))
+            ):
+                return original(*args, **kwargs)  # it fails, or has nothing to do
+            return aside.make_folder(paths[0], lambda place: original(place, *args[1:], **kwargs))
+        if operation.name in _DESCRIBES:
+            return None
+        place = aside.target(paths[0], keep=True)
+        position, name = operation.changes[0]
+        if position:  # what comes before it is read
+            args = tuple(self._readable(value) if at == 0 else value for at, value in enumerate(args))
+        if position < len(args):
+            args = (*args[:position], place, *args[position + 1 :])
+        else:
+            kwargs = {**kwargs, name: place}
+        return aside.visible_name(original(*args, **kwargs))
+
+    def _readable(self, path: Any) -> Any:
+        """What is to be copied, as this rank sees it."""
+        aside, located = self._mediation.aside, self._mediation.paths.locate(path)
+        if located is None or self._mediation.paths.is_exempt(located):
+            return path
+        return aside.whole(located) if aside.is_folder(located) else aside.source(located, path)
 
     def _discard(self, path: str) -> None:
         """This rank's own version of what the main rank moved away."""
@@ -123,4 +183,19 @@ class Operations:
         return self._mediation.paths.locate(default if path is None else path)
 
 
+_MAKES_FOLDERS = ("mkdir", "makedirs")
+_REMOVES = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
+# What is said about a file beside its content is of no use to those who read a copy.
+_DESCRIBES = (
+    "chmod",
+    "chown",
+    "lchown",
+    "utime",
+    "setxattr",
+    "removexattr",
+    "copymode",
+    "copystat",
+    "mkfifo",
+    "mknod",
+)
 _DESCRIPTORS = ("dir_fd", "src_dir_fd", "dst_dir_fd")

@@ -20,7 +20,10 @@ __all__ = ["Saving"]
 
 
 class Saving:
-    """Makes the mediated form of each serializer."""
+    """Makes the mediated form of each serializer.
+
+    A thread of another rank than the main one serializes as well, into what this rank alone sees.
+    """
 
     def __init__(self, mediation: Mediation, mirrors: Mirrors) -> None:
         self._mediation = mediation
@@ -33,8 +36,7 @@ class Saving:
         def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
             located = self._mediated_path(f)
             if located is None:
-                self._mediation.notice(f, sure=True)
-                return original(obj, f, *args, **kwargs)
+                return original(obj, self._elsewhere(f), *args, **kwargs)
             f = self._mediation.paths.renamed(f)
             return self._save(
                 "torch.save",
@@ -53,7 +55,7 @@ class Saving:
         def save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
             located = self._mediated_path(filename)
             if located is None:
-                return original(tensors, filename, *args, **kwargs)
+                return original(tensors, self._elsewhere(filename), *args, **kwargs)
             filename = self._mediation.paths.renamed(filename)
             return self._save(
                 label,
@@ -76,9 +78,13 @@ class Saving:
 
         @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
-            located = self._mediated_path(args[position] if position < len(args) else kwargs.get(name))
+            path = args[position] if position < len(args) else kwargs.get(name)
+            located = self._mediated_path(path)
             if located is None:
-                return original(*args, **kwargs)
+                place = self._elsewhere(path)
+                if position < len(args):
+                    return original(*args[:position], place, *args[position + 1 :], **kwargs)
+                return original(*args, **({**kwargs, name: place} if name in kwargs else kwargs))
             return self._mediation.meet(label, located, lambda: original(*args, **kwargs)).value
 
         return write
@@ -98,6 +104,11 @@ class Saving:
                 return original(database, *args, **kwargs)
             located = self._mediated_path(path)
             if located is None:
+                place = self._elsewhere(path, keep=True)
+                for suffix in ("-journal", "-wal", "-shm"):  # they come and go
+                    self._mediation.place_to_write(f"{path}{suffix}")
+                if place is not path:
+                    database = f"file:{quote(place)}?{query}" if is_uri else place
                 return original(database, *args, **kwargs)
             return self._mirrored(
                 "sqlite3.connect",
@@ -116,7 +127,12 @@ class Saving:
         def initialize(file: Any, name: Any, mode: str | None = "r", *args: Any, **kwargs: Any) -> None:
             located = self._mediated_path(name)
             if located is None:
-                return original(file, name, mode, *args, **kwargs)
+                place = (
+                    self._elsewhere(name, keep=mode not in ("w", "w-", "x"))
+                    if mode not in (None, "r")
+                    else name
+                )
+                return original(file, place, mode, *args, **kwargs)
             mirror = self._mirrors.find(located)
             if mode in (None, "r"):
                 if mirror is None:
@@ -157,6 +173,7 @@ class Saving:
 
         mediation.meet(label, located, try_open)
         self._mirrors.forget(located)
+        mediation.met_over(located)
         return mediation.together(label, located, write if mediation.is_main else rehearse)
 
     def _mirrored(
@@ -177,6 +194,11 @@ class Saving:
             prepare=lambda: made.append(on_copy(self._mirrors.make(located, companions))),
         )
         return made[0]
+
+    def _elsewhere(self, path: Any, *, keep: bool = False) -> Any:
+        """`path`, or where a thread of this rank writes in its stead."""
+        place = self._mediation.place_to_write(path, keep=keep)
+        return path if place is None else place
 
     def _mediated_path(self, path: Any) -> str | None:
         """Where `path` lies if it is one that the ranks meet over here and now."""

@@ -1,7 +1,10 @@
-"""Compares two files by what they mean: tensors, arrays, text with numbers, or bytes."""
+"""Compares two files by what they mean: tensors, arrays, text with numbers, what is packed inside."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import enum
 import io
 import pickle
 import re
@@ -15,67 +18,102 @@ import numpy
 import torch
 
 from ronde.verify.clauses.database import database_rows, is_database
-from ronde.verify.clauses.events import differing_events, is_event_file
+from ronde.verify.clauses.events import can_read_events, differing_events, is_event_file
+from ronde.verify.clauses.packed import is_packed, unpacked
 from ronde.verify.clauses.text import alike, differing_number, unstable_numbers
 from ronde.verify.clauses.verdict import DUST, Tolerance
 
-__all__ = ["beyond_comparison", "differing_contents"]
+__all__ = ["Beyond", "Comparison", "compare_contents"]
 
 _TORCH_SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 _PICKLE_SUFFIXES = {".pkl", ".pickle"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def differing_contents(
+class Beyond(enum.Enum):
+    """Why no more can be said of a file than that it is there."""
+
+    unstable = "two runs of plain python differ in {}"
+    unread = "{} has other bytes, in a format that is not read here"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of comparing two files; empty where they agree.
+
+    Attributes:
+        wrong: the first difference in words.
+        beyond: why (a part of) the file could not be compared.
+    """
+
+    wrong: str = ""
+    beyond: Beyond | None = None
+
+
+def compare_contents(
     mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None
-) -> str | None:
-    """The first difference in words, or None; `repeat` is the file of a second run of plain python."""
+) -> Comparison:
+    """Compare by what the files mean; `repeat` is the file of a second run of plain python."""
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
-        return None
+        return Comparison()
     if is_event_file(reference):
-        return differing_events(mine, reference, tolerance)
+        if not can_read_events():
+            return Comparison(beyond=Beyond.unread)
+        return Comparison(differing_events(mine, reference, tolerance) or "")
     unreadable = object()
     other = _load(reference, unreadable)
     if other is not unreadable:
         value = _load(mine, unreadable)
         if value is unreadable:
-            return "cannot be loaded, in plain python it can"
+            return Comparison("cannot be loaded, in plain python it can")
         # As the parameters: in double precision each tensor by itself, else against all that the file holds.
         scale = max((_scale(each) for each in _arrays(other)), default=0.0)
         scale *= DUST if tolerance.per_tensor else 1.0
-        return _differing_value(value, other, tolerance, "", scale)
+        return Comparison(_differing_value(value, other, tolerance, "", scale) or "")
+    if is_packed(reference):
+        return _compare_packed(mine, reference, tolerance, repeat)
     try:
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
-        if repeat is not None and repeat.read_bytes() != expected:
-            return None  # `beyond_comparison`
-        # One last bit is another byte in a format that cannot be read here.
-        return (
-            f"{len(content)} bytes that are not those of plain python ({len(expected)}); its format is not "
-            f"known here, so this may be rounding"
-        )
-    if repeat is not None and not alike(expected_text, repeat.read_text(errors="replace")):
-        return None  # `beyond_comparison` as well
-    unstable = unstable_numbers(expected_text, repeat.read_text(), tolerance) if repeat is not None else ()
-    return differing_number(text, expected_text, tolerance, unstable)
+        return _compare_bytes(content, expected, None if repeat is None else repeat.read_bytes())
+    again = None if repeat is None else repeat.read_text(errors="replace")
+    if again is not None and not alike(expected_text, again):
+        return Comparison(beyond=Beyond.unstable)
+    unstable = unstable_numbers(expected_text, again, tolerance) if again is not None else ()
+    return Comparison(differing_number(text, expected_text, tolerance, unstable) or "")
 
 
-def beyond_comparison(reference: Path, repeat: Path) -> bool:
-    """Whether two runs of plain python do not agree on this file, by more than numbers in a text.
+def _compare_bytes(content: bytes, expected: bytes, again: bytes | None) -> Comparison:
+    """Of a format that is not known here: rounding may change any byte, but it does not cut a file short."""
+    if again is not None and again != expected:
+        return Comparison(beyond=Beyond.unstable)
+    if expected.startswith(content) or content.startswith(expected):
+        return Comparison(f"{len(content)} bytes, in plain python {len(expected)} that begin alike")
+    return Comparison(beyond=Beyond.unread)
 
-    Of a file whose format is known here more can be said than that.
-    """
-    content = reference.read_bytes()
-    if is_event_file(reference) or repeat.read_bytes() == content:
-        return False
-    unreadable = object()
-    if _load(reference, unreadable) is not unreadable:
-        return False
-    try:
-        return not alike(content.decode(), repeat.read_text(errors="replace"))
-    except UnicodeDecodeError:
-        return True
+
+def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None) -> Comparison:
+    with contextlib.ExitStack() as stack:
+        expected = stack.enter_context(unpacked(reference))
+        found = stack.enter_context(unpacked(mine)) if is_packed(mine) else None
+        again = stack.enter_context(unpacked(repeat)) if repeat is not None and is_packed(repeat) else None
+        if expected is None:  # damaged, or encrypted
+            return Comparison(beyond=Beyond.unread)
+        if found is None:
+            return Comparison("cannot be unpacked, in plain python it can")
+        if again is not None and list(again) != list(expected):
+            return Comparison(beyond=Beyond.unstable)
+        if list(found) != list(expected):
+            odd = [name for name in (*found, *expected) if (name in found) != (name in expected)]
+            return Comparison(f"{odd[0]} is inside of one only" if odd else "the order of what is inside")
+        beyond: Beyond | None = None
+        for name, path in expected.items():
+            comparison = compare_contents(found[name], path, tolerance, again[name] if again else None)
+            if comparison.wrong:
+                return Comparison(f"{f'inside {name}' if name else 'uncompressed'}, {comparison.wrong}")
+            beyond = beyond or comparison.beyond
+        return Comparison(beyond=beyond)
 
 
 def _load(path: Path, unreadable: object) -> Any:

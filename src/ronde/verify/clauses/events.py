@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from ronde.verify.clauses.verdict import Tolerance
 
-__all__ = ["differing_events", "is_event_file"]
+__all__ = ["can_read_events", "differing_events", "is_event_file"]
 
 # Scalars are stored in single precision: two values that agree may be rounded to neighbours.
 _SINGLE = 2.4e-7
@@ -20,13 +21,16 @@ def is_event_file(path: Path) -> bool:
     return ".tfevents." in path.name
 
 
+def can_read_events() -> bool:
+    """Whether TensorBoard is installed, which knows how its files are to be read."""
+    return importlib.util.find_spec("tensorboard") is not None
+
+
 def differing_events(mine: Path, reference: Path, tolerance: Tolerance) -> str | None:
     """The first difference in words, but for the times at which things were logged; None if there is none."""
-    try:
-        from google.protobuf.json_format import MessageToDict
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        return "an event file of TensorBoard, which must be installed here for the comparison"
+    from google.protobuf.json_format import MessageToDict
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
     wide = dataclasses.replace(tolerance, values=max(tolerance.values, _SINGLE))
 
     def events(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ronde.verify.clauses.contents import beyond_comparison, differing_contents
+from ronde.verify.clauses.contents import Beyond, compare_contents
 from ronde.verify.clauses.text import differing_number, unstable_numbers
 from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord
@@ -41,9 +41,8 @@ def compare(
 ) -> Verdict:
     """`repeat` is a second run of plain python: what differs there cannot be expected to be equal here."""
     pairs, lonely = _pair(plain, run, repeat)
-    divergence = (
-        lonely or _written_once(ranks, run) or _contents(pairs, tolerance, repeated=repeat is not None)
-    )
+    wrong, beyond = _contents(pairs, tolerance, repeated=repeat is not None)
+    divergence = lonely or _written_once(ranks, run) or wrong
     unstable: set[int] = set()
     if repeat is not None:
         unstable = unstable_numbers(plain.stdout, repeat.stdout, tolerance)
@@ -53,11 +52,9 @@ def compare(
     compared = f"{len(plain.files)} files, {len(plain.stdout.splitlines())} printed lines"
     if unstable:
         compared += f" ({len(unstable)} numbers left out that differ between two runs of plain python)"
-    unknown = [pair.name for pair in pairs if beyond_comparison(pair.reference, pair.again)]
-    if unknown:
-        compared += (
-            f" (of {len(unknown)} only that they are there: two runs of plain python differ in {unknown[0]})"
-        )
+    for reason, names in beyond.items():
+        what = "that it is there" if len(names) == 1 else "that they are there"
+        compared += f" (of {len(names)} only {what}: {reason.value.format(names[0])})"
     count = len(plain.files) + len(plain.stdout)
     return verdict("L5", "files", count=count, compared=compared, divergence=divergence)
 
@@ -121,10 +118,15 @@ def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
     return None
 
 
-def _contents(pairs: Sequence[_Pair], tolerance: Tolerance, repeated: bool) -> str | None:
+def _contents(
+    pairs: Sequence[_Pair], tolerance: Tolerance, repeated: bool
+) -> tuple[str | None, dict[Beyond, list[str]]]:
+    """The first difference, and the files that cannot be compared, by the reason."""
+    beyond: dict[Beyond, list[str]] = {}
     for pair in pairs:
-        again = pair.again if repeated else None
-        wrong = differing_contents(pair.mine, pair.reference, tolerance, again)
-        if wrong:
-            return f"file {pair.name}, {wrong}"
-    return None
+        found = compare_contents(pair.mine, pair.reference, tolerance, pair.again if repeated else None)
+        if found.wrong:
+            return f"file {pair.name}, {found.wrong}", beyond
+        if found.beyond is not None:
+            beyond.setdefault(found.beyond, []).append(pair.name)
+    return None, beyond
