@@ -129,10 +129,11 @@ class Reducer:
             census.count("parameters", tensor)
         for group in self._groups:
             for bucket in group.buckets:
-                bucket.tell(census)
-        for tensor in leaves:
-            if tensor.grad is not None:
-                census.count("gradients", tensor.grad)
+                bucket.tell(census, on_the_way=self.busy)
+        for leaf in (leaf for group in self._groups for leaf in group.leaves):
+            gradient = leaf.gradient
+            if gradient is not None:
+                census.count("buckets" if self.busy else "gradients", gradient)
 
     @property
     def busy(self) -> bool:
