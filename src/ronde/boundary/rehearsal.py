@@ -59,6 +59,7 @@ class Verdict:
         same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
         foreign: it uses tensors with a gradient that are no parameters of its own.
         candidate: which of the places where the batch could lie this is about.
+        keeps: something on itself or around it that each call changes, the same way for whatever rows.
     """
 
     sharded: bool
@@ -69,6 +70,7 @@ class Verdict:
     same_as: tuple[int | None, ...] = ()
     foreign: bool = False
     candidate: int = 0
+    keeps: str = ""
 
 
 def rehearse(
@@ -165,7 +167,8 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
-            return _verdict(module, whole, candidate, recorded)
+            keeps = trial.keeps_changing(rows)
+            return dataclasses.replace(_verdict(module, whole, candidate, recorded), keeps=keeps)
     assert problem is not None
     raise Refusal(problem)
 
