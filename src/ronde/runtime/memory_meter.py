@@ -101,7 +101,7 @@ class MemoryMeter:
 
     def memory(self) -> Memory:
         """The peaks so far."""
-        peaks = {**self._first, **self._settled}
+        peaks: dict[Kind, int] = {**self._first, **self._settled}
         on_device = self._on_cuda and torch.cuda.is_initialized()
         total = peak_on_device() if on_device else peak_of_process()
         return Memory(peaks=peaks, total=total, where="device" if on_device else "process")
