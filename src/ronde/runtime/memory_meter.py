@@ -108,10 +108,6 @@ class MemoryMeter:
 
     def count(self) -> StorageCensus:
         """Look what is held now."""
-        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered
-            return self._count()
-
-    def _count(self) -> StorageCensus:
         census = StorageCensus()
         with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered, if it were used
             self._fill(census)

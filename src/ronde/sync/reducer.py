@@ -124,16 +124,14 @@ class Reducer:
 
     def tell(self, census: Census) -> None:
         """Count the leaves, the buckets, and gradients that lie in none."""
-        leaves = self.adopted
-        for tensor in leaves:
-            census.count("parameters", tensor)
+        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        for leaf in leaves:
+            census.count("parameters", leaf.tensor)
         for group in self._groups:
             for bucket in group.buckets:
                 bucket.tell(census, on_the_way=self.busy)
-        for leaf in (leaf for group in self._groups for leaf in group.leaves):
-            gradient = leaf.gradient
-            if gradient is not None:
-                census.count("buckets" if self.busy else "gradients", gradient)
+        for leaf in leaves:
+            census.count("buckets" if self.busy else "gradients", leaf.gradient)
 
     @property
     def busy(self) -> bool:
