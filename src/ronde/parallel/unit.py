@@ -122,8 +122,9 @@ def _references(storage: Any) -> int:
     return count(storage._cdata)
 
 
-# To the memory of a parameter, when it is asked for as above.
-_OF_A_PARAMETER = _references(torch.nn.Parameter(torch.empty(1)).untyped_storage())
+# To the memory of a parameter, asked for as above. It has a name here, or it would be gone by then.
+_ANY = torch.nn.Parameter(torch.empty(1))
+_OF_A_PARAMETER = _references(_ANY.untyped_storage())
 
 
 class Unit:

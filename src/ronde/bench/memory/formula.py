@@ -18,7 +18,7 @@ FORMULAS: Mapping[str, str] = {
     "zero1": "parameters, gradients, optimizer / N",
     "zero2": "parameters, (gradients + optimizer) / N",
     "zero3": "all of it / N, and the largest unit twice",
-    "central": "all of it on the owner, parameters and gradients elsewhere",
+    "central": "all of it on the owner; on every rank the largest unit twice",
 }
 """Placements of which there is a formula, in words."""
 
@@ -61,7 +61,9 @@ def expected(placement: Placement, sizes: Sizes, *, ranks: int, rank: int) -> di
             parameters = part + 2 * sizes.largest_unit * sizes.itemsize
             gradients, optimizer = part, part * sizes.slots
         case "central":
-            optimizer = optimizer if rank == OWNER else 0
+            owned = 1 if rank == OWNER else 0
+            parameters = parameters * owned + 2 * sizes.largest_unit * sizes.itemsize
+            gradients, optimizer = gradients * owned, optimizer * owned
         case "server":
             raise ValueError("servers hold the state, not ranks")
     return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
