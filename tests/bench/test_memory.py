@@ -30,8 +30,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
         ("zero1", 3, 1, 8 * P + 8 * P // 3),
         ("zero2", 3, 1, 4 * P + 12 * P // 3),
         ("zero3", 3, 1, 16 * P // 3 + 2 * 4 * 100),
-        ("central", 3, 0, 16 * P),
-        ("central", 3, 1, 8 * P),
+        ("central", 3, 0, 16 * P + 2 * 4 * 100),
+        ("central", 3, 1, 2 * 4 * 100),
         ("zero1", 1, 0, 16 * P),
     ],
 )

@@ -18,7 +18,7 @@ FORMULAS: Mapping[str, str] = {
     "zero1": "parameters, gradients, optimizer / N",
     "zero2": "parameters, (gradients + optimizer) / N",
     "zero3": "all of it / N, and the largest unit twice",
-    "central": "all of it on the owner, parameters and gradients elsewhere",
+    "central": "all of it on the owner, and the largest unit twice on every rank",
 }
 """Placements of which there is a formula, in words."""
 
@@ -61,7 +61,9 @@ def expected(placement: Placement, sizes: Sizes, *, ranks: int, rank: int) -> di
             parameters = part + 2 * sizes.largest_unit * sizes.itemsize
             gradients, optimizer = part, part * sizes.slots
         case "central":
-            optimizer = optimizer if rank == OWNER else 0
+            if rank != OWNER:
+                parameters = gradients = optimizer = 0
+            parameters += 2 * sizes.largest_unit * sizes.itemsize
         case "server":
             raise ValueError("servers hold the state, not ranks")
     return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
