@@ -217,12 +217,15 @@ def test_modes_of_the_script_do_not_matter(ranks: Callable[..., list[Any]]) -> N
 
 
 def read_late(rank: Any) -> list[float]:
-    """Sums that are read later, out of order, and after others have been begun."""
+    """Sums, and what is gathered, read later, out of order, and after others have been begun."""
     comm = rank.groups["boundary"]
     totals: list[float] = []
     for turn in range(50):
         first, second, third = (torch.full((turn + 1,), float(each + rank.rank)) for each in range(3))
+        gathered, last = comm.all_gather_async(third)
         pending = [comm.all_reduce_async(each) for each in (first, second, third)]
+        pending.insert(turn % 4, last)
+        third_of_all = gathered[:, 0]
         if turn % 3 == 0:
             comm.barrier()
         if turn % 3 == 1:
@@ -230,11 +233,12 @@ def read_late(rank: Any) -> list[float]:
         for each in pending if turn % 2 else reversed(pending):
             each.wait()
         totals += [float(each.sum()) / (turn + 1) for each in (first, second, third)]
+        assert third_of_all.tolist() == [2.0 + each for each in range(rank.world_size)]
     return sorted(set(totals))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_sums_may_be_read_late(ranks: Callable[..., list[Any]], world_size: int) -> None:
+def test_results_may_be_read_late(ranks: Callable[..., list[Any]], world_size: int) -> None:
     base = sum(range(world_size))
     expected = [float(base + world_size * each) for each in range(3)]
     assert ranks(world_size, read_late) == [expected] * world_size

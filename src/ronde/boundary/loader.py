@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import collections
 import multiprocessing
-import random
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
-import numpy
 import torch
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
@@ -28,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
+from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import Reach
@@ -96,6 +95,7 @@ class LoaderEdge:
         plain_index: Any = _BaseDataLoaderIter._next_index
         plain_next: Any = _BaseDataLoaderIter.__next__
         plain_fetch: Any = _MapDatasetFetcher.fetch
+        generators = HostGenerators()
 
         def init(iterator: Any, loader: Any) -> None:
             plain_init(iterator, loader)
@@ -123,9 +123,10 @@ class LoaderEdge:
             watched = fetcher.collate_fn
             if not isinstance(watched, _Watched):
                 return plain_fetch(fetcher, index)
-            before = _random_state()
+            before, drawn = generators.state(), torch.default_generator.get_state()
             data = plain_fetch(fetcher, index)
-            if not _same_state(before, _random_state()):
+            moved = not torch.equal(drawn, torch.default_generator.get_state())
+            if moved or not generators.same(before, generators.state()):
                 watched.flag.value = _MOVED
             elif watched.flag.value == _UNKNOWN:
                 watched.flag.value = _STILL if _repeats(plain_fetch, fetcher, index, data) else _ORDERED
@@ -259,20 +260,6 @@ def _is_batch(data: Any, rows: int) -> bool:
     except Opaque:
         return False
     return all(isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows for value in found)
-
-
-def _random_state() -> tuple[torch.Tensor, Any, Any]:
-    numbers = numpy.random.get_state(legacy=False)
-    return torch.default_generator.get_state(), random.getstate(), numbers
-
-
-def _same_state(a: tuple[torch.Tensor, Any, Any], b: tuple[torch.Tensor, Any, Any]) -> bool:
-    return torch.equal(a[0], b[0]) and a[1] == b[1] and _same_numpy(a[2], b[2])
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    same = a["state"]["pos"] == b["state"]["pos"] and numpy.array_equal(a["state"]["key"], b["state"]["key"])
-    return bool(same and a["has_gauss"] == b["has_gauss"])
 
 
 def _uses_generator(dataset: Any) -> bool:

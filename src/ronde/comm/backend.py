@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from ronde.comm.scattering import reduce_scatter_by_all_reduce
-from ronde.comm.shared_memory import SharedMemory, Started
+from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.sharing import share_by_messages
+from ronde.comm.started import Started
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
 
@@ -149,9 +150,10 @@ class SharedMemoryBackend:
             started = self.shared.start_all_reduce(flat)
         return None if started is None else _Unseen(started)
 
-    @_as_bytes_travel
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
-        self.shared.all_gather(out, flat)
+        with unseen():
+            started = self.shared.start_all_gather(out, flat)
+        return None if started is None else _Unseen(started)
 
     @_as_bytes_travel
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:

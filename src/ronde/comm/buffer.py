@@ -6,19 +6,23 @@ only when nobody else refers to its memory, else others are written in its stead
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Buffer", "Storage", "TorchBuffer"]
+__all__ = ["Buffer", "Source", "Storage", "TorchBuffer"]
+
+# Where in a buffer a flat tensor would have been copied to.
+Source = tuple[int, torch.Tensor]
 
 
 class Buffer(Protocol):
     """A flat tensor of one size on all ranks; each step of an averaging is made by all of them.
 
-    `open`, fill what it returns, `launch`; then `advance` now and then; then `reduce`, `collect` and
-    `settle`, for several buffers each before the next, so that one wait serves all. After `settle` the tensor
-    that `open` returned holds the mean, and is this rank's own again.
+    `open`, fill what it returns, `launch`, and leave what was given there as it is; then `advance` now and
+    then; then `reduce`, `collect` and `settle`, for several buffers each before the next, so that one wait
+    serves all. After `settle` the tensor that `open` returned holds the mean, and is this rank's own again.
     """
 
     @property
@@ -30,8 +34,13 @@ class Buffer(Protocol):
         """What to fill, and whether it is the buffer's memory: if at most `users` tensors lie there."""
         ...
 
-    def launch(self) -> None:
-        """This rank has filled its tensor."""
+    @property
+    def own(self) -> tuple[int, int]:
+        """Which elements this rank sums: they need not be copied, but may be given to `launch`."""
+        ...
+
+    def launch(self, sources: Sequence[Source] = ()) -> None:
+        """This rank has filled its tensor, but for what it gives here, which lies in `own`."""
         ...
 
     def advance(self) -> bool:
@@ -91,7 +100,12 @@ class TorchBuffer:
             self._storage = Storage(torch.zeros_like(self._storage.tensor))
         return self._storage.tensor, same
 
-    def launch(self) -> None:
+    @property
+    def own(self) -> tuple[int, int]:
+        return 0, 0
+
+    def launch(self, sources: Sequence[Source] = ()) -> None:
+        assert not sources
         self._pending = self._comm.all_reduce_async(self._storage.tensor)
 
     def advance(self) -> bool:

@@ -1,8 +1,9 @@
-"""Buffers that lie in memory shared by the ranks of a host, so that averaging them copies nothing beforehand.
+"""Buffers that lie in memory shared by the ranks of a host.
 
 Each rank sums one part of every buffer, reading its peers' memory, and then takes over the parts that the
-others have summed. Every rank counts three steps for each buffer: filled, summed, taken over. Buffers do not
-wait for each other, so a rank sums one as soon as all have filled it.
+others have summed. What it contributes to its own part nobody else reads: that may lie anywhere. Every rank
+counts three steps for each buffer: filled, summed, taken over. Buffers do not wait for each other, so a rank
+sums one as soon as all have filled it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Storage
+from ronde.comm.buffer import Source, Storage
 from ronde.comm.reductions import REDUCTIONS, reduce_into
 from ronde.comm.waiting import Counters
 
@@ -23,8 +24,8 @@ _FILLED, _SUMMED, _TAKEN, _ELSEWHERE = range(4)
 _WORDS = 8  # one cache line for each buffer
 _LINE = 64
 _PAGE = 4096
-# What is summed at a time stays in the cache until it has been divided.
-_BLOCK = 256 << 10
+# What is summed at a time stays in the cache until it has been divided; smaller, and the calls cost more.
+_BLOCK = 1 << 20
 
 
 class SharedBuffer:
@@ -47,6 +48,7 @@ class SharedBuffer:
         self._number = 0
         self._summed = False
         self._bounds = _bounds(self._open, comm.world_size)
+        self._sources: Sequence[Source] = ()
 
     @property
     def address(self) -> int:
@@ -59,7 +61,12 @@ class SharedBuffer:
         self._open = shared if same else torch.zeros_like(shared)
         return self._open, same
 
-    def launch(self) -> None:
+    @property
+    def own(self) -> tuple[int, int]:
+        return self._bounds[self._comm.rank]
+
+    def launch(self, sources: Sequence[Source] = ()) -> None:
+        self._sources = sources
         check = self._comm.check
         self._number = 0 if check is None else check.collective("all_reduce", self._open)
         self._turn += 1
@@ -95,15 +102,29 @@ class SharedBuffer:
     def _sum(self) -> None:
         self._summed = True
         if not self._travels():
-            begin, end = self._bounds[self._comm.rank]
-            others = [part for rank, part in enumerate(self._parts) if rank != self._comm.rank]
-            block = _BLOCK // self._open.element_size()
-            for start in range(begin, end, block):
-                stop = min(end, start + block)
-                mine = self._open[start:stop]
-                reduce_into(mine, [mine, *(part[start:stop] for part in others)], REDUCTIONS["sum"])
-                mine.div_(self._comm.world_size)
+            self._sum_part()
+            self._sources = ()
         self._counters.own[self._words + _SUMMED] = self._turn
+
+    def _sum_part(self) -> None:
+        begin, end = self.own
+        for start, source in self._sources:
+            self._sum_from(begin, self._open[begin:start])
+            begin = start + source.numel()
+            self._sum_from(start, source)
+        self._sum_from(begin, self._open[begin:end])
+
+    def _sum_from(self, begin: int, source: torch.Tensor) -> None:
+        """Put the mean of `source` and the peers' memory into this rank's, from `begin` on."""
+        others = [part for rank, part in enumerate(self._parts) if rank != self._comm.rank]
+        block = _BLOCK // source.element_size()
+        end = begin + source.numel()
+        for start in range(begin, end, block):
+            stop = min(end, start + block)
+            mine = self._open[start:stop]
+            first = source[start - begin : stop - begin]
+            reduce_into(mine, [first, *(part[start:stop] for part in others)], REDUCTIONS["sum"])
+            mine.div_(self._comm.world_size)
 
     def _travels(self) -> bool:
         """Some rank's data lie elsewhere; known to all once all have filled theirs."""
@@ -112,6 +133,9 @@ class SharedBuffer:
     def _travel(self) -> None:
         """Average what lies elsewhere on some rank by way of the group's areas."""
         shared, flat = self._shared, self._open
+        for begin, source in self._sources:
+            flat[begin : begin + source.numel()].copy_(source)
+        self._sources = ()
         self._comm.block(lambda: shared.all_reduce(flat), self._number)
         flat.div_(self._comm.world_size)
         self._counters.own[self._words + _TAKEN] = self._turn

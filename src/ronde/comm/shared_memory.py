@@ -24,6 +24,7 @@ from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
 from ronde.comm.sharing import copy_in, copy_out, messages
+from ronde.comm.started import Started
 from ronde.comm.waiting import Counters, Waiting
 
 __all__ = ["SharedMemory"]
@@ -40,19 +41,6 @@ _MOST_VIEWS = 256
 _SUBGROUP = -1
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
-
-
-class Started:
-    """A collective that this rank has begun, and completes when it needs the result."""
-
-    def __init__(self, complete: Callable[[], None]) -> None:
-        self._complete: Callable[[], None] | None = complete
-
-    def wait(self) -> None:
-        """Wait for the others; a second call does nothing."""
-        complete, self._complete = self._complete, None
-        if complete is not None:
-            complete()
 
 
 class SharedMemory:
@@ -183,12 +171,20 @@ class SharedMemory:
             self.all_reduce(flat)
             return None
         parts = self._put(flat)
-        self._started = Started(lambda number=self._posted: self._complete(flat, parts, number))
-        return self._started
+        return self._later(lambda: reduce_into(flat, parts, REDUCTIONS["sum"]))
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into `out` [ranks, n]."""
         self.all_gather_into(out.unbind(0), flat)
+
+    def start_all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Started | None:
+        """`all_gather`; what is small is waited for later, as in `start_all_reduce`."""
+        if flat.nbytes > _SMALL:
+            self.all_gather(out, flat)
+            return None
+        parts = self._put(flat)
+        rows = list(out.unbind(0))
+        return self._later(lambda: torch._foreach_copy_(rows, parts))
 
     def all_gather_into(self, outs: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
         """Put `flat` [n] of every rank into its of `outs`, [n] each."""
@@ -369,9 +365,16 @@ class SharedMemory:
         self._post()
         self._free[area] = self._posted + 1
 
-    def _complete(self, flat: torch.Tensor, parts: Sequence[torch.Tensor], number: int) -> None:
-        self.waiting.until(self._counters, _POSTED, number)
-        reduce_into(flat, parts, REDUCTIONS["sum"])
+    def _later(self, take: Callable[[], object]) -> Started:
+        """What has been shown is taken when all have shown theirs, at the latest before anything else is."""
+        number = self._posted
+
+        def complete() -> None:
+            self.waiting.until(self._counters, _POSTED, number)
+            take()
+
+        self._started = Started(complete)
+        return self._started
 
     def _post(self) -> None:
         """Go on; what was shown before may be written again, so it is read first."""

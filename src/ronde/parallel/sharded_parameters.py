@@ -142,7 +142,8 @@ class ShardedParameters:
             unit.written = True  # the script has it before it
         with _aside(self._context):
             for unit in self._units:
-                unit.let_go()
+                if unit.let_go():
+                    self._locate(unit)
 
     def release(self) -> None:
         """Make everything whole again, for good. All ranks come here."""
@@ -217,10 +218,16 @@ class ShardedParameters:
                 return
             for member, tensor in unit.parameters:
                 unit.written = unit.written or tensor._version != member.version
-            unit.rest()
+            if unit.rest():
+                self._locate(unit)
             self._whole.remove(unit)
             for _, tensor in unit.parameters:
                 tensor.__class__ = self._kind
+
+    def _locate(self, unit: Unit) -> None:
+        """Learn where its members lie now."""
+        elsewhere = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
+        self._by_storage = elsewhere | {member.cdata: (member, unit) for member in unit.members}
 
     def _follow(self, unit: Unit) -> bool:
         """Go by what the script has made of its parameters; False where the unit is none any more."""
@@ -228,8 +235,6 @@ class ShardedParameters:
             if type(tensor) is not torch.nn.Parameter or not member.stands(tensor):
                 self._dissolve(unit)
                 return False
-            if member.fixed and not member.held:
-                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
             if not member.moved(tensor):
                 continue
             if not can_be_sharded(tensor):

@@ -75,11 +75,6 @@ class Member:
         """Whether it is still the kind of tensor that was cut, if perhaps in other memory."""
         return self._kind == (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
 
-    @property
-    def fixed(self) -> bool:
-        """Whether the memory cannot be let go of: numpy was shown it once."""
-        return not self._storage.resizable()
-
     def moved(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata != self.cdata
 
@@ -103,10 +98,23 @@ class Member:
 
     def make_room(self) -> None:
         """Memory for the whole; what is new of it is undefined."""
-        self._storage.resize_(self._base.numel() * self._base.element_size())
+        if not self.there:
+            self._storage.resize_(self._base.numel() * self._base.element_size())
 
-    def free(self) -> None:
+    def free(self) -> bool:
+        """Let go of the memory; whether the parameter had to be given other memory for it.
+
+        What numpy was shown once cannot be resized any more.
+        """
+        fixed = not self._storage.resizable()
+        if fixed:
+            dtype, shape, stride, device = self._kind
+            tensor, fresh = self.ref(), torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            if tensor is not None:
+                tensor.data = fresh
+            self.take(fresh if tensor is None else tensor)
         self._storage.resize_(0)
+        return fixed
 
 
 def _references(storage: Any) -> int:
@@ -172,25 +180,28 @@ class Unit:
         for member in self.members:
             member.part.copy_(member.elements)
 
-    def rest(self) -> None:
-        """It is whole no more; memory that somebody holds a view of is let go of later."""
+    def rest(self) -> bool:
+        """It is whole no more; memory that somebody holds a view of is let go of later.
+
+        Returns:
+            whether members lie in other memory now.
+        """
         if self.written:
             self.keep()
         self.whole, self.written = False, False
         self.lingers = any(member.held for member in self.members)
-        if not self.lingers:
-            self.free()
+        return not self.lingers and self.free()
 
-    def let_go(self) -> None:
-        """Free the memory of what lingers, if nobody holds any of it now."""
-        if self.lingers and not any(member.held for member in self.members):
-            self.keep()  # whoever held it may have written
-            self.free()
-            self.lingers = False
+    def let_go(self) -> bool:
+        """Free the memory of what lingers, if nobody holds any of it now; returns as `rest`."""
+        if not self.lingers or any(member.held for member in self.members):
+            return False
+        self.keep()  # whoever held it may have written
+        self.lingers = False
+        return self.free()
 
-    def free(self) -> None:
-        for member in self.members:
-            member.free()
+    def free(self) -> bool:
+        return any([member.free() for member in self.members])
 
     def follow_update(self) -> None:
         """Parts have been updated: so is what lingers on some rank; all ranks come here."""

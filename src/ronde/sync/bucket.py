@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Buffer
+from ronde.comm.buffer import Buffer, Source
 from ronde.errors import RondeError
 from ronde.plan.resident import Census
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Bucket", "assign_buckets", "average"]
+
+# What a rank sums itself is not copied into its buffer, where it is so large that this is worth the trouble.
+_LARGE = 64 << 10
 
 
 class Bucket:
@@ -39,8 +42,8 @@ class Bucket:
         self._memory = memory
         self._told = False
         self._sizes = [leaf.shape.numel() for leaf in self.leaves]
-        itemsize = self.leaves[0].dtype.itemsize
-        self._offsets = [begin * itemsize for begin in itertools.accumulate(self._sizes, initial=0)]
+        self._begins = list(itertools.accumulate(self._sizes, initial=0))
+        self._own = [self._part_of(place) for place in range(len(self.leaves))]
         self._places = {id(leaf.tensor): place for place, leaf in enumerate(self.leaves)}
         self._ready: set[int] = set()
         # Gradients that were there when backward began; those of them that lie in the buffer.
@@ -112,23 +115,39 @@ class Bucket:
         flat, same = self._opened(len(inside))
         self._inside = inside if same else set()
         self._views, self._flags = self._cut(flat)
-        targets: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        for place, (view, gradient) in enumerate(zip(self._views, gradients, strict=True)):
-            if gradient is None:
-                view.zero_()
-            elif place not in self._inside:
-                targets.append(view)
-                sources.append(gradient)
-        if sources:
-            torch._foreach_copy_(targets, sources)
+        left = self._fill(flat, gradients)
         if self.complete:
             self._flags.fill_(1)
         else:
             flags = [float(place in self._ready) for place in range(len(self.leaves))]
             self._flags.copy_(torch.tensor(flags, dtype=self._flags.dtype))
         self.launched = True
-        self._buffer.launch()
+        self._buffer.launch(left)
+
+    def _fill(self, flat: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> list[Source]:
+        """Copy into the buffer what others will read; what is left where it is, as this rank alone will."""
+        left: list[Source] = []
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for place, (view, gradient) in enumerate(zip(self._views, gradients, strict=True)):
+            if gradient is None:
+                view.zero_()
+            elif place in self._inside:
+                continue
+            elif (own := self._own[place]) is None or not self._lies_alike(place, gradient):
+                targets.append(view)
+                sources.append(gradient)
+            else:
+                begin, size = self._begins[place], self._sizes[place]
+                dense = gradient.detach().as_strided((size,), (1,))
+                left.append((begin + own[0], dense[own[0] : own[1]]))
+                for start, stop in ((0, own[0]), (own[1], size)):
+                    if start < stop:
+                        targets.append(flat[begin + start : begin + stop])
+                        sources.append(dense[start:stop])
+        if sources:
+            torch._foreach_copy_(targets, sources)
+        return left
 
     def advance(self) -> bool:
         """Go on with what needs no waiting; whether that was the last of it."""
@@ -207,10 +226,25 @@ class Bucket:
 
     def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
         """Whether this gradient is the view of the buffer that it was given."""
-        if gradient is None or gradient.data_ptr() != self._buffer.address + self._offsets[place]:
+        if gradient is None:
             return False
+        there = self._buffer.address + self._begins[place] * self.leaves[place].dtype.itemsize
+        return gradient.data_ptr() == there and self._lies_alike(place, gradient)
+
+    def _lies_alike(self, place: int, gradient: torch.Tensor) -> bool:
+        """Whether this gradient's elements lie as they would in the buffer."""
         leaf = self.leaves[place]
         return gradient.stride() == leaf.stride and gradient.dtype is leaf.dtype
+
+    def _part_of(self, place: int) -> tuple[int, int] | None:
+        """Which elements of this gradient the rank sums itself; None where there are few."""
+        if self._buffer is None:
+            return None
+        begin, size = self._begins[place], self._sizes[place]
+        start, stop = (min(max(each - begin, 0), size) for each in self._buffer.own)
+        dtype = self.leaves[place].dtype
+        worth = (stop - start) * dtype.itemsize >= _LARGE and not dtype.is_complex
+        return (start, stop) if worth else None
 
     def _computed_somewhere(self) -> list[int]:
         flags: Any = self._flags

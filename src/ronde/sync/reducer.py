@@ -124,15 +124,14 @@ class Reducer:
 
     def tell(self, census: Census) -> None:
         """Count the leaves, the buckets, and gradients that lie in none."""
-        leaves = self.adopted
-        for tensor in leaves:
-            census.count("parameters", tensor)
+        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        for leaf in leaves:
+            census.count("parameters", leaf.tensor)
         for group in self._groups:
             for bucket in group.buckets:
                 bucket.tell(census)
-        for tensor in leaves:
-            if tensor.grad is not None:
-                census.count("gradients", tensor.grad)
+        for leaf in leaves:
+            census.count("gradients", leaf.gradient)
 
     @property
     def busy(self) -> bool:

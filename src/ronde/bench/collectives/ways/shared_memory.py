@@ -26,7 +26,7 @@ class SharedMemoryWay(CommWay):
 
     def _call(self, operation: str, operand: Operand) -> Call:
         given, result, ranks = operand.given, operand.result, self.comm.world_size
-        comm, backend, shared = self.comm, self._backend, self._backend.shared
+        comm, shared = self.comm, self._backend.shared
         match operation:
             case "all-reduce":
                 return lambda _: comm.all_reduce(given)
@@ -35,7 +35,7 @@ class SharedMemoryWay(CommWay):
                 return lambda _: shared.reduce_scatter(result, pieces)
             case "all-gather":
                 rows = result.view(ranks, -1)
-                return lambda _: backend.all_gather(rows, given)
+                return lambda _: shared.all_gather(rows, given)
             case "broadcast":
                 return lambda turn: comm.broadcast(given, turn % ranks)
             case "all-to-all":
