@@ -32,6 +32,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "compute        precision=fp32  micro-batches=1  recompute=none  schedule not set  compile=false",
         "data           rng=auto  batch-dim=auto  loading=auto",
         "gradients      on one host: shared memory (all ranks are on one host)",
+        "holds          each rank keeps everything",
         "update rule    w[t+1] = U(w[t], g[t]) once per step, alike on every rank",
         "               g = gradient of the loss over the global batch (rank r computes its rows' part, g_r)",
         "exact          yes: the single-device parameters, up to floating-point reordering;",
@@ -43,6 +44,31 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "               Horovod",
         "               OneFlow data parallel",
     ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "holds", "updates"),
+    [
+        ("zero1", "all parameters and gradients, and 1/W of the optimizer state", "each rank its part"),
+        ("zero2", "all parameters, and 1/W of gradients and optimizer state", "each rank its part"),
+        ("zero3", "1/W of parameters, gradients and optimizer state", "each rank its part"),
+        ("central", "rank 0 keeps everything, other ranks nothing", "on rank 0"),
+    ],
+)
+def test_what_a_rank_holds_is_said(
+    capsys: pytest.CaptureFixture[str], plan: str, holds: str, updates: str
+) -> None:
+    assert show(plan) == 0
+    shown = capsys.readouterr().out.splitlines()
+    kept = next(line for line in shown if line.startswith("holds"))
+    assert holds in kept
+    rule = next(line for line in shown if line.startswith("update rule"))
+    assert rule.endswith(f"U(w[t], g[t]) once per step, {updates}")
+
+
+def test_one_rank_holds_everything_under_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("zero3", "--ranks", "1") == 0
+    assert "holds          one rank keeps everything, and nothing moves" in capsys.readouterr().out
 
 
 def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFixture[str]):

@@ -113,8 +113,8 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "loading=slice is not a value of loading (did you mean sliced?); write one of auto, sliced, full",
         ),
         (
-            "--plan zero3 train.py",
-            "state=zero3 is not available in this version; available: state=replicated, state=zero1",
+            "--plan tensor=2 train.py",
+            "tensor=2 is not available in this version; available: tensor=1",
         ),
         (
             "--plan nope.toml train.py",

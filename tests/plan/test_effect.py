@@ -69,8 +69,8 @@ def test_ddp_is_described():
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("zero2", "each rank its shard"),
-        ("central", "on the one owner"),
+        ("zero2", "each rank its part"),
+        ("central", "on rank 0"),
         ("ps", "on the servers"),
         ("ps,optimizer-on=worker", "alike on every worker"),
         ("local-sgd", "each k steps w_r = mean over ranks (every=8)"),

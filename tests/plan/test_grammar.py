@@ -143,9 +143,9 @@ def test_all_unreadable_items_are_told_at_once():
 
 
 def test_parse_refuses_what_this_version_cannot_run_and_expand_does_not():
-    with pytest.raises(PlanError, match="state=zero3 is not available in this version"):
-        Plan.parse("zero3")
-    assert expand("zero3").state.placement == "zero3"
+    with pytest.raises(PlanError, match="tensor=2 is not available in this version"):
+        Plan.parse("tensor=2")
+    assert expand("tensor=2").mesh.tensor == 2
 
 
 def write(folder: Path, text: str) -> str:

@@ -12,7 +12,7 @@ from ronde.plan.key import Choice, Flag, Integer
 
 SAMPLE = {Integer: "2", Flag: "true"}
 
-BUILT_PRESETS = ("ddp", "hierarchical", "zero1")
+BUILT_PRESETS = ("ddp", "hierarchical", "central", "zero1", "zero2", "zero3")
 
 AVAILABLE = [
     *BUILT_PRESETS,
@@ -193,11 +193,11 @@ def test_fitting_degrees_and_one_rank_raise_no_contradiction(text: str, ranks: i
 
 
 def test_all_errors_are_told_at_once():
-    plan = expand("zero3,tensor=2,every=4,optimizer-on=server,data=3")
+    plan = expand("zero3,offload=all,tensor=2,every=4,optimizer-on=server,data=3")
     errors = validate(plan, 4)
     assert [error.split(" ")[0] for error in errors] == [
         "tensor=2",
-        "state=zero3",
+        "offload=all",
         "every=4",
         "optimizer-on=server",
         "data=3,tensor=2",

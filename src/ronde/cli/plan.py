@@ -45,7 +45,7 @@ def _page(description: Description) -> str:
     """The description as two columns of plain text."""
     rows = [("plan", description.plan), ("preset", ", ".join(description.presets) or "none")]
     rows += [(name, "  ".join(items)) for name, items in description.axes]
-    rows += [("gradients", description.algorithm)]
+    rows += [("gradients", description.algorithm), ("holds", description.holds)]
     rows += [("update rule", description.update_rule)]
     rows += [("exact", f"{'yes' if description.exact else 'no'}: {description.exactness}")]
     rows += [("equals", "\n".join(description.equals) or "no system known to us")]

@@ -25,6 +25,7 @@ class Description:
         plan: the canonical spelling.
         presets: names of the presets that this plan equals.
         algorithm: by which gradients are summed, and why, where the ranks are on this host's CPU.
+        holds: what a rank keeps from step to step, and what of it moves when.
         axes: for each axis its name and all its items, in order; `data` is a number where the
             number of ranks is known.
         update_rule: the equations by which parameters change.
@@ -37,6 +38,7 @@ class Description:
     presets: tuple[str, ...]
     axes: tuple[tuple[str, tuple[str, ...]], ...]
     algorithm: str
+    holds: str
     update_rule: str
     exact: bool
     exactness: str
@@ -56,6 +58,7 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
             (name, tuple(effective.item(key.name) for key in keys_of(axis))) for name, axis in AXES.items()
         ),
         algorithm=_algorithm(effective, ranks),
+        holds=_holds(effective, ranks),
         update_rule=f"{_update(effective)}\n{_gradient(effective)}",
         exact=effective.exact,
         exactness=_exactness(effective),
@@ -74,6 +77,40 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
         "on one host shared memory; on several with several ranks on some: shared memory within each and a\n"
         "ring across hosts; else the backend's own"
     )
+
+
+def _holds(plan: Plan, ranks: int | None) -> str:
+    """What is kept where; W is the number of ranks."""
+    if ranks == 1:
+        return "one rank keeps everything, and nothing moves"
+    match plan.state.placement:
+        case "replicated":
+            return "each rank keeps everything"
+        case "zero1":
+            return (
+                "each rank keeps all parameters and gradients, and 1/W of the optimizer state;\n"
+                "after the step, ranks share the parameters that they have updated"
+            )
+        case "zero2":
+            return (
+                "each rank keeps all parameters, and 1/W of gradients and optimizer state;\n"
+                "in backward, sums of gradients go to the rank that updates their parameters;\n"
+                "after the step, ranks share the parameters that they have updated"
+            )
+        case "zero3":
+            return (
+                "each rank keeps 1/W of parameters, gradients and optimizer state;\n"
+                "units of the model are gathered in forward and again in backward, two whole at a time;\n"
+                "in backward, sums of gradients go to the rank that updates their parameters"
+            )
+        case "central":
+            return (
+                "rank 0 keeps everything, other ranks nothing;\n"
+                "units of the model come from rank 0 in forward and again in backward, two whole at a time;\n"
+                "in backward, sums of gradients go to rank 0"
+            )
+        case "server":
+            return "servers keep everything; workers fetch parameters and send gradients"
 
 
 def _update(plan: Plan) -> str:
@@ -106,9 +143,9 @@ def _owner(plan: Plan) -> str:
         case "replicated":
             return "alike on every rank"
         case "zero1" | "zero2" | "zero3":
-            return "each rank its shard"
+            return "each rank its part"
         case "central":
-            return "on the one owner"
+            return "on rank 0"
         case "server":
             return "on the servers" if plan.update.optimizer_on == "server" else "alike on every worker"
 

@@ -19,9 +19,10 @@ class State:
     """Where state lives.
 
     Attributes:
-        placement: the key `state`. `replicated`: all of it on every rank; `zero1` shards optimizer
-            state, `zero2` gradients too, `zero3` parameters too; `central`: one rank owns it;
-            `server`: parameter servers own it.
+        placement: the key `state`. `replicated`: all of it on every rank. `zero1`: each rank keeps its part
+            of the optimizer's state, `zero2`: of the averaged gradients too, `zero3`: of the parameters
+            too, which are gathered unit by unit where they are used. `central`: rank 0 keeps all of it, and
+            others fetch units of parameters from it. `server`: parameter servers own it.
         sparse: where the rows of sparse embedding tables live: with the other parameters
             (`replicated`), or `sharded` by row over the ranks.
         offload: what is kept in host memory.
