@@ -22,6 +22,8 @@ ELSEWHERE = (
     "bench/workloads/",  # scripts
     "bench/table.py",  # what `ronde bench` prints
     "bench/collectives/table.py",
+    "bench/memory/table.py",
+    "bench/memory/formula.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md

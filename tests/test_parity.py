@@ -17,7 +17,7 @@ from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
 
-EXACT_PLANS = ("ddp", "zero1")
+EXACT_PLANS = ("ddp", "zero1", "zero2", "zero3", "central")
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 # In double precision scripts run to their end (none takes so many steps), so that their files are compared.
 # In single precision rounding grows with every step, and twenty are what the tolerance is meant for.
@@ -41,7 +41,19 @@ SAMPLES = {
         ("resume", 2),
         ("amp_fp16", 2),
         ("classifier", 3),
-    }
+    },
+    "zero2": {
+        ("clip_and_log", 3),
+        ("gradient_accumulation", 2),
+    },
+    "zero3": {
+        ("transformer", 3),
+        ("gan", 2),
+        ("resume", 2),
+    },
+    "central": {
+        ("classifier", 3),
+    },
 }
 IN_SINGLE_PRECISION = {"classifier", "gpt", "vae", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.

@@ -14,7 +14,9 @@ def test_a_peer_is_chosen_once() -> None:
 
 
 def test_an_unknown_peer_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no peer 'horovod'; choose among ddp, zero, accelerate, fabric"):
+    with pytest.raises(
+        UsageError, match="no peer 'horovod'; choose among ddp, zero, fsdp2, accelerate, fabric"
+    ):
         choose(["ddp", "horovod"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.samples import report, result
+from bench.samples import memory_report, report, result
 from ronde.cli.app import main
 
 
@@ -25,7 +25,7 @@ def run(*words: str) -> int:
         ),
         (
             ("--against", "ddp,horovod"),
-            "there is no peer 'horovod'; choose among ddp, zero, accelerate, fabric",
+            "there is no peer 'horovod'; choose among ddp, zero, fsdp2, accelerate, fabric",
         ),
         (("--method", "mlperf"), "there is no method 'mlperf'; choose among global, dlperf"),
         (("--method", "dlperf", "--steps", "3"), "--method dlperf times 100 steps; leave out --steps 3"),
@@ -48,6 +48,33 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(
         pytest.importorskip("matplotlib")
     assert run("bench", "overhead", option, str(tmp_path / "absent" / file)) == 2
     assert f"cannot write {option}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--workload", "alexnet"), "there is no workload 'alexnet'; choose among transformer, gpt"),
+        (("--plans", "ddp,zero9"), "zero9"),
+        (("--plans", "ps"), "not available in this version"),
+        (("--plot", "x.txt"), "--plot x.txt does not end in .png"),
+    ],
+)
+def test_a_mistake_about_memory_is_a_usage_error(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", "memory", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_report_on_memory_is_shown_and_drawn_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    kept, picture = tmp_path / "kept.json", tmp_path / "kept.svg"
+    kept.write_text(memory_report().to_json())
+    assert run("bench", "show", str(kept), "--plot", str(picture)) == 0
+    assert "zero1" in capsys.readouterr().out
+    assert picture.stat().st_size > 1000
 
 
 def test_a_report_is_shown_and_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

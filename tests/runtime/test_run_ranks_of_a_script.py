@@ -73,7 +73,7 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> Non
     assert (run.returncode, run.stdout) == (0, plain)
     assert all(line.startswith("ronde: ") for line in run.stderr.splitlines())
     assert (tmp_path / "run" / "rank-1.log").read_text() == plain
-    start, done, summed, cut = run.stderr.splitlines()
+    start, done, summed, cut, memory = run.stderr.splitlines()
     assert start.startswith("ronde: seed 3, 2 ranks on cpu, ")
     assert re.fullmatch(
         r"ronde: 2 optimizer steps in [\d.]+ s, [\d.]+ steps/s, \d+ samples/s; "
@@ -82,6 +82,11 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, plain: str) -> Non
     )
     assert summed == "ronde: gradients: shared memory (all ranks are on one host)"
     assert cut == "ronde: on shards: Linear (2 calls)"
+    # Four weights and a bias; SGD keeps nothing.
+    expected = r"parameters 20 B, gradients 20 B, buckets 28 B, (activations \S+ \S+, )?process [\d.]+ [MG]iB"
+    assert re.fullmatch(
+        f"ronde: peak memory on rank [01], which had the most: {expected}", memory.replace(";", ",")
+    )
     summaries = [json.loads((tmp_path / "run" / f"rank-{rank}.summary.json").read_text()) for rank in (0, 1)]
     assert [(each["steps"], each["samples"], each["sharded"]) for each in summaries] == [
         (2, 12, {"Linear": 2})

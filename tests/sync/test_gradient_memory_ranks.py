@@ -3,6 +3,8 @@ it brings its own."""
 
 from __future__ import annotations
 
+import copy
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,3 +213,35 @@ def test_scripts_find_gradients_as_ever(
     ranks: Callable[..., list[Any]], case: Callable[..., bool], backend: str, world_size: int
 ) -> None:
     assert ranks(world_size, case, backend) == [True] * world_size
+
+
+def saved_alone(rank: Rank) -> set[str]:
+    """What is wrong with a file that holds one gradient of many."""
+    from ronde.boundary.patches import Patches
+    from ronde.runtime import saved_gradients
+
+    case, patches = Case(rank, "shared memory"), Patches()
+    wrong: set[str] = set()
+    with reducer(rank, "shared memory") as reduce:
+        saved_gradients.install(patches, reduce.memory.holds)
+        try:
+            held: list[torch.Tensor] = []  # so that the later ones lie in other memory
+            for step in range(3):
+                case.forget()
+                case.backward(reduce, 1.0 + step)
+                held.append(case.gradients[2])
+                file = io.BytesIO()
+                torch.save({"last": held[-1], "all": held}, file)
+                file.seek(0)
+                again = torch.load(file)
+                wrong |= {"value" for a, b in zip(again["all"], held, strict=True) if not torch.equal(a, b)}
+                wrong |= {"size" for a in again["all"] if a.untyped_storage().nbytes() != a.nbytes}
+                wrong |= set() if again["last"] is again["all"][-1] else {"twice"}
+                wrong |= set() if copy.copy(held[-1]).data_ptr() == held[-1].data_ptr() else {"copy.copy"}
+        finally:
+            patches.restore()
+    return wrong
+
+
+def test_a_gradient_is_saved_without_its_neighbours(ranks: Callable[..., list[Any]]) -> None:
+    assert ranks(2, saved_alone) == [set(), set()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from ronde.trace.memory import Memory
 from ronde.trace.summary import RankSummary, read_summary, summary_lines
 
 MAIN = RankSummary(
@@ -40,6 +41,21 @@ def test_the_rank_for_which_the_others_wait_is_named() -> None:
     assert lines[1] == "the others waited for rank 2: data 50%, compute 49%, communication 1% of its time"
 
 
+def test_the_memory_of_the_rank_with_the_most_is_told() -> None:
+    def using(rank: int, parameters: int) -> RankSummary:
+        memory = Memory(peaks={"parameters": parameters << 20, "buckets": 5}, total=1 << 30, where="process")
+        return dataclasses.replace(MAIN, rank=rank, memory=memory)
+
+    lines = summary_lines([using(0, 3), using(1, 7), using(2, 7)])
+    assert lines[3] == (
+        "peak memory on rank 1, which had the most: parameters 7.00 MiB, buckets 5 B; process 1.00 GiB"
+    )
+    alone = summary_lines([dataclasses.replace(using(0, 3), world_size=1)])
+    assert alone[1] == "peak memory: parameters 3.00 MiB, buckets 5 B; process 1.00 GiB"
+    nothing = Memory(peaks={"parameters": 0}, total=1 << 30, where="process")
+    assert not any("memory:" in line for line in summary_lines([dataclasses.replace(MAIN, memory=nothing)]))
+
+
 def test_one_rank_and_few_steps() -> None:
     one = dataclasses.replace(
         MAIN, world_size=1, steps=1, seconds=3723.0, steps_per_second=None, samples_per_second=None
@@ -59,6 +75,11 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_summary(path) is None
     path.write_text(MAIN.to_json())
     assert read_summary(path) == MAIN
+    measured = dataclasses.replace(
+        MAIN, memory=Memory(peaks={"parameters": 3, "activations": 4}, total=9, where="device")
+    )
+    path.write_text(measured.to_json())
+    assert read_summary(path) == measured
     path.write_text(MAIN.to_json()[:50])
     assert read_summary(path) is None
     assert summary_lines([]) == []

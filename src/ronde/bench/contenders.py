@@ -15,9 +15,9 @@ from ronde.bench.peers import Peer
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.sample import Sample, parse
 
-__all__ = ["Contender", "plain", "under_ronde", "with_peer"]
+__all__ = ["FOLDER", "Contender", "plain", "plain_words", "shown", "under_ronde", "with_peer"]
 
-_FOLDER = Path(__file__).parent / "workloads"
+FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
 
 # Workloads that are a script of their own; the others are names that `plain.py` takes.
@@ -51,21 +51,21 @@ def under_ronde(
     asked = () if threads is None else ("--threads", str(threads))
     cut = () if plan == "ddp" else ("--plan", plan)
     start = (sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), *cut, "--seed", "0", *asked)
-    words = _plain_words(workload, arguments)
+    words = plain_words(workload, arguments)
 
     def run() -> Sample:
         with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
             command = (*start, "--run-dir", folder, *words)
             return _measure([Process(command=command, environment=environment)])
 
-    return Contender(name="ronde", command=_shown((*start, *words)), run=run)
+    return Contender(name="ronde", command=shown((*start, *words)), run=run)
 
 
 def plain(workload: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Contender:
     """The script by itself, as `python SCRIPT`."""
-    command = (sys.executable, *_plain_words(workload, arguments))
+    command = (sys.executable, *plain_words(workload, arguments))
     process = Process(command=command, environment=environment)
-    return Contender(name="plain", command=_shown(command), run=partial(_measure, [process]))
+    return Contender(name="plain", command=shown(command), run=partial(_measure, [process]))
 
 
 def with_peer(
@@ -81,7 +81,7 @@ def with_peer(
 
     They are given what torchrun would give them, without its agent, whose watching would cost them time.
     """
-    command = (sys.executable, str(_FOLDER / peer.script), workload, *arguments)
+    command = (sys.executable, str(FOLDER / peer.script), workload, *arguments)
 
     def run() -> Sample:
         port = _free_port()
@@ -95,18 +95,20 @@ def with_peer(
             ]
         )
 
-    return Contender(name=peer.name, command=_shown(command), run=run)
+    return Contender(name=peer.name, command=shown(command), run=run)
 
 
-def _plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
+def plain_words(workload: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """The script of a workload on one device, and its arguments."""
     script = _OWN_SCRIPT.get(workload)
-    words = (str(_FOLDER / "plain.py"), workload) if script is None else (str(_FOLDER / script),)
+    words = (str(FOLDER / "plain.py"), workload) if script is None else (str(FOLDER / script),)
     return (*words, *arguments)
 
 
-def _shown(command: Sequence[str]) -> str:
+def shown(command: Sequence[str]) -> str:
+    """A command line without the paths of this host."""
     short = {sys.executable: "python"}
-    return shlex.join(short.get(word, word.replace(str(_FOLDER), "workloads")) for word in command)
+    return shlex.join(short.get(word, word.replace(str(FOLDER), "workloads")) for word in command)
 
 
 def _measure(processes: Sequence[Process]) -> Sample:

@@ -42,6 +42,7 @@ PEERS = {
     for peer in (
         Peer(name="ddp", title="DDP", distribution="torch", module="torch"),
         Peer(name="zero", title="ZeroRedundancyOptimizer", distribution="torch", module="torch"),
+        Peer(name="fsdp2", title="FSDP2", distribution="torch", module="torch"),
         Peer(name="accelerate", title="Accelerate", distribution="accelerate", module="accelerate"),
         Peer(name="fabric", title="Fabric", distribution="lightning-fabric", module="lightning_fabric"),
     )

@@ -16,7 +16,7 @@ import torch
 from ronde.boundary.context import Context, Region
 from ronde.boundary.patches import Patches
 
-__all__ = ["install"]
+__all__ = ["install", "is_compiled"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -51,3 +51,10 @@ def _eager_in_scripts(
         return function(*args, **kwargs)
 
     return call
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether this module itself was given to torch.compile."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules

@@ -43,6 +43,7 @@ class Context:
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
         model_calls: calls of models on a batch so far.
+        on_call: hears of each of these calls, while it is set.
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
     """
@@ -65,6 +66,7 @@ class Context:
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
         self.model_calls = 0
+        self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.loss_is_scaled = False
         self.gradients_watched = False
         self._thread = threading.get_ident()

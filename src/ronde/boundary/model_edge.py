@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from ronde.boundary.candidates import Batch, batches
+from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
@@ -40,10 +41,18 @@ class ModelEdge:
     Args:
         rules: the operations that keep outputs sharded.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
+        calling: what is to stand around every call of a model as one piece.
     """
 
-    def __init__(self, context: Context, rules: dict[Any, Rule], stream: RankStream | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        rules: dict[Any, Rule],
+        stream: RankStream | None,
+        calling: Callable[[torch.nn.Module], AbstractContextManager[None]],
+    ) -> None:
         self._context = context
+        self._calling = calling
         self._rules = rules
         self._stream = stream
         self._verdicts = Verdicts(context, torch.nn.Module.__call__)
@@ -103,6 +112,8 @@ class ModelEdge:
             return plain(module, *args, **kwargs)
         large = [batch for batch in found if batch.rows >= self._context.world_size]
         self._context.model_calls += 1
+        if self._context.on_call is not None:
+            self._context.on_call(module)
         if not large or any(map(_is_nested, values)):
             self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))
@@ -128,7 +139,7 @@ class ModelEdge:
             self._context.tally.train_on(batch.rows)
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
-        with self._context.enter(Region.REPLICATED, None):
+        with self._context.enter(Region.REPLICATED, None), self._calling(module):
             args, kwargs = map_leaves(materialize, call)
             return plain(module, *args, **kwargs)
 
@@ -145,6 +156,7 @@ class ModelEdge:
             context.enter(Region.SHARDED, batch.rows),
             self._drawing(verdict, batch.rows),
             self._entered(module),
+            self._calling(module),
         ):
             output = plain(module, *args, **kwargs)
         context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
@@ -164,7 +176,7 @@ class ModelEdge:
         if not verdict.draws or not (self._stream is None or self._stream.watches):
             return
         for part in module.modules():
-            if _is_compiled(part):
+            if is_compiled(part):
                 name = type(getattr(part, "_orig_mod", part)).__name__
                 self._context.note(
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
@@ -260,15 +272,9 @@ class _NoDraws:
             )
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules
-
-
 def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
-    if not _is_compiled(module):
+    if not is_compiled(module):
         return functools.partial(plain, module)
     if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]

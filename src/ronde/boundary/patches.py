@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 __all__ = ["Patches"]
@@ -13,7 +15,7 @@ class Patches:
     """A register of replaced attributes, undone in reverse order."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, object]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, replacement: object) -> Any:
         """Replace `owner.name` and return what the caller would have found there before.
@@ -22,20 +24,27 @@ class Patches:
         attribute is restored by deleting the replacement.
         """
         original = getattr(owner, name)
-        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self.undo(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, replacement)
         return original
 
     def add(self, owner: Any, name: str, value: object) -> None:
         """Give `owner` an attribute that it does not have."""
-        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self.undo(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
+
+    def undo(self, action: Callable[[], None]) -> None:
+        """Remember how to undo a replacement that is made by other means."""
+        self._undo.append(action)
 
     def restore(self) -> None:
         """Put everything back, last replacement first; the register is empty afterwards."""
         while self._undo:
-            owner, name, before = self._undo.pop()
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+            self._undo.pop()()
+
+
+def _put_back(owner: Any, name: str, before: object) -> None:
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)

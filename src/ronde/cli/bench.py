@@ -22,6 +22,11 @@ from ronde.bench.collectives.contender import CONTENDERS
 from ronde.bench.collectives.operation import OPERATIONS, cases
 from ronde.bench.collectives.report import KIND, CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
+from ronde.bench.memory import comparison as memory_comparison
+from ronde.bench.memory import picture as memory_picture
+from ronde.bench.memory import table as memory_table
+from ronde.bench.memory.report import KIND as MEMORY
+from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
@@ -31,6 +36,7 @@ from ronde.bench.table import table
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.plan import check, expand
+from ronde.trace.memory import show_bytes
 
 __all__ = ["bench"]
 
@@ -175,6 +181,38 @@ def collectives(
     _tell(report, json=json, plot=plot)
 
 
+@bench.command("memory")
+def memory_(
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(data_parallel.WORKLOADS)}.")
+    ] = "transformer",
+    plans: Annotated[
+        str,
+        typer.Option(
+            metavar="PLANS", help="Presets, separated by commas.", show_default="all places of state"
+        ),
+    ] = "",
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks under every plan.")] = 2,
+    json: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Train a model under each plan and count the bytes that every rank held, by kind.
+
+    Prints parameters, gradients and optimizer state beside what the formula of the plan says, and
+    buckets, activations and the peak of the process.
+    """
+    check_linux()
+    _check_writable(json=json, plot=plot)
+    report = memory_comparison.compare(
+        workload,
+        _names(plans) if plans else memory_comparison.available_plans(),
+        ranks=ranks,
+        environment=os.environ,
+        progress=_say_memory,
+    )
+    _tell(report, json=json, plot=plot)
+
+
 @bench.command()
 def show(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
@@ -186,8 +224,8 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kind = CollectivesReport if _kind(text) == KIND else Report
-    _tell(kind.from_json(text), plot=plot)
+    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport}
+    _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
 
 def _names(separated: str) -> list[str]:
@@ -220,13 +258,19 @@ def _say_case(result: Result) -> None:
     print(f"ronde: {result.case.title}: {', '.join(figures)}", file=sys.stderr, flush=True)
 
 
-def _kind(text: str) -> object:
-    """What kind of report a file holds, None where it is none."""
+def _say_memory(result: PlanMemory) -> None:
+    """One line on stderr for each plan."""
+    most = max(memory.state for memory in result.ranks)
+    print(f"ronde: {result.plan}: state {show_bytes(most)} on a rank", file=sys.stderr, flush=True)
+
+
+def _kind(text: str) -> str:
+    """What kind of report a file holds, "" where it is none."""
     try:
         fields = json_of(text)
     except ValueError:
-        return None
-    return fields.get("kind") if isinstance(fields, dict) else None
+        return ""
+    return str(fields.get("kind", "")) if isinstance(fields, dict) else ""
 
 
 def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:
@@ -244,13 +288,18 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
             ) from None
 
 
-def _tell(report: Report | CollectivesReport, *, json: Path | None = None, plot: Path | None = None) -> None:
+def _tell(
+    report: Report | CollectivesReport | MemoryReport, *, json: Path | None = None, plot: Path | None = None
+) -> None:
     if json is not None:
         json.write_text(report.to_json())
-    if isinstance(report, CollectivesReport):
-        draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
-    else:
-        draw, shown = partial(save, report), table(report)
+    match report:
+        case CollectivesReport():
+            draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
+        case MemoryReport():
+            draw, shown = partial(memory_picture.save, report), memory_table.table(report)
+        case Report():
+            draw, shown = partial(save, report), table(report)
     if plot is not None:
         draw(plot)
     print(shown)

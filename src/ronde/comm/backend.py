@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ronde.comm.scattering import reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory, Started
 from ronde.comm.sharing import share_by_messages
 
@@ -49,6 +50,10 @@ class Backend(Protocol):
         """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one. Waits."""
         ...
 
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+        """Put the sum over ranks of `pieces[rank]` into `out` of rank `rank`, which is this one."""
+        ...
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a collective waits for a peer from now on."""
         ...
@@ -82,6 +87,11 @@ class TorchBackend:
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         share_by_messages(self, rank, parts)
+
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+        if self.on_cuda:
+            return self._group.reduce_scatter([out], [list(pieces)])
+        return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
@@ -150,6 +160,10 @@ class SharedMemoryBackend:
     @_as_bytes_travel
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         self.shared.complete(parts)
+
+    @_as_bytes_travel
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+        self.shared.reduce_scatter(out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.shared.set_timeout(timeout)

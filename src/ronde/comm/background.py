@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ronde.comm.lane import Lane, Task
+from ronde.comm.scattering import reduce_scatter_by_all_reduce
 
 __all__ = ["BackgroundBackend", "Part"]
 
@@ -62,6 +63,9 @@ class BackgroundBackend:
 
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         self._rest.share(rank, parts)
+
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+        return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
         for part in (*self._parts, self._rest):

@@ -34,8 +34,8 @@ class Buffer(Protocol):
         """This rank has filled its tensor."""
         ...
 
-    def advance(self) -> None:
-        """Do what can be done without waiting."""
+    def advance(self) -> bool:
+        """Do what can be done without waiting; whether there is no more of it."""
         ...
 
     def reduce(self) -> None:
@@ -94,8 +94,9 @@ class TorchBuffer:
     def launch(self) -> None:
         self._pending = self._comm.all_reduce_async(self._storage.tensor)
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """The backend works by itself."""
+        return True
 
     def reduce(self) -> None:
         self._pending.wait()

@@ -190,6 +190,20 @@ class Comm:
             number = self._announce("share", first)
             self.block(lambda: self.backend.share(self.rank, spread), number)
 
+    def reduce_scatter_async(self, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
+        """Start summing over ranks; the result, the sum of all `pieces[rank]`, may be read after `wait`.
+
+        Args:
+            pieces: flat tensors of one dtype, one for each rank; lengths may differ, but not between ranks.
+        """
+        out = torch.empty_like(pieces[self.rank])
+        if not any(piece.numel() for piece in pieces):
+            return out, Pending(self, None)
+        longest = max(pieces, key=torch.Tensor.numel)
+        return out, self._start(
+            "reduce_scatter", longest, lambda: self.backend.reduce_scatter(self.rank, out, pieces)
+        )
+
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Every rank's picklable object, in rank order."""
         device = self._control_device

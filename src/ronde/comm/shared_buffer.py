@@ -69,9 +69,10 @@ class SharedBuffer:
             own[self._words + _ELSEWHERE] = self._turn
         own[self._words + _FILLED] = self._turn
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         if not self._summed and self._counters.come(self._words + _FILLED, self._turn):
             self._sum()
+        return self._summed
 
     def reduce(self) -> None:
         if not self._summed:

@@ -222,13 +222,15 @@ class SharedMemory:
             copy_out(self._areas[area], message, self.rank)
 
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
-        """Reduce `pieces[rank]` of all ranks into `out` of each rank; all have `out`'s size."""
+        """Reduce `pieces[rank]` of all ranks into `out` of each rank, which is as long; sizes may differ."""
         reduction = REDUCTIONS[op]
         width = self._share // out.element_size()
-        for begin in range(0, out.numel(), width):
+        for begin in range(0, max(piece.numel() for piece in pieces), width):
             mine = [piece[begin : begin + width] for piece in pieces]
             area = self._take(1)
             self._spread(area, mine)
+            if not mine[self.rank].numel():
+                continue
             others = [
                 self._piece(area, each, mine[self.rank], self.rank)
                 for each in range(self.ranks)

@@ -1,8 +1,10 @@
-"""How a rank on the CPU gives memory back: not at every step.
+"""How a rank on the CPU gets its memory, and gives it back: in large pages, and not at every step.
 
 glibc returns large blocks to the kernel as soon as they are freed, and the kernel hands them out again
 page by page, each filled with zeros. A training step frees and asks for the same blocks over and over.
-Kept in the heap they cost nothing (figures in docs/adr/0007-ranks-keep-freed-memory.md).
+Kept in the heap they cost nothing (figures in docs/adr/0007-ranks-keep-freed-memory.md), and the kernel may
+back the heap with huge pages, from which matrices are read faster
+(docs/adr/0054-the-heap-lies-in-huge-pages.md).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ _KEEP = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 46),
     "MALLOC_TOP_PAD_": str(64 << 20),
+    # Older versions of glibc than 2.35 do not know it, and ignore it.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
-from ronde.parallel.partition import partition
+from ronde.parallel.held_parts import HeldParts
+from ronde.plan.resident import Census
+from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["CutState", "Piece"]
 
@@ -36,45 +39,46 @@ class Piece:
     """A parameter that is updated in parts.
 
     Attributes:
-        tensor: the whole parameter.
+        tensor: the parameter.
         ranges: for each rank its elements, in the order in which they lie in memory.
-        own: a view of this rank's elements, which the optimizer takes for a parameter; None without any.
-        bytes: for each rank a view of the bytes of its elements, where it has any.
+        own: this rank's elements, which the optimizer takes for a parameter; None without any.
+        bytes: for each rank a view of the bytes of its elements, where it has any; none where the parameter
+            itself is in parts.
     """
 
-    __slots__ = ("_device", "_dtype", "_pointer", "_shape", "_stride", "bytes", "own", "ranges", "tensor")
+    __slots__ = ("_kind", "_pointer", "bytes", "own", "ranges", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, ranges: Sequence[tuple[int, int] | None], rank: int) -> None:
+    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int, part: torch.Tensor | None) -> None:
         self.tensor = tensor
-        self.ranges = tuple(ranges)
-        self._dtype, self._shape, self._stride = tensor.dtype, tensor.shape, tensor.stride()
-        self._device = tensor.device
-        self.follow(rank)
+        self.ranges = ranges
+        self._kind = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+        self.follow(rank, part)
 
     @property
     def stands(self) -> bool:
-        """Whether it can still be cut as it was: the same kind of tensor, and of gradient."""
+        """Whether it is still the same kind of tensor."""
         tensor = self.tensor
-        return (
-            tensor.dtype is self._dtype
-            and tensor.device == self._device
-            and tensor.shape == self._shape
-            and tensor.stride() == self._stride
-            and _fits(tensor.grad, tensor)
-        )
+        return self._kind == (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
-    @property
-    def moved(self) -> bool:
-        """Whether the parameter has other memory now."""
-        return self.tensor.data_ptr() != self._pointer
+    def moved(self, part: torch.Tensor | None) -> bool:
+        """Whether the parameter's elements lie elsewhere now; `part` as for `follow`."""
+        return _pointer(self.tensor, part) != self._pointer
 
-    def follow(self, rank: int) -> None:
-        """Take views of where the parameter lies now."""
-        self._pointer = self.tensor.data_ptr()
+    def follow(self, rank: int, part: torch.Tensor | None) -> None:
+        """Go by where the elements lie now: in `part`, this rank's own, or all in the tensor."""
+        self._pointer = _pointer(self.tensor, part)
+        if part is not None:
+            self.own = part if part.numel() else None
+            self.bytes = [None for _ in self.ranges]
+            return
         whole = flat(self.tensor)
         parts = [None if held is None else whole[slice(*held)] for held in self.ranges]
         self.own = parts[rank]
-        self.bytes = [None if part is None else part.view(torch.uint8) for part in parts]
+        self.bytes = [None if each is None else each.view(torch.uint8) for each in parts]
+
+
+def _pointer(tensor: torch.Tensor, part: torch.Tensor | None) -> tuple[bool, int]:
+    return part is not None, (tensor if part is None else part).data_ptr()
 
 
 class CutState:
@@ -84,14 +88,16 @@ class CutState:
 
     Args:
         state: the whole state, of which nothing is kept but this rank's part.
+        held: who has which elements of parameters and gradients, and where.
 
     Attributes:
         local: what the optimizer's step finds: entries of `Piece.own`, and of tensors that are not cut.
         pieces: by id of the parameter.
     """
 
-    def __init__(self, comm: Comm, state: Any) -> None:
+    def __init__(self, comm: Comm, state: Any, held: HeldParts) -> None:
         self._comm = comm
+        self._held = held
         self.local: defaultdict[Any, Any] = defaultdict(dict)
         self.local.update(state)
         self.pieces: dict[int, Piece] = {}
@@ -105,9 +111,11 @@ class CutState:
     def stands(self) -> bool:
         """Whether all pieces can still be cut as they were."""
         pieces = self.pieces.values()
-        if not all(piece.stands for piece in pieces):
-            return False
-        return not any(piece.moved for piece in pieces) or not self._entwined_with([])
+        with DisableTorchFunctionSubclass():
+            if not all(piece.stands and self._held.fits(piece.tensor) for piece in pieces):
+                return False
+            moved = any(piece.moved(self._held.part(piece.tensor)) for piece in pieces)
+            return not moved or not self._entwined_with([])
 
     def admit(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Cut those that can be and are new here, so that ranks have equal shares of what comes together.
@@ -116,32 +124,42 @@ class CutState:
             False where one lies in the memory of a piece, so that all must be cut anew.
         """
         known = self.pieces.keys() | self._entwined.keys()
-        new = [tensor for tensor in tensors if id(tensor) not in known and _suits(tensor)]
-        if not new:
-            return True
-        entwined = self._entwined_with(new)
-        if entwined & self.pieces.keys():
-            return False
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for tensor in new:
-            self._keys.setdefault(id(tensor), tensor)
-            if id(tensor) in entwined:
-                self._entwined[id(tensor)] = tensor
-            else:
-                kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for members in kinds.values():
-            cut = partition([tensor.numel() for tensor in members], self._comm.world_size)
-            ranges = [{part.tensor: (part.start, part.stop) for part in parts} for parts in cut]
-            for place, tensor in enumerate(members):
-                piece = Piece(tensor, [each.get(place) for each in ranges], self._comm.rank)
+        with DisableTorchFunctionSubclass():
+            new = [each for each in tensors if id(each) not in known and self._suits(each)]
+            if not new:
+                return True
+            entwined = self._entwined_with(new)
+            if entwined & self.pieces.keys():
+                return False
+            for tensor in new:
+                self._keys.setdefault(id(tensor), tensor)
+                if id(tensor) in entwined:
+                    self._entwined[id(tensor)] = tensor
+            apart = [tensor for tensor in new if id(tensor) not in entwined]
+            for tensor, ranges in zip(apart, self._held.divide(apart), strict=True):
+                if ranges is None:
+                    continue
+                piece = Piece(tensor, ranges, self._comm.rank, self._held.part(tensor))
                 self.pieces[id(tensor)] = piece
                 self._cut(piece)
         return True
 
+    def _suits(self, tensor: torch.Tensor) -> bool:
+        """Whether a parameter, and its gradient where it has one, can be cut anywhere."""
+        if not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
+            return False
+        return bool(tensor.dim() and tensor.numel()) and self._held.fits(tensor) and is_dense(tensor)
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's part."""
+        for entry in self.local.values():
+            for value in entry.values():
+                if isinstance(value, torch.Tensor):
+                    census.count("optimizer", value)
+
     def _entwined_with(self, new: Sequence[torch.Tensor]) -> set[int]:
-        return overlapping(
-            [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]
-        )
+        tensors = [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]
+        return overlapping([tensor for tensor in tensors if self._held.part(tensor) is None])
 
     def _cut(self, piece: Piece) -> None:
         entry = self.local.pop(piece.tensor, None)
@@ -157,21 +175,23 @@ class CutState:
 
     def present(self, tensors: Iterable[torch.Tensor]) -> list[Piece]:
         """The pieces among parameters that have a gradient, with views of where they lie now."""
-        pieces = [
-            self.pieces[id(tensor)]
-            for tensor in tensors
-            if tensor.grad is not None and id(tensor) in self.pieces
-        ]
-        for piece in pieces:
-            if piece.moved:
-                before = piece.own
-                piece.follow(self._comm.rank)
-                if before in self.local:
-                    self.local[piece.own] = self.local.pop(before)
-        return pieces
+        with DisableTorchFunctionSubclass():
+            pieces = [
+                self.pieces[id(tensor)]
+                for tensor in tensors
+                if id(tensor) in self.pieces and self._held.has_gradient(tensor)
+            ]
+            for piece in pieces:
+                part = self._held.part(piece.tensor)
+                if piece.moved(part):
+                    before = piece.own
+                    piece.follow(self._comm.rank, part)
+                    if before in self.local:
+                        self.local[piece.own] = self.local.pop(before)
+            return pieces
 
     def share(self, pieces: Sequence[Piece]) -> None:
-        """Every rank has updated its part of these parameters; on return they are whole on all."""
+        """Every rank has updated its part of these parameters; on return the whole ones are so on all."""
         self._comm.share(
             [
                 [part for piece in pieces if (part := piece.bytes[rank]) is not None]
@@ -182,6 +202,10 @@ class CutState:
     @torch.no_grad()
     def whole(self) -> defaultdict[Any, Any]:
         """The state of the single device, gathered from all ranks."""
+        with DisableTorchFunctionSubclass():
+            return self._whole()
+
+    def _whole(self) -> defaultdict[Any, Any]:
         pieces = list(self.pieces.values())
         told: dict[int, dict[Any, Any]] = {}
         for described in self._comm.all_gather_object(self._describe(pieces)):
@@ -229,20 +253,6 @@ class CutState:
             if first == self._comm.rank and own is not None and own in self.local:
                 told[place] = {key: _described(value, own) for key, value in self.local[own].items()}
         return told
-
-
-def _suits(tensor: torch.Tensor) -> bool:
-    """Whether a parameter, and its gradient where it has one, can be cut anywhere.
-
-    One without dimensions is not worth it, and its state could not be told from a count of steps.
-    """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.dim() or not tensor.numel():
-        return False
-    return _fits(tensor.grad, tensor) and is_dense(tensor)
-
-
-def _fits(gradient: torch.Tensor | None, tensor: torch.Tensor) -> bool:
-    return gradient is None or (gradient.layout is torch.strided and gradient.dtype is tensor.dtype)
 
 
 def _is_elements(value: Any, tensor: torch.Tensor) -> bool:

@@ -15,14 +15,28 @@ __all__ = ["replace_step"]
 def replace_step(
     patches: Patches, kind: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Let `around(step)` be the step of this class, if it has one of its own; hooks are called as ever."""
-    plain = vars(kind).get("step")
-    if plain is None:
+    """Let `around(step)` be the step of this class, if it has one of its own; hooks are called as ever.
+
+    torch wraps a class's step when the first optimizer of the class is made. It still does: a script that
+    puts a step of its own around the one it finds would otherwise have two wrappers, and its hooks called
+    twice.
+    """
+    found = vars(kind).get("step")
+    if found is None:
         return  # inherited
-    if not getattr(plain, "hooked", False):
-        # As torch does when the first of the kind is made; those that are there keep it when we go.
-        kind.step = _with_hooks(plain)
-    patches.set(kind, "step", _with_hooks(around(kind.step.__wrapped__)))
+    wrapped = _is_hooked(found)
+    plain = found.__wrapped__ if wrapped else found
+
+    def undo() -> None:
+        # Optimizers that were made meanwhile count on the wrapper.
+        kind.step = found if wrapped else _with_hooks(plain) if _is_hooked(kind.step) else plain
+
+    patches.undo(undo)
+    kind.step = _with_hooks(around(plain)) if wrapped else around(plain)
+
+
+def _is_hooked(step: Any) -> bool:
+    return getattr(step, "hooked", False)
 
 
 def _with_hooks(step: Callable[..., Any]) -> Any:

@@ -23,6 +23,7 @@ from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.flat import flat_like
+from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
 
@@ -34,11 +35,13 @@ class ShardedUpdate:
 
     Args:
         context: whose ranks share the work.
+        held: what ranks hold of parameters and gradients.
         takes: whether the steps of an optimizer whose state is whole are to be cut.
     """
 
-    def __init__(self, context: Context, takes: Callable[[Any], bool]) -> None:
+    def __init__(self, context: Context, held: HeldParts, takes: Callable[[Any], bool]) -> None:
         self._context = context
+        self._held = held
         self._takes = takes
         # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -119,23 +122,25 @@ class ShardedUpdate:
         return False
 
     def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
+        self._held.begin_update()
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         state = self._state(optimizer, parameters)
         pieces = state.present(parameters)
         vars(optimizer)["state"] = state.local
         try:
-            with _own_parts(optimizer, state, pieces, self._context.rank):
+            with _own_parts(optimizer, state, pieces, self._held, self._context.rank):
                 plain(optimizer)
-            _unscale_others(optimizer, pieces, self._context.rank)
+            _unscale_others(optimizer, pieces, self._held, self._context.rank)
         finally:
             vars(optimizer)["state"] = state
         state.share(pieces)
+        self._held.end_update([piece.tensor for piece in pieces])
 
     def _state(self, optimizer: Any, parameters: Sequence[torch.Tensor]) -> CutState:
         """The optimizer's state in parts, those of all parameters that have a gradient or a state."""
         state = vars(optimizer)["state"]
         if isinstance(state, CutState):
-            new = [tensor for tensor in parameters if tensor.grad is not None]
+            new = [tensor for tensor in parameters if self._held.has_gradient(tensor)]
             if state.stands and state.admit(new):
                 return state
             state = self._read(optimizer)
@@ -143,18 +148,19 @@ class ShardedUpdate:
         if optimizer not in self._numbers:
             self._count += 1
             self._numbers[optimizer] = self._count
-        cut = vars(optimizer)["state"] = CutState(self._context.comm, state)
-        cut.admit(tensor for tensor in parameters if tensor.grad is not None or tensor in state)
+        cut = vars(optimizer)["state"] = CutState(self._context.comm, state, self._held)
+        cut.admit(each for each in parameters if self._held.has_gradient(each) or each in state)
         return cut
 
 
 @contextmanager
-def _own_parts(optimizer: Any, state: CutState, pieces: Sequence[Piece], rank: int) -> Iterator[None]:
+def _own_parts(
+    optimizer: Any, state: CutState, pieces: Sequence[Piece], held: HeldParts, rank: int
+) -> Iterator[None]:
     """Inside, groups hold this rank's parts of what has a gradient, with that part of the gradient."""
     for piece in pieces:
         if piece.own is not None:
-            gradient = flat_like(piece.tensor.grad, piece.tensor)  # pyright: ignore[reportArgumentType]
-            piece.own.grad = gradient[slice(*piece.ranges[rank] or ())]
+            piece.own.grad = held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0))
     before = [group["params"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
@@ -168,14 +174,16 @@ def _own_parts(optimizer: Any, state: CutState, pieces: Sequence[Piece], rank: i
                 piece.own.grad = None
 
 
-def _unscale_others(optimizer: Any, pieces: Sequence[Piece], rank: int) -> None:
+def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, rank: int) -> None:
     """A fused step takes GradScaler's scale off the gradients in place: do so in others' parts too."""
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None:
         return
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
     for piece in pieces:
-        gradient: Any = piece.tensor.grad
+        gradient = held.whole_gradient(piece.tensor)
+        if gradient is None:
+            continue
         elements = flat_like(gradient, piece.tensor)
         start, stop = piece.ranges[rank] or (0, 0)
         if elements.data_ptr() != gradient.data_ptr():

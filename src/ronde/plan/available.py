@@ -13,7 +13,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pipeline": (1,),
         "context": (1,),
         "expert": (1,),
-        "state": ("replicated", "zero1"),
+        "state": ("replicated", "zero1", "zero2", "zero3", "central"),
         "sparse": ("replicated",),
         "offload": ("none",),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
+from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import RankSummary, summary_lines
@@ -30,6 +31,7 @@ def summarize(
     communication_ns: int = 0,
     algorithm: str = "",
     notes: Sequence[str] = (),
+    memory: Memory | None = None,
 ) -> RankSummary:
     spent = max(1, perf_counter_ns() - tally.begun_ns)
     rates = tally.rates()
@@ -46,6 +48,7 @@ def summarize(
         algorithm=algorithm,
         sharded=dict(tally.sharded),
         notes=tuple(notes),
+        memory=memory,
     )
 
 

@@ -41,9 +41,11 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.runtime import saved_gradients
 from ronde.runtime.account import summarize
+from ronde.runtime.memory_meter import MemoryMeter
+from ronde.runtime.sharding import Sharding
 from ronde.runtime.torchrun import torchrun_environment
-from ronde.runtime.update import note_whole_state, sharded_update
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -76,6 +78,7 @@ class Session:
         agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
         tally: counts steps, samples and time.
+        memory: measures this rank's memory; what holds state elsewhere than in tensors is told to it.
         retired: the script distributes its work itself, and ronde keeps out.
     """
 
@@ -92,14 +95,18 @@ class Session:
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
-        self.reducer = Reducer(reducer_comm, int(plan.communication.bucket_mb * 2**20))
+        self._sharding = Sharding(plan, reducer_comm)
+        bucket_bytes = int(plan.communication.bucket_mb * 2**20)
+        self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,
             adopt=self.reducer.adopt,
             tally=self.tally,
         )
-        self._sharded_update = sharded_update(plan, self.context)
+        self._sharding.bind(self.context)
+        self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
+        self.memory.residents += [self.reducer, *self._sharding.residents]
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -147,13 +154,14 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        ModelEdge(self.context, table, self._stream()).install(self.patches)
+        ModelEdge(self.context, table, self._stream(), self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
+        self._install_memory()
         one_pass.install(self.patches)
-        if self._sharded_update is not None:
-            self._sharded_update.install(self.patches)
+        self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
+        saved_gradients.install(self.patches, self.reducer.memory.holds)
         self._install_take_over()
 
     def _stream(self) -> RankStream | None:
@@ -181,7 +189,10 @@ class Session:
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
             if divide:
                 grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
-            with self.reducer.backward(divided=divide):
+            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
+            if self.memory.armed and not self.reducer.busy:
+                self.memory.begin_backward()
+            with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
                 plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -201,16 +212,25 @@ class Session:
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
-                note_whole_state(self.plan, self.context, optimizer)
+                self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
-        def after_step(*_: Any) -> None:
+        def after_step(optimizer: Any, *_: Any) -> None:
             self.tally.step()
+            self.memory.stepped(optimizer)
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
         self._handles.append(register_optimizer_step_pre_hook(before_step))
         self._handles.append(register_optimizer_step_post_hook(after_step))
+
+    def _install_memory(self) -> None:
+        def on_change(armed: bool) -> None:
+            self.context.on_call = self.memory.called if armed else None
+            self.reducer.on_finish = self.memory.count if armed else None
+
+        self.memory.on_change = on_change
+        on_change(self.memory.armed)
 
     def _install_gradient_hooks(self) -> None:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
@@ -268,8 +288,7 @@ class Session:
     def retire(self) -> None:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
-        if self._sharded_update is not None:
-            self._sharded_update.release()
+        self._sharding.release()
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
@@ -295,6 +314,7 @@ class Session:
             communication_ns=waited,
             algorithm=self._groups[1].algorithm,
             notes=notes,
+            memory=self.memory.memory(),
         )
 
     def _waited_ns(self) -> int:

@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
@@ -33,6 +33,7 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.boundary.patches import Patches
+    from ronde.runtime.memory_meter import MemoryMeter
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -102,8 +103,7 @@ def _run(config: RankConfig) -> None:
     lockstep.install(entropy, config.seed)
     tally = open_tally(config)
     session = _session(config, tally, entropy) if config.world_size > 1 else None
-    if session is None:
-        _count_steps(tally)
+    meter = _count_steps(config, tally) if session is None else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -113,9 +113,9 @@ def _run(config: RankConfig) -> None:
         execute(config.script, config.arguments, module=config.module)
     except SystemExit as end:
         if end.code in (None, 0):
-            _conclude(config, tally, session)
+            _conclude(config, tally, session, meter)
         raise
-    _conclude(config, tally, session)
+    _conclude(config, tally, session, meter)
 
 
 def _hear_interrupts() -> None:
@@ -139,11 +139,20 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
     return session
 
 
-def _count_steps(tally: Tally) -> None:
+def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
     """One rank runs as plain python does, but for this."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    register_optimizer_step_post_hook(lambda *_: tally.step())
+    from ronde.runtime.memory_meter import MemoryMeter
+
+    meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
+
+    def after_step(optimizer: Any, *_: Any) -> None:
+        tally.step()
+        meter.stepped(optimizer)
+
+    register_optimizer_step_post_hook(after_step)
+    return meter
 
 
 def _write_stack_when_asked(config: RankConfig) -> None:
@@ -153,10 +162,10 @@ def _write_stack_when_asked(config: RankConfig) -> None:
     faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
-def _conclude(config: RankConfig, tally: Tally, session: Session | None) -> None:
+def _conclude(config: RankConfig, tally: Tally, session: Session | None, meter: MemoryMeter | None) -> None:
     """Write down what the run was, and what the user should know about it."""
     if session is None:
-        give_account(config, summarize(config, tally))
+        give_account(config, summarize(config, tally, memory=meter and meter.memory()))
     elif not session.retired:
         give_account(config, session.summary())
 

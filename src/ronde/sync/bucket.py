@@ -14,6 +14,8 @@ import torch
 
 from ronde.comm.buffer import Buffer
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
+from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Bucket", "assign_buckets", "average"]
@@ -27,12 +29,15 @@ class Bucket:
 
     Args:
         leaves: in the order in which backward is expected to reach them.
-        buffer: `Bucket.size(leaves)` elements.
+        buffer: `Bucket.size(leaves)` elements; None for a kind of bucket that does without.
+        memory: is told where gradients lie.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer) -> None:
+    def __init__(self, leaves: Sequence[Leaf], buffer: Buffer | None, memory: GradientMemory) -> None:
         self.leaves = list(leaves)
-        self._buffer = buffer
+        self._buffer: Any = buffer
+        self._memory = memory
+        self._told = False
         self._sizes = [leaf.shape.numel() for leaf in self.leaves]
         itemsize = self.leaves[0].dtype.itemsize
         self._offsets = [begin * itemsize for begin in itertools.accumulate(self._sizes, initial=0)]
@@ -75,11 +80,10 @@ class Bucket:
     def touched(self) -> bool:
         return bool(self._ready)
 
-    def begin(self) -> None:
-        """A backward begins."""
+    def begin(self, *, graph: bool = False) -> None:
+        """A backward begins; `graph`: gradients will be differentiable themselves."""
         for place, leaf in enumerate(self.leaves):
-            tensor = leaf.ref()
-            if tensor is not None and tensor.grad is not None:
+            if leaf.gradient is not None:
                 self._before.add(place)
 
     def mark(self, tensor: torch.Tensor) -> None:
@@ -88,22 +92,24 @@ class Bucket:
         Raises:
             RondeError: for a sparse gradient.
         """
-        if tensor.grad is not None and tensor.grad.layout != torch.strided:
+        place = self._places[id(tensor)]
+        gradient = self.leaves[place].gradient
+        if gradient is not None and gradient.layout != torch.strided:
             raise RondeError(
                 f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
                 f"in this version; use sparse=False"
             )
         if self.launched:
             self.stale = True
-        self._ready.add(self._places[id(tensor)])
+        self._ready.add(place)
 
     @torch.no_grad()
     def launch(self) -> None:
         """Send what is there; gradients that are missing count as they stand, or as nought."""
         self._views = []
-        gradients = [None if (tensor := leaf.tensor) is None else tensor.grad for leaf in self.leaves]
+        gradients = [leaf.gradient for leaf in self.leaves]
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
-        flat, same = self._buffer.open(len(inside))
+        flat, same = self._opened(len(inside))
         self._inside = inside if same else set()
         self._views, self._flags = self._cut(flat)
         targets: list[torch.Tensor] = []
@@ -124,10 +130,9 @@ class Bucket:
         self.launched = True
         self._buffer.launch()
 
-    def advance(self) -> None:
-        """Go on with what needs no waiting."""
-        if self.launched:
-            self._buffer.advance()
+    def advance(self) -> bool:
+        """Go on with what needs no waiting; whether that was the last of it."""
+        return self._buffer.advance()
 
     def deliver(self) -> list[torch.Tensor]:
         """The averages are there: put them where the gradients were.
@@ -138,15 +143,16 @@ class Bucket:
         given: list[torch.Tensor] = []
         computed = range(len(self.leaves)) if self.complete else self._computed_somewhere()
         for place in computed:
-            tensor = self.leaves[place].tensor
+            leaf = self.leaves[place]
+            tensor = leaf.tensor
             if tensor is None or place in self._inside:
                 continue
-            gradient = tensor.grad
+            gradient = leaf.gradient
             if gradient is not None and (place in self._before or gradient.requires_grad):
                 with torch.no_grad():
                     gradient.copy_(self._views[place])
             else:
-                tensor.grad = self._views[place]
+                leaf.gradient = self._views[place]
                 given.append(tensor)
         self.reset()
         return given
@@ -154,11 +160,24 @@ class Bucket:
     @torch.no_grad()
     def take_over(self, known: set[int]) -> None:
         """Let the gradients of the leaves with these ids lie in this buffer, which is new."""
-        views, _ = self._cut(self._buffer.open(0)[0])
+        views, _ = self._cut(self._opened(0)[0])
         for leaf, view in zip(self.leaves, views, strict=True):
             tensor = leaf.tensor
-            if tensor is not None and tensor.grad is not None and id(tensor) in known:
-                tensor.grad = view.copy_(tensor.grad)
+            gradient = leaf.gradient
+            if tensor is not None and gradient is not None and id(tensor) in known:
+                leaf.gradient = view.copy_(gradient)
+
+    def tell(self, census: Census) -> None:
+        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's."""
+        itemsize = self.leaves[0].dtype.itemsize
+        census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
+        for place, leaf in enumerate(self.leaves):
+            if leaf.tensor is None:
+                continue
+            gradient = leaf.gradient
+            if gradient is None or self._lies_inside(place, gradient):
+                census.add("gradients", leaf.bytes)
+                census.add("buckets", -leaf.bytes)
 
     def reset(self) -> None:
         """Forget this backward."""
@@ -168,9 +187,23 @@ class Bucket:
         self.launched = False
         self.stale = False
 
-    @property
-    def buffer(self) -> Buffer:
-        return self._buffer
+    def reduce(self) -> None:
+        """Wait for what all ranks have sent; see `Buffer` for this and the next two."""
+        self._buffer.reduce()
+
+    def collect(self) -> None:
+        self._buffer.collect()
+
+    def settle(self) -> None:
+        self._buffer.settle()
+
+    def _opened(self, users: int) -> tuple[torch.Tensor, bool]:
+        """What to fill, and whether it is the buffer's own memory."""
+        flat, same = self._buffer.open(users)
+        if not (same and self._told):
+            self._memory.add(flat)
+            self._told = True
+        return flat, same
 
     def _lies_inside(self, place: int, gradient: torch.Tensor | None) -> bool:
         """Whether this gradient is the view of the buffer that it was given."""
@@ -194,14 +227,13 @@ class Bucket:
 
 
 def average(buckets: Sequence[Bucket]) -> None:
-    """Wait for what has been launched on all ranks; then every buffer holds the mean."""
-    buffers = [bucket.buffer for bucket in buckets]
-    for buffer in buffers:
-        buffer.reduce()
-    for buffer in buffers:
-        buffer.collect()
-    for buffer in buffers:
-        buffer.settle()
+    """Wait for what has been launched on all ranks; then every bucket holds the mean."""
+    for bucket in buckets:
+        bucket.reduce()
+    for bucket in buckets:
+        bucket.collect()
+    for bucket in buckets:
+        bucket.settle()
 
 
 def assign_buckets(leaves: Sequence[Leaf], first_bytes: int, bucket_bytes: int) -> list[list[Leaf]]:

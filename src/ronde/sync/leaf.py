@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 __all__ = ["Leaf"]
+
+# torch's own: what a script finds under the name may be made when it is asked for.
+_GRADIENT: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Leaf:
@@ -27,8 +32,8 @@ class Leaf:
     def describe(self, tensor: torch.Tensor) -> None:
         """Take over shape, dtype and device: `Module.to` changes them under the same tensor."""
         self._described = _description(tensor)
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        with torch.no_grad():
+        with torch.no_grad(), DisableTorchFunctionSubclass():
+            self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
             self.stride = torch.empty_like(tensor, device="meta").stride()
 
     def describes(self, tensor: torch.Tensor) -> bool:
@@ -45,9 +50,20 @@ class Leaf:
         return tensor
 
     @property
+    def gradient(self) -> torch.Tensor | None:
+        """What backward has accumulated, whole; None also when the tensor is gone."""
+        tensor = self.tensor
+        return None if tensor is None else _GRADIENT.__get__(tensor)
+
+    @gradient.setter
+    def gradient(self, value: torch.Tensor | None) -> None:
+        _GRADIENT.__set__(self.tensor, value)
+
+    @property
     def bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
 
 
 def _description(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
+    with DisableTorchFunctionSubclass():
+        return tensor.shape, tensor.dtype, tensor.device, tensor.stride()

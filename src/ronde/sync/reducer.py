@@ -13,16 +13,21 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
+from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
+from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
+from ronde.sync.gradient_memory import GradientMemory
+from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 
 __all__ = ["Reducer"]
@@ -39,19 +44,16 @@ class _Group:
         self.buckets: list[Bucket] = []
         self.of: dict[int, Bucket] = {}
         self.next = 0
+        # Those that have left, until all that needs no waiting has been done for them.
+        self.under_way: list[Bucket] = []
         self.outdated = False
         # Ids of tensors in the order in which the first backward reached them; None after it.
         self.arrival: list[int] | None = []
 
-    def rebuild(self, comm: Comm, bucket_bytes: int) -> None:
+    def rebuild(self, made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int) -> None:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
         order = self.leaves if self.arrival is None else self.leaves[::-1]
-        cut = assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes)
-        self.buckets = []
-        if cut:
-            shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
-            buffers = comm.allocate(shapes, [members[0].device for members in cut])
-            self.buckets = [Bucket(*each) for each in zip(cut, buffers, strict=True)]
+        self.buckets = made(assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes))
         self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
         self.outdated = False
 
@@ -62,14 +64,18 @@ class Reducer:
     Args:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
+        parts: where ranks keep parts of gradients; None where each has all of them.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
+        memory: knows which gradients lie in buckets.
+        on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
     """
 
-    def __init__(self, comm: Comm, bucket_bytes: int) -> None:
+    def __init__(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None = None) -> None:
         self._comm = comm
         self._bucket_bytes = bucket_bytes
+        self._parts = parts
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
@@ -77,6 +83,8 @@ class Reducer:
         self._depth = 0
         self._nested = False
         self.hooks = GradientHooks()
+        self.memory = GradientMemory()
+        self.on_finish: Callable[[], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -92,14 +100,15 @@ class Reducer:
                 leaf.describe(tensor)
                 group.outdated = True
             return
-        if not tensor.requires_grad or not tensor.is_leaf:
-            return
-        group = self._group_of(optimizer)
-        leaf = Leaf(tensor)
-        self._known[id(tensor)] = leaf, group
-        group.leaves.append(leaf)
-        group.outdated = True
-        self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
+        with DisableTorchFunctionSubclass():  # a parameter in parts would ask the script's method
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return
+            group = self._group_of(optimizer)
+            leaf = Leaf(tensor)
+            self._known[id(tensor)] = leaf, group
+            group.leaves.append(leaf)
+            group.outdated = True
+            self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
@@ -113,17 +122,30 @@ class Reducer:
         tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
         return [tensor for tensor in tensors if tensor is not None]
 
+    def tell(self, census: Census) -> None:
+        """Count the leaves, the buckets, and gradients that lie in none."""
+        leaves = self.adopted
+        for tensor in leaves:
+            census.count("parameters", tensor)
+        for group in self._groups:
+            for bucket in group.buckets:
+                bucket.tell(census)
+        for tensor in leaves:
+            if tensor.grad is not None:
+                census.count("gradients", tensor.grad)
+
     @property
     def busy(self) -> bool:
         """A backward is under way."""
         return self._depth > 0
 
     @contextmanager
-    def backward(self, *, divided: bool = False) -> Iterator[None]:
+    def backward(self, *, divided: bool = False, graph: bool = False) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced.
 
         Args:
             divided: this backward begins with 1/W, which is undone by multiplying the averages.
+            graph: gradients will be differentiable themselves (`create_graph`).
         """
         if self._depth:
             self._nested = True
@@ -139,7 +161,7 @@ class Reducer:
             self._scale(1 / self._comm.world_size)
         for group in self._groups:
             for bucket in group.buckets:
-                bucket.begin()
+                bucket.begin(graph=graph)
         self.hooks.waiting = True
         try:
             yield
@@ -157,6 +179,7 @@ class Reducer:
                 self._scale(self._comm.world_size)
             for group in self._groups:
                 group.next = 0
+                group.under_way.clear()
                 for bucket in group.buckets:
                     bucket.reset()
         self.hooks.run(self._comm)
@@ -164,9 +187,12 @@ class Reducer:
     @torch.no_grad()
     def _scale(self, factor: float) -> None:
         """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
-        gradients = [leaf.grad for leaf in self.adopted if leaf.grad is not None]
+        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        gradients = [gradient for leaf in leaves if (gradient := leaf.gradient) is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
+        if self._parts is not None:
+            self._parts.scale(factor)
 
     def _group_of(self, optimizer: Any) -> _Group:
         if optimizer is None:
@@ -183,7 +209,18 @@ class Reducer:
         self._forget_gone()
         for group in self._groups:
             if group.outdated:
-                group.rebuild(self._comm, self._bucket_bytes)
+                group.rebuild(self._buckets, self._bucket_bytes)
+
+    def _buckets(self, cut: list[list[Leaf]]) -> list[Bucket]:
+        """Buckets of these leaves; ranks come alike."""
+        parts = self._parts
+        if parts is not None:
+            return [CutBucket(members, self._comm, parts, self.memory) for members in cut]
+        if not cut:
+            return []
+        shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
+        buffers = self._comm.allocate(shapes, [members[0].device for members in cut])
+        return [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
@@ -216,12 +253,14 @@ class Reducer:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)
         while group.next < len(group.buckets) and group.buckets[group.next].early:
-            for launched in group.buckets[: group.next]:
-                launched.advance()
+            group.under_way = [launched for launched in group.under_way if not launched.advance()]
             group.buckets[group.next].launch()
+            group.under_way.append(group.buckets[group.next])
             group.next += 1
 
     def _finish(self) -> None:
+        if self.on_finish is not None:
+            self.on_finish()
         active = self._active_groups()
         for group in active:
             for bucket in group.buckets[group.next :]:
@@ -267,7 +306,7 @@ class Reducer:
             rest = sorted(set(range(len(group.leaves))) - set(first))
             group.leaves = [group.leaves[index] for index in (*first, *rest)]
             group.arrival = None
-            group.rebuild(self._comm, self._bucket_bytes)
+            group.rebuild(self._buckets, self._bucket_bytes)
             known = {id(leaf) for leaf in given}
             for bucket in group.buckets:
                 bucket.take_over(known)

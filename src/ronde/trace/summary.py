@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ronde.trace.memory import Memory, largest, memory_line
+
 __all__ = ["RankSummary", "read_summary", "summary_lines"]
 
 NAMES_SHOWN = 6
@@ -30,6 +32,7 @@ class RankSummary:
         algorithm: how gradients were summed over ranks, and why so; "" on one rank.
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
+        memory: its peaks.
     """
 
     rank: int
@@ -44,6 +47,7 @@ class RankSummary:
     algorithm: str
     sharded: Mapping[str, int]
     notes: tuple[str, ...]
+    memory: Memory | None = None
 
     @property
     def compute(self) -> float:
@@ -59,7 +63,8 @@ def read_summary(path: Path) -> RankSummary | None:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name: fields[field.name] for field in dataclasses.fields(RankSummary)}
-        return RankSummary(**{**known, "notes": tuple(known["notes"])})
+        memory = None if known["memory"] is None else Memory.from_fields(known["memory"])
+        return RankSummary(**{**known, "notes": tuple(known["notes"]), "memory": memory})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -75,8 +80,9 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
         parts.append(f"{_figure(main.steps_per_second)} steps/s")
     if main.samples_per_second:
         parts.append(f"{_figure(main.samples_per_second)} samples/s")
+    memory = _memory_lines(summaries)
     if main.world_size == 1:
-        return [f"{', '.join(parts)}; one rank runs as plain python does"]
+        return [f"{', '.join(parts)}; one rank runs as plain python does", *memory]
     lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:
@@ -85,7 +91,16 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
         lines.append(f"gradients: {main.algorithm}")
     if main.sharded:
         lines.append(f"on shards: {_names(main.sharded)}")
-    return [*lines, *main.notes]
+    return [*lines, *memory, *main.notes]
+
+
+def _memory_lines(summaries: Sequence[RankSummary]) -> list[str]:
+    """The memory of the rank with the most; nothing where no tensor was seen."""
+    known = [(each.rank, each.memory) for each in summaries if each.memory is not None and each.memory.known]
+    if not known:
+        return []
+    rank, memory = known[largest([memory for _, memory in known])]
+    return [memory_line(memory, rank if len(summaries) > 1 else None)]
 
 
 def _names(calls: Mapping[str, int]) -> str:

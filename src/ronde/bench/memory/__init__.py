@@ -1,0 +1,1 @@
+"""Memory of each rank under each plan, beside what the formula says."""

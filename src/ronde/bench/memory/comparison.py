@@ -1,0 +1,106 @@
+"""`ronde bench memory`: one workload trained under each plan, and what every rank held."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ronde.bench.choice import check_known
+from ronde.bench.contenders import FOLDER, plain_words, shown
+from ronde.bench.data_parallel import WORKLOADS
+from ronde.bench.machine import Machine
+from ronde.bench.memory.formula import FORMULAS, Sizes
+from ronde.bench.memory.report import MemoryReport, PlanMemory
+from ronde.bench.process_set import Process, run_together
+from ronde.bench.rounds import ROUNDING
+from ronde.bench.sample import parse
+from ronde.errors import BenchError, UsageError
+from ronde.plan import check, expand
+from ronde.plan.available import BUILT
+from ronde.trace.memory import Memory
+from ronde.trace.run_directory import RunDirectory
+from ronde.trace.summary import read_summary
+
+__all__ = ["available_plans", "compare", "measure_plan", "sizes_of"]
+
+_TIMEOUT = 900.0
+# So many that the last are measured, when caches have been filled.
+_STEPS = ("--warm-up", "2", "--steps", "2")
+
+
+def available_plans() -> tuple[str, ...]:
+    """The presets that differ in where state lives, as far as this version can run them."""
+    return tuple("ddp" if each == "replicated" else each for each in FORMULAS if each in BUILT["state"])
+
+
+def compare(
+    workload: str,
+    plans: Sequence[str],
+    *,
+    ranks: int,
+    environment: Mapping[str, str],
+    progress: Callable[[PlanMemory], None],
+) -> MemoryReport:
+    """Train the workload under each plan, one after the other.
+
+    Args:
+        progress: hears of each.
+
+    Raises:
+        UsageError: for a workload or plan that there is not, or of which there is no formula.
+        BenchError: when a run fails, or two did not train alike.
+    """
+    check_known([workload], WORKLOADS, what="workload")
+    for plan in plans:
+        check(expand(plan), ranks)
+        if expand(plan).state.placement not in FORMULAS:
+            known = ", ".join(available_plans())
+            raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
+    machine = Machine.here()
+    sizes = sizes_of(workload, environment)
+    results: list[PlanMemory] = []
+    for plan in dict.fromkeys(plans):
+        results.append(measure_plan(workload, plan, ranks=ranks, environment=environment))
+        _check_alike(results[0], results[-1])
+        progress(results[-1])
+    return MemoryReport(machine=machine, workload=workload, sizes=sizes, results=tuple(results))
+
+
+def sizes_of(workload: str, environment: Mapping[str, str]) -> Sizes:
+    """Count a workload's parameters, in a process of its own."""
+    command = (sys.executable, str(FOLDER / "sizes.py"), workload)
+    output, _ = run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
+    return Sizes(**json.loads(output))
+
+
+def measure_plan(workload: str, plan: str, *, ranks: int, environment: Mapping[str, str]) -> PlanMemory:
+    """One run, and the account that each rank gave of it."""
+    options = ("--ranks", str(ranks), "--plan", plan, "--seed", "0")
+    start = (sys.executable, "-m", "ronde", "run", *options)
+    words = plain_words(workload, _STEPS)
+    with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
+        process = Process(command=(*start, "--run-dir", folder, *words), environment=environment)
+        output, wall = run_together([process], timeout=_TIMEOUT)
+        directory = RunDirectory(path=Path(folder), run_id="")
+        memories = tuple(_memory(directory, rank) for rank in range(ranks))
+    loss = parse(output, wall_seconds=wall).loss
+    return PlanMemory(plan=plan, command=shown((*start, *words)), ranks=memories, loss=loss)
+
+
+def _memory(directory: RunDirectory, rank: int) -> Memory:
+    summary = read_summary(directory.summary(rank))
+    if summary is None or summary.memory is None:
+        raise BenchError(f"rank {rank} left no account of its memory in {directory.summary(rank).name}")
+    return summary.memory
+
+
+def _check_alike(first: PlanMemory, other: PlanMemory) -> None:
+    if not abs(first.loss - other.loss) <= ROUNDING * max(abs(first.loss), abs(other.loss), 0.1):
+        raise BenchError(
+            f"the plans did not train alike: the last loss is {first.loss:.6g} under {first.plan} and "
+            f"{other.loss:.6g} under {other.plan}; run `ronde verify --plan {shlex.quote(other.plan)}`"
+        )

@@ -1,0 +1,70 @@
+"""`clip_grad_norm_` of gradients in parts: each rank adds up its own elements, then ranks add up sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.sync.gradient_parts import GradientParts
+
+__all__ = ["clip_parts"]
+
+
+@torch.no_grad()
+def clip_parts(
+    comm: Comm,
+    parts: GradientParts,
+    tensors: Sequence[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor | None:
+    """Scale the gradients of `tensors` in place so that their norm is at most `max_norm`.
+
+    Returns:
+        the norm of all gradients before, in their dtype and on their device, the same on all ranks; None
+        where gradients of several dtypes or devices, or a norm that is no sum of powers, want the whole.
+    """
+    order = float(norm_type)
+    own = parts.parts(tensors)
+    whole = [gradient for tensor in tensors if tensor not in parts and (gradient := tensor.grad) is not None]
+    kinds = {(gradient.dtype, gradient.device) for gradient in (*own, *whole)}
+    if len(kinds) != 1 or not own or order <= 0:
+        return None
+    (dtype, device), *_ = kinds
+    largest = math.isinf(order)
+    local = _measure(own, order, dtype, device)
+    if largest:
+        local = comm.all_gather(local).amax(0)
+        total = torch.maximum(local, _measure(whole, order, dtype, device))
+    else:
+        total = (comm.all_reduce(local) + _measure(whole, order, dtype, device)) ** (1 / order)
+    total = total.to(dtype)
+    if error_if_nonfinite and not bool(total.isfinite()):
+        raise RuntimeError(
+            f"the norm of order {norm_type} of all gradients is {float(total)}, so they cannot be "
+            f"clipped; with error_if_nonfinite=False they are scaled by it all the same"
+        )
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    gradients: list[Any] = [*own, *whole]
+    torch._foreach_mul_(gradients, factor)
+    return total
+
+
+def _measure(
+    gradients: Sequence[torch.Tensor], order: float, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The largest of all, or the sum of all norms to the power of `order`; in at least single precision."""
+    wide = torch.promote_types(dtype, torch.float32)
+    found = [
+        torch.linalg.vector_norm(gradient, order, dtype=wide) for gradient in gradients if gradient.numel()
+    ]
+    if not found:
+        return torch.zeros((), dtype=wide, device=device)
+    norms = torch.stack(found)
+    return norms.amax() if math.isinf(order) else norms.pow(order).sum()

@@ -1,0 +1,85 @@
+"""`Tensor.grad` where ranks keep parts of gradients: the whole is gathered when a script looks at it.
+
+What throws a gradient away, or makes all of them smaller, does not need the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ronde.boundary.context import Context
+from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
+from ronde.parallel.clipping import clip_parts
+from ronde.sync.gradient_parts import GradientParts
+
+__all__ = ["install"]
+
+_NATIVE: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def install(patches: Patches, context: Context, parts: GradientParts) -> None:
+    def read(tensor: torch.Tensor) -> torch.Tensor | None:
+        gradient = _NATIVE.__get__(tensor)
+        if gradient is not None or not parts or tensor not in parts:
+            return gradient
+        if not context.on_main_thread():
+            raise UsageError(
+                "a gradient that is spread over the ranks was read in another thread than the script's main "
+                "one, where ranks are not in step; read it in the main thread"
+            )
+        return parts.whole(tensor)
+
+    def write(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        parts.drop(tensor)
+        _NATIVE.__set__(tensor, gradient)
+
+    def delete(tensor: torch.Tensor) -> None:
+        parts.drop(tensor)
+        _NATIVE.__delete__(tensor)
+
+    patches.set(torch.Tensor, "grad", property(read, write, delete))
+    patches.set(
+        torch.optim.Optimizer, "zero_grad", _zeroing(torch.optim.Optimizer.zero_grad, _of_optimizer, parts)
+    )
+    patches.set(
+        torch.nn.Module, "zero_grad", _zeroing(torch.nn.Module.zero_grad, torch.nn.Module.parameters, parts)
+    )
+    plain_clip: Any = torch.nn.utils.clip_grad_norm_
+
+    @functools.wraps(plain_clip)
+    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if not parts or not context.on_main_thread():
+            return plain_clip(tensors, max_norm, *args, **kwargs)
+        clipped = clip_parts(context.comm, parts, tensors, max_norm, *args, **kwargs)
+        return plain_clip(tensors, max_norm, *args, **kwargs) if clipped is None else clipped
+
+    patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
+    patches.set(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
+
+
+def _of_optimizer(optimizer: Any) -> Iterable[torch.Tensor]:
+    return (tensor for group in optimizer.param_groups for tensor in group["params"])
+
+
+def _zeroing(
+    plain: Callable[..., Any], parameters_of: Callable[[Any], Iterable[torch.Tensor]], parts: GradientParts
+) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def zero_grad(owner: Any, set_to_none: bool = True) -> None:
+        tensors = list(parameters_of(owner)) if parts else []
+        if set_to_none:
+            for tensor in tensors:
+                parts.drop(tensor)
+            return plain(owner, set_to_none)
+        with parts.aside():  # so that nobody looks at them
+            for part in parts.parts(tensors):
+                part.zero_()
+            return plain(owner, set_to_none)
+
+    return zero_grad

@@ -1,0 +1,105 @@
+"""What autograd saves of parameters in parts: where it lies, so that units can be let go of.
+
+Installed for the whole session, because any operation of a script may save a parameter. torch does not
+compare the versions of what hooks have packed, so it is done here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.parallel.unit import Member
+
+__all__ = ["SavedParameters"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_hooks: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    tensor: torch.Tensor
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor in a parameter's memory."""
+
+    member: Member
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    version: int
+
+
+class SavedParameters:
+    """The pair of hooks."""
+
+    def __init__(self, parameters: ShardedParameters) -> None:
+        self._parameters = parameters
+        self._installed = False
+
+    def install(self) -> None:
+        _hooks._push_saved_tensors_default_hooks(self._pack, self._unpack)
+        self._installed = True
+
+    def uninstall(self) -> None:
+        """Take the hooks away; those that the script has put above them end with their own blocks."""
+        if self._installed and self.on_top:
+            _hooks._pop_saved_tensors_default_hooks()
+            self._installed = False
+
+    @property
+    def on_top(self) -> bool:
+        """Whether no hooks of the script's own stand before these."""
+        top = _hooks._top_saved_tensors_default_hooks(True)
+        return top is not None and top[0] == self._pack
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+            return tensor
+        found = self._parameters.saved(tensor)
+        if found is None:
+            return _Kept(tensor, tensor._version)
+        member, _ = found
+        place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
+        # The parameter's own, because what was unpacked and is saved again has a count of its own.
+        return _Place(member, *place, _version(member))
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, _Kept):
+            _compare(packed.tensor, packed.tensor._version, packed.version)
+            return packed.tensor
+        if not isinstance(packed, _Place):
+            return packed
+        parameter = packed.member.ref()
+        if parameter is not None:
+            with DisableTorchFunctionSubclass():
+                _compare(parameter, parameter._version, packed.version)
+        self._parameters.need(packed.member)
+        with torch.no_grad(), DisableTorchFunctionSubclass():
+            return packed.member.view(packed.size, packed.stride, packed.offset, packed.dtype)
+
+
+def _version(member: Member) -> int:
+    parameter = member.ref()
+    if parameter is None:
+        return 0
+    with DisableTorchFunctionSubclass():
+        return parameter._version
+
+
+def _compare(tensor: torch.Tensor, version: int, expected: int) -> None:
+    if version != expected:
+        raise RuntimeError(
+            f"a {tensor.type()} of shape {list(tensor.shape)} that backward needs has been changed in place "
+            f"since forward: it is at version {version}, and was at {expected}; use one that makes a "
+            f"new tensor"
+        )

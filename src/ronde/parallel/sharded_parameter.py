@@ -1,0 +1,117 @@
+"""A parameter whose elements are spread over ranks: the same object, of another class for a time.
+
+Its storage has no bytes then. Whatever is done with it comes here first, and what needs elements has them
+gathered: after that it is an ordinary `torch.nn.Parameter` again, at native speed, until its unit is
+resharded. torch changes the class of its lazy parameters in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+__all__ = ["sharded_parameter"]
+
+T = torch.Tensor
+_Base: Any = torch._C.TensorBase
+
+_ATTRIBUTES = (
+    *(
+        "shape",
+        "ndim",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "grad",
+        "grad_fn",
+        "is_leaf",
+        "itemsize",
+    ),
+    *(
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_mps",
+        "is_xpu",
+        "is_mkldnn",
+    ),
+    *("_version", "output_nr", "retains_grad", "name", "is_vulkan", "is_ipu", "_backward_hooks", "_grad_fn"),
+    *("_post_accumulate_grad_hooks", "nbytes", "is_sparse_csr"),
+)
+_SETTABLE = ("requires_grad", "grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_METHODS = (
+    *(
+        "dim",
+        "ndimension",
+        "size",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "element_size",
+        "__len__",
+    ),
+    *("is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "is_conj", "is_neg"),
+    *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "get_device"),
+    *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "is_shared", "is_pinned", "__hash__"),
+    *("has_names", "is_same_size", "_fix_weakref", "is_set_to"),
+)
+_FUNCTIONS = (
+    *(torch.numel, torch.is_floating_point, torch.is_complex),
+    *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),
+    *(torch.rand_like, torch.randn_like, torch.is_tensor, torch.is_inference),
+)
+_METADATA = frozenset(
+    [
+        *(getattr(_Base, name).__get__ for name in _ATTRIBUTES if hasattr(_Base, name)),
+        *(getattr(_Base, name).__set__ for name in _SETTABLE if hasattr(_Base, name)),
+        *(getattr(T, name) for name in _METHODS if hasattr(T, name)),
+        *_FUNCTIONS,
+    ]
+)
+
+
+def sharded_parameter(touch: Callable[[list[torch.Tensor]], None]) -> type[torch.nn.Parameter]:
+    """A class for parameters without elements.
+
+    Args:
+        touch: gives the parameters that it is called with their elements, and their own class.
+    """
+
+    class ShardedParameter(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func in _METADATA:
+                with DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            touch(list(_sharded((args, kwargs), cls)))
+            return func(*args, **kwargs)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            touch([self])
+            return self.__deepcopy__(memo)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            touch([self])
+            return self.__reduce_ex__(protocol)
+
+    return ShardedParameter
+
+
+def _sharded(value: Any, kind: type) -> Iterator[torch.Tensor]:
+    if type(value) is kind:
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _sharded(item, kind)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _sharded(item, kind)

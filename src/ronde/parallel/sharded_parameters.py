@@ -1,0 +1,289 @@
+"""Parameters live in parts, and are gathered unit by unit where somebody needs them (ZeRO stage 3, FSDP).
+
+No hooks on modules: a parameter without elements says itself when it is used, by the model, a method past
+forward, the script or an optimizer, and backward asks for what autograd has saved of it. So whatever a script
+does is right; what it costs is memory where the script itself holds on to whole parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ronde.boundary.context import Context, Region
+from ronde.errors import UsageError
+from ronde.parallel.division import Division
+from ronde.parallel.sharded_parameter import sharded_parameter
+from ronde.parallel.unit import Member, Unit, can_be_sharded
+from ronde.parallel.units import find_units
+from ronde.plan.resident import Census
+
+__all__ = ["ShardedParameters"]
+
+# Whole at a time, beside those that one operation needs together: the one in use, and the next or the last.
+_WHOLE_UNITS = 2
+
+
+class ShardedParameters:
+    """All units of a session.
+
+    Args:
+        division: who has which elements.
+    """
+
+    def __init__(self, context: Context, division: Division) -> None:
+        self._context = context
+        self._division = division
+        self._kind: Any = sharded_parameter(self.touch)
+        self._units: list[Unit] = []
+        self._count = 0
+        self._of: dict[int, tuple[Member, Unit]] = {}
+        self._by_storage: dict[int, tuple[Member, Unit]] = {}
+        # Units that are whole, the one whose turn was longest ago first.
+        self._whole: list[Unit] = []
+        self._pinned: set[Unit] = set()
+        self._reading = False
+        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module, *, pinned: bool = False) -> Iterator[None]:
+        """Around an outermost call of a model.
+
+        Args:
+            pinned: what runs inside does not ask for parameters one by one, as compiled code.
+        """
+        self._shard(module)
+        before = set(self._pinned)
+        if pinned:
+            self.pin(module.parameters())
+        try:
+            yield
+        finally:
+            self._pinned = before
+            self.rest(keep_last=torch.is_grad_enabled())
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward: what is gathered inside is read, and not written."""
+        before, self._reading = self._reading, True
+        try:
+            yield
+        finally:
+            self._reading = before
+            self.rest(keep_last=False)
+
+    def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        """Have the units of these parameters, or all, whole until the next update."""
+        if parameters is None:
+            units = list(self._units)
+        else:
+            units = _unique(found[1] for each in parameters if (found := self._entry(each)) is not None)
+        self._pinned.update(units)
+        for unit in units:
+            self._unshard(unit, units)
+
+    def touch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Gather the units of parameters that an operation needs together."""
+        units = _unique(found[1] for each in tensors if (found := self._entry(each)) is not None)
+        for unit in units:
+            self._unshard(unit, units)
+
+    def need(self, member: Member) -> None:
+        """Gather what autograd has saved of."""
+        found = self._by_storage.get(member.cdata)
+        if found is not None and found[0] is member:
+            self._unshard(found[1], [found[1]])
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """This rank's elements of a parameter in parts, flat, perhaps none; None for a whole one."""
+        found = self._entry(tensor)
+        return None if found is None else found[0].part
+
+    def saved(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
+        """Whose memory a tensor lies in."""
+        return self._by_storage.get(tensor.untyped_storage()._cdata)
+
+    def begin_update(self) -> None:
+        """Parts are about to be updated: what was written to the whole is in them from now on."""
+        self._pinned.clear()
+        self.rest(keep_last=False)
+        with _aside(self._context):
+            for unit in self._units:
+                if unit.lingers:
+                    unit.keep()
+
+    def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Parts of these parameters have been updated: update what somebody holds of the whole."""
+        with _aside(self._context):
+            # Ranks collect their garbage when they like, so what lingers here may not on another.
+            lingers = self._votes([unit.lingers for unit in self._units])
+            for unit, count in zip(self._units, lingers, strict=True):
+                if count:
+                    unit.follow_update()
+        for tensor in tensors:
+            if self._entry(tensor) is not None:
+                with DisableTorchFunctionSubclass():
+                    torch.autograd.graph.increment_version(tensor)
+
+    def rest(self, *, keep_last: bool) -> None:
+        """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
+        if self._context.region is Region.REHEARSAL:
+            return
+        for unit in list(self._whole[:-1] if keep_last else self._whole):
+            self._reshard(unit)
+        for unit in self._whole:
+            unit.written = True  # the script has it before it
+        with _aside(self._context):
+            for unit in self._units:
+                unit.let_go()
+
+    def release(self) -> None:
+        """Make everything whole again, for good. All ranks come here."""
+        for unit in list(self._units):
+            self._dissolve(unit)
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts; what is whole is there to be counted."""
+        for unit in self._units:
+            for member in unit.members:
+                census.count("parameters", member.part)
+
+    def _entry(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
+        found = self._of.get(id(tensor))
+        return found if found is not None and found[0].ref() is tensor else None
+
+    def _shard(self, module: torch.nn.Module) -> None:
+        """Cut what is new in a module."""
+        count = sum(1 for _ in module.parameters())
+        if self._seen.get(module) == count:
+            return
+        self._seen[module] = count
+        with DisableTorchFunctionSubclass(), _aside(self._context):
+            self._forget_gone()
+            for found in find_units(module):
+                new = [each for each in found if self._entry(each) is None and can_be_sharded(each)]
+                ranges = dict(zip(map(id, new), self._division.assign(new), strict=True))
+                cut = [each for each in new if ranges[id(each)] is not None]
+                if cut:
+                    self._add([Member(each, ranges[id(each)] or (), self._context.rank) for each in cut])
+        self.rest(keep_last=False)
+
+    def _add(self, members: list[Member]) -> None:
+        unit = Unit(self._count, members, self._context.comm)
+        self._count += 1
+        self._units.append(unit)
+        self._whole.append(unit)
+        for member, tensor in unit.parameters:
+            self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
+
+    def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
+        if unit.whole:
+            self._whole.remove(unit)
+            self._whole.append(unit)
+            return
+        context = self._context
+        if not context.on_main_thread():
+            raise UsageError(
+                "a parameter that is spread over the ranks was used in another thread than the script's main "
+                "one, where ranks are not in step; use it in the main thread"
+            )
+        if context.region is not Region.REHEARSAL:
+            self._make_room(together)
+        with _aside(context):
+            unit.gather()
+            unit.written = context.region is not Region.SHARDED and not self._reading
+            for member, tensor in unit.parameters:
+                tensor.__class__ = torch.nn.Parameter
+                member.version = tensor._version
+        self._whole.append(unit)
+
+    def _make_room(self, together: Sequence[Unit]) -> None:
+        others = [unit for unit in self._whole if unit not in together]
+        for unit in others[: max(0, len(self._whole) + 1 - _WHOLE_UNITS)]:
+            self._reshard(unit)
+
+    def _reshard(self, unit: Unit) -> None:
+        if unit in self._pinned:
+            return
+        with _aside(self._context):
+            if not self._follow(unit):
+                return
+            for member, tensor in unit.parameters:
+                unit.written = unit.written or tensor._version != member.version
+            unit.rest()
+            self._whole.remove(unit)
+            for _, tensor in unit.parameters:
+                tensor.__class__ = self._kind
+
+    def _follow(self, unit: Unit) -> bool:
+        """Go by what the script has made of its parameters; False where the unit is none any more."""
+        for member, tensor in unit.parameters:
+            if type(tensor) is not torch.nn.Parameter or not member.stands(tensor):
+                self._dissolve(unit)
+                return False
+            if member.fixed and not member.held:
+                tensor.data = tensor.data.clone(memory_format=torch.preserve_format)
+            if not member.moved(tensor):
+                continue
+            if not can_be_sharded(tensor):
+                self._dissolve(unit)
+                return False
+            del self._by_storage[member.cdata]
+            member.take(tensor)
+            unit.written = True
+            self._by_storage[member.cdata] = member, unit
+        return True
+
+    def _dissolve(self, unit: Unit) -> None:
+        """Its parameters are whole on every rank from now on, or until they are cut anew."""
+        self._unshard(unit, [unit])
+        self._drop(unit)
+        self._seen.clear()
+
+    def _drop(self, unit: Unit) -> None:
+        for register in (self._units, self._whole):
+            if unit in register:
+                register.remove(unit)
+        self._pinned.discard(unit)
+        self._of = {key: found for key, found in self._of.items() if found[1] is not unit}
+        self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
+
+    def _forget_gone(self) -> None:
+        """Let go of units whose parameters are gone on every rank."""
+        there = self._votes([bool(unit.parameters) for unit in self._units])
+        for unit, count in zip(list(self._units), there, strict=True):
+            if not count:
+                self._drop(unit)
+
+    def _votes(self, flags: Sequence[bool]) -> list[int]:
+        """How many ranks say yes to each."""
+        if not flags:
+            return []
+        device = "cuda" if self._context.comm.on_cuda else "cpu"
+        votes = torch.tensor(flags, dtype=torch.int32, device=device)
+        return self._context.comm.all_reduce(votes).tolist()
+
+
+@contextmanager
+def _aside(context: Context) -> Iterator[None]:
+    """Neither autograd nor a mode, nor a transform, sees what is done inside."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(DisableTorchFunction())
+        stack.enter_context(_disable_current_modes())
+        if context.in_transform():
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        yield
+
+
+def _unique(units: Iterable[Unit]) -> list[Unit]:
+    return list(dict.fromkeys(units))

@@ -1,0 +1,76 @@
+"""The units of a model: parameters that are gathered together, because they are used together.
+
+A unit is one of several repeated blocks, a child of a `ModuleList`, `ModuleDict` or `Sequential`, as users of
+FSDP wrap them by hand; what lies between blocks is packed in order into units of a useful size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+__all__ = ["find_units"]
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+# Neighbours smaller than this together are one unit, in small models than this share of the whole.
+_LEAST_BYTES = 1 << 20
+_LEAST_SHARE = 16
+
+
+def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
+    """Cut a model's parameters into units, in the order of its modules.
+
+    Returns:
+        lists of parameters of one dtype and device each; every parameter once, in its first module.
+    """
+    seen: set[int] = set()
+    units: list[list[torch.Tensor]] = []
+    small: list[torch.Tensor] = []
+    least_bytes = min(_LEAST_BYTES, _bytes(list(model.parameters())) // _LEAST_SHARE)
+    for module, whole in _atoms(model):
+        new = [each for each in _parameters(module, whole) if id(each) not in seen]
+        seen.update(map(id, new))
+        small += new
+        if _bytes(small) >= least_bytes:
+            units.append(small)
+            small = []
+    if small:
+        units.append(small)
+    return [members for unit in units for members in _by_kind(unit)]
+
+
+def _atoms(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules that are not divided, with all inside them; and the others' own parameters."""
+    if not _holds_blocks(module):
+        yield module, True
+        return
+    yield module, False
+    for child in module.children():
+        if isinstance(module, _CONTAINERS):
+            yield child, True
+        else:
+            yield from _atoms(child)
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Whether there is a container of at least two blocks in it."""
+    return any(isinstance(part, _CONTAINERS) and len(part) > 1 for part in module.modules())
+
+
+def _parameters(module: nn.Module, whole: bool) -> Iterator[torch.Tensor]:
+    return module.parameters(recurse=whole)
+
+
+def _bytes(members: Sequence[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in members)
+
+
+def _by_kind(unit: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for each in unit:
+        kinds.setdefault((each.dtype, each.device), []).append(each)
+    return list(kinds.values())

@@ -1,0 +1,63 @@
+"""Counts the bytes of tensors by kind, each storage once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ronde.plan.resident import KINDS, Kind
+
+__all__ = ["StorageCensus"]
+
+
+class StorageCensus:
+    """One count of what lies in memory now; a `ronde.plan.resident.Census`.
+
+    Attributes:
+        bytes: by kind.
+        coming: bytes of what comes and goes between steps: parameters, and gradients that lie in no bucket.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.coming = 0
+        self._seen: set[int] = set()
+
+    def count(self, kind: Kind, tensor: Any) -> None:
+        try:
+            storage = tensor.untyped_storage()
+            address, nbytes = storage.data_ptr(), storage.nbytes()
+        except (AttributeError, RuntimeError, NotImplementedError, ValueError):
+            return  # sparse, fake, not initialized: no storage of its own, or none yet
+        self.count_at(kind, address, nbytes)
+
+    def count_at(self, kind: Kind, address: int, nbytes: int) -> None:
+        if not address or address in self._seen:
+            return
+        self._seen.add(address)
+        self.bytes[kind] += nbytes
+        if kind in ("parameters", "gradients"):
+            self.coming += nbytes
+
+    def add(self, kind: Kind, nbytes: int) -> None:
+        self.bytes[kind] += nbytes
+
+    def count_module(self, module: torch.nn.Module) -> None:
+        """Parameters and buffers, those of all modules inside included."""
+        for part in module.modules():
+            for values in (part._parameters.values(), part._buffers.values()):
+                for value in values:
+                    if value is not None:
+                        self.count("parameters", value)
+
+    def count_state(self, value: Any) -> None:
+        """What an optimizer keeps: tensors, in dictionaries and lists of any depth."""
+        if isinstance(value, torch.Tensor):
+            self.count("optimizer", value)
+        elif isinstance(value, dict):
+            for each in value.values():
+                self.count_state(each)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                self.count_state(each)

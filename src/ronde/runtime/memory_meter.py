@@ -1,0 +1,148 @@
+"""Measures a rank's memory by kind at moments of a few steps.
+
+Counting all tensors takes about a microsecond for each, so it is done in two steps out of more and more. All
+others pay a comparison.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.plan.resident import KINDS, Kind, Resident
+from ronde.runtime.census import StorageCensus
+from ronde.runtime.process_memory import allocated, peak_of_process, peak_on_device
+from ronde.trace.memory import Memory
+
+__all__ = ["MemoryMeter", "in_measured_step"]
+
+# Measured steps: two in a row, because a step of one optimizer may be followed by another's.
+_IN_A_ROW = 2
+_FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
+# In so many steps caches are filled and modules rehearsed: activations are read behind them, if they can be.
+_SETTLED = 2
+# What torch itself holds: reading `.grad` may mean more where gradients are in parts.
+_gradient: Any = vars(torch._C.TensorBase)["grad"].__get__
+
+
+def in_measured_step(steps: int) -> bool:
+    """Whether the step behind so many is measured.
+
+    >>> [steps for steps in range(200) if in_measured_step(steps)]
+    [0, 1, 2, 3, 16, 17, 128, 129]
+    """
+    begin = _FIRST
+    while begin < _FARTHEST and steps >= begin + _IN_A_ROW:
+        begin *= _FACTOR
+    if begin >= _FARTHEST:
+        return steps % _FARTHEST < _IN_A_ROW
+    return steps < _IN_A_ROW or begin <= steps < begin + _IN_A_ROW
+
+
+class MemoryMeter:
+    """This rank's peaks by kind.
+
+    A script calls models, runs backward and steps optimizers; while `armed` the meter is to be told of each.
+
+    Args:
+        on_cuda: tensors lie on this rank's CUDA device.
+        hears_calls: whether it is told of models and backward; on one rank of steps only.
+
+    Attributes:
+        armed: this step is measured.
+        residents: what holds state elsewhere than in the script's tensors.
+        on_change: told when `armed` changes.
+    """
+
+    def __init__(self, *, on_cuda: bool, hears_calls: bool) -> None:
+        self.armed = True
+        self.residents: list[Resident] = []
+        self.on_change: Callable[[bool], None] = lambda _armed: None
+        self._on_cuda = on_cuda
+        self._allocated = allocated(on_cuda=on_cuda) if hears_calls else None
+        self._peaks: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._activations: dict[bool, int] = {}
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What was allocated before the step's first call of a model, less what comes and goes besides.
+        self._before: int | None = None
+        self._called = False
+        self._steps = 0
+
+    def called(self, module: torch.nn.Module) -> None:
+        """The script calls a model."""
+        self._modules.add(module)
+        if not self._called:
+            self._called = True
+            self._before = self._besides(self.count())
+
+    def begin_backward(self) -> None:
+        """A backward begins: what forward has kept for it is there."""
+        besides = self._besides(self.count())
+        if besides is not None and self._before is not None:
+            settled = self._steps >= _SETTLED
+            kept = max(0, besides - self._before)
+            self._activations[settled] = max(kept, self._activations.get(settled, 0))
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped; to be told of every step."""
+        self._steps += 1
+        if self.armed:
+            self._optimizers.add(optimizer)
+            self._before = self._besides(self.count())
+            self._called = False
+        armed = in_measured_step(self._steps)
+        if armed is not self.armed:
+            self.armed, self._before = armed, None
+            self.on_change(armed)
+
+    def memory(self) -> Memory:
+        """The peaks so far."""
+        self.count()
+        peaks = dict(self._peaks)
+        known = self._activations.get(True, self._activations.get(False))
+        if known is None:
+            del peaks["activations"]
+        else:
+            peaks["activations"] = known
+        on_device = self._on_cuda and torch.cuda.is_initialized()
+        total = peak_on_device() if on_device else peak_of_process()
+        return Memory(peaks=peaks, total=total, where="device" if on_device else "process")
+
+    def count(self) -> StorageCensus:
+        """Look what is held now."""
+        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered
+            return self._count()
+
+    def _count(self) -> StorageCensus:
+        census = StorageCensus()
+        optimizers = list(self._optimizers)
+        for module in list(self._modules):
+            census.count_module(module)
+        parameters = [
+            tensor for each in optimizers for group in each.param_groups for tensor in group["params"]
+        ]
+        for tensor in parameters:
+            census.count("parameters", tensor)
+        for resident in self.residents:
+            resident.tell(census)
+        for tensor in parameters:
+            gradient = _gradient(tensor)
+            if gradient is not None:
+                census.count("gradients", gradient)
+        for optimizer in optimizers:
+            state = vars(optimizer).get("state")
+            if isinstance(state, Resident):
+                state.tell(census)
+            else:
+                census.count_state(state)
+        for kind, nbytes in census.bytes.items():
+            self._peaks[kind] = max(self._peaks[kind], nbytes)
+        return census
+
+    def _besides(self, census: StorageCensus) -> int | None:
+        return None if self._allocated is None else self._allocated() - census.coming

@@ -1,0 +1,43 @@
+"""A gradient is saved as a tensor of its own, not with the bucket in which it lies.
+
+Saving a tensor saves its whole storage. On one device that of a gradient is the gradient; here it holds those
+of other parameters as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.patches import Patches
+
+__all__ = ["install"]
+
+
+def install(patches: Patches, lies_in_bucket: Callable[[torch.Tensor], bool]) -> None:
+    """Let `torch.save` write gradients without what lies beside them."""
+    plain_save: Any = torch.save
+    plain_reduce: Any = torch.Tensor.__reduce_ex__
+    # By thread: `copy.copy` in another asks the same of a tensor, and must share its memory.
+    saving = threading.local()
+
+    @functools.wraps(plain_save)
+    def save(*args: Any, **kwargs: Any) -> None:
+        before = getattr(saving, "now", False)
+        saving.now = True
+        try:
+            plain_save(*args, **kwargs)
+        finally:
+            saving.now = before
+
+    def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
+        if getattr(saving, "now", False) and type(tensor) is torch.Tensor and lies_in_bucket(tensor):
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return plain_reduce(tensor, protocol)
+
+    patches.set(torch, "save", save)
+    patches.set(torch.Tensor, "__reduce_ex__", reduce)

@@ -1,0 +1,124 @@
+"""Where state lives: the one place that joins what the plan's state axis asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ronde.boundary.compiled import is_compiled
+from ronde.boundary.context import Context
+from ronde.boundary.patches import Patches
+from ronde.comm.process_group import Comm
+from ronde.parallel import gradients, opaque
+from ronde.parallel.division import Division, in_equal_parts, owned_by_main
+from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
+from ronde.parallel.held_parts import HeldParts
+from ronde.parallel.saved_parameters import SavedParameters
+from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.parallel.sharded_update import ShardedUpdate
+from ronde.plan import Plan
+from ronde.plan.resident import Resident
+from ronde.sync.gradient_parts import GradientParts
+
+__all__ = ["Sharding"]
+
+_CUTS_STATE = ("zero1", "zero2", "zero3", "central")
+_CUTS_GRADIENTS = ("zero2", "zero3", "central")
+_CUTS_PARAMETERS = ("zero3", "central")
+
+
+class Sharding:
+    """What is in parts on this rank, under this plan: perhaps nothing.
+
+    Args:
+        comm: the reducer's group.
+
+    Attributes:
+        gradients: where parts of gradients are kept; None where every rank has all of each.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm) -> None:
+        self._plan = plan
+        placement = plan.state.placement if comm.world_size > 1 else "replicated"
+        self._placement = placement
+        split = owned_by_main if placement == "central" else in_equal_parts
+        self._division = Division(comm.world_size, split)
+        cuts = placement in _CUTS_GRADIENTS
+        self.gradients = GradientParts(comm, self._division.assign) if cuts else None
+        self._parameters: ShardedParameters | None = None
+        self._saved: SavedParameters | None = None
+        self._update: ShardedUpdate | None = None
+
+    def bind(self, context: Context) -> None:
+        """Give what is in parts its ranks."""
+        if self._placement in _CUTS_PARAMETERS:
+            self._parameters = ShardedParameters(context, self._division)
+            self._saved = SavedParameters(self._parameters)
+        if self._placement in _CUTS_STATE:
+            held = HeldParts(self._division, self.gradients, self._parameters)
+            self._update = ShardedUpdate(context, held, self._takes)
+
+    @property
+    def residents(self) -> list[Resident]:
+        """What holds state elsewhere than in the script's tensors."""
+        return [each for each in (self.gradients, self._parameters) if each is not None]
+
+    def install(self, patches: Patches, context: Context) -> None:
+        if self._update is not None:
+            self._update.install(patches)
+        if self.gradients is not None:
+            gradients.install(patches, context, self.gradients)
+        if self._parameters is not None and self._saved is not None:
+            opaque.install(patches, self._parameters, self._saved)
+            self._saved.install()
+
+    def release(self) -> None:
+        """Make everything whole again. All ranks come here."""
+        if self._update is not None:
+            self._update.release()
+        if self.gradients is not None:
+            self.gradients.restore()
+        if self._parameters is not None and self._saved is not None:
+            self._parameters.release()
+            self._saved.uninstall()
+
+    @contextmanager
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around an outermost call of a model."""
+        if self._parameters is None:
+            yield
+            return
+        with self._parameters.calling(module, pinned=_is_opaque(module)):
+            yield
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward and its reduction."""
+        if self._parameters is None:
+            yield
+            return
+        with self._parameters.backward():
+            yield
+
+    def note_whole_state(self, context: Context, optimizer: Any) -> None:
+        """Say that an optimizer's state is not cut, though the plan asks for it."""
+        if self._update is not None and not is_elementwise(optimizer):
+            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            context.note(
+                f"the optimizer state of {type(optimizer).__name__} is whole on every rank: "
+                f"{self._plan.item('state')} cuts that of {known}, which update each element by itself"
+            )
+
+    def _takes(self, optimizer: Any) -> bool:
+        """Without state, to share whole parameters would cost more than to update all of them."""
+        if self.gradients is not None or type(optimizer) is not torch.optim.SGD:
+            return True
+        return any(group["momentum"] != 0 for group in optimizer.param_groups)
+
+
+def _is_opaque(module: torch.nn.Module) -> bool:
+    """Whether code runs in it that does not ask parameters for their elements."""
+    return any(isinstance(part, torch.jit.ScriptModule) or is_compiled(part) for part in module.modules())

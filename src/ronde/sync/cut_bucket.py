@@ -1,0 +1,163 @@
+"""A bucket whose gradients are summed where they will be updated: each rank keeps its part of the mean.
+
+What is sent lies in memory of its own, which is free again when backward has ended (ZeRO stage 2,
+Rajbhandari et al. 2020). A gradient that was whole before backward began stays whole: the script may know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm, Pending
+from ronde.plan.resident import Census
+from ronde.sync.bucket import Bucket
+from ronde.sync.gradient_memory import GradientMemory
+from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.leaf import Leaf
+
+__all__ = ["CutBucket"]
+
+
+class CutBucket(Bucket):
+    """Averages the gradients of some leaves of one dtype and device, and leaves each rank its part.
+
+    Args:
+        leaves: in the order in which backward is expected to reach them.
+        parts: where parts are kept, and who has which.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts, memory: GradientMemory
+    ) -> None:
+        super().__init__(leaves, None, memory)
+        self._comm = comm
+        self._parts = parts
+        tensors = [leaf.tensor for leaf in leaves]
+        divided = iter(parts.divide([tensor for tensor in tensors if tensor is not None]))
+        self._ranges = [None if tensor is None else next(divided) for tensor in tensors]
+        self._forget()
+
+    def begin(self, *, graph: bool = False) -> None:
+        super().begin()
+        if graph:  # gradients with a history of their own: it is that of the whole
+            self._before |= set(range(len(self.leaves)))
+
+    @torch.no_grad()
+    def launch(self) -> None:
+        """Send what is there; gradients that are missing count as nought."""
+        if self.launched:
+            self._keep()  # the sums of what was sent before, in this same backward
+        gradients = [leaf.gradient for leaf in self.leaves]
+        whole = [
+            place for place, ranges in enumerate(self._ranges) if ranges is None or place in self._before
+        ]
+        self._whole = [(place, self._laid_out(place, gradients[place])) for place in whole]
+        self._places_cut = [place for place in range(len(self.leaves)) if place not in set(whole)]
+        elements = {place: self._laid_out(place, gradients[place]) for place in self._places_cut}
+        pieces = [
+            self._joined([elements[place][slice(*span)] for place, span in self._spans(rank)])
+            for rank in range(self._comm.world_size)
+        ]
+        for place in self._places_cut:
+            if gradients[place] is not None:
+                self.leaves[place].gradient = None
+        del elements, gradients
+        device = self.leaves[0].device
+        flags = [place in self._ready for place in range(len(self.leaves))]
+        self._flags = torch.tensor(flags, dtype=torch.int32, device=device)
+        self.launched = True
+        self._pending = [self._comm.all_reduce_async(self._flags)]
+        self._sum, scattered = self._comm.reduce_scatter_async(pieces)
+        self._pending.append(scattered)
+        self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
+
+    def advance(self) -> None:
+        """The group works by itself."""
+
+    def reduce(self) -> None:
+        for pending in self._pending:
+            pending.wait()
+        self._pending = []
+
+    def collect(self) -> None:
+        """Each rank has its part already."""
+
+    def settle(self) -> None:
+        """Nothing of this rank's memory is anybody else's."""
+
+    def deliver(self) -> list[torch.Tensor]:
+        """The averages are there: keep this rank's parts of them."""
+        self._keep()
+        self.reset()
+        return []
+
+    def take_over(self, known: set[int]) -> None:
+        """Nothing lies in a bucket's memory."""
+
+    def tell(self, census: Census) -> None:
+        """Nothing is held between backwards but parts, which count themselves."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sum: torch.Tensor | None = None
+        self._places_cut: list[int] = []
+        self._whole: list[tuple[int, torch.Tensor]] = []
+        self._pending: list[Pending] = []
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        computed = set(self._computed_somewhere())
+        mean: Any = self._sum
+        mean.div_(self._comm.world_size)
+        own = dict(self._spans(self._comm.rank))
+        begin = 0
+        for place in self._places_cut:
+            start, stop = own.get(place, (0, 0))
+            part = mean[begin : begin + stop - start]
+            begin += stop - start
+            ranges = self._ranges[place]
+            if ranges is not None and place in computed:
+                self._parts.add(self.leaves[place], ranges, part)
+        for place, flat in self._whole:
+            leaf = self.leaves[place]
+            if place not in computed or leaf.tensor is None:
+                continue
+            average = flat.div_(self._comm.world_size).as_strided(leaf.shape, leaf.stride)
+            gradient = leaf.gradient
+            if gradient is None:
+                leaf.gradient = average
+            else:
+                gradient.copy_(average)
+
+    def _spans(self, rank: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Places that are cut of which this rank has elements, and which."""
+        for place in self._places_cut:
+            ranges = self._ranges[place]
+            span = None if ranges is None else ranges[rank]
+            if span is not None:
+                yield place, span
+
+    def _laid_out(self, place: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        """A gradient's elements, flat, in the order in which those of its leaf lie in memory."""
+        leaf = self.leaves[place]
+        count = leaf.shape.numel()
+        if gradient is None:
+            return torch.zeros(count, dtype=leaf.dtype, device=leaf.device)
+        bare = gradient.detach()
+        if bare.stride() != leaf.stride or place in self._before:
+            ordered = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
+            bare = ordered.copy_(bare)
+        return bare.as_strided((count,), (1,), bare.storage_offset())
+
+    def _joined(self, elements: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(elements) == 1:
+            return elements[0]
+        if not elements:
+            return torch.empty(0, dtype=self.leaves[0].dtype, device=self.leaves[0].device)
+        return torch.cat(list(elements))

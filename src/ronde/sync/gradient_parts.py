@@ -1,0 +1,126 @@
+"""Gradients of which each rank holds the part that it updates, until somebody asks for the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.plan.resident import Census
+from ronde.sync.leaf import Leaf
+
+__all__ = ["GradientParts", "Ranges"]
+
+Ranges = tuple["tuple[int, int] | None", ...]
+"""For each rank its elements of a tensor, in the order in which they lie in memory; None without any."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    leaf: Leaf
+    ranges: Ranges
+    part: torch.Tensor
+
+
+class GradientParts:
+    """By leaf, the mean over ranks of this rank's elements of its gradient.
+
+    Ranks hold parts of the same leaves, so reading one whole is a collective that all come to.
+
+    Args:
+        divide: who has which elements of leaves that come together; None for a leaf that is not divided.
+    """
+
+    def __init__(self, comm: Comm, divide: Callable[[Sequence[torch.Tensor]], list[Ranges | None]]) -> None:
+        self._comm = comm
+        self._held: dict[int, _Held] = {}
+        self.divide = divide
+
+        self._aside = False
+
+    def __bool__(self) -> bool:
+        return bool(self._held) and not self._aside
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, it looks as if there were none."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return self._of(tensor) is not None
+
+    def part(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """This rank's elements, flat and perhaps none; None where the gradient is whole, or not there."""
+        held = self._of(tensor)
+        return None if held is None else held.part
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts."""
+        for held in self._held.values():
+            census.count("gradients", held.part)
+
+    @torch.no_grad()
+    def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:
+        """Accumulate a part of the mean of one backward."""
+        tensor = leaf.tensor
+        if tensor is None:
+            return
+        held = self._of(tensor)
+        if held is not None:
+            held.part.add_(part)
+            return
+        key = id(tensor)
+        weakref.finalize(tensor, self._held.pop, key, None).atexit = False
+        self._held[key] = _Held(leaf, ranges, part)
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """The gradient is no more."""
+        if self._held:
+            self._held.pop(id(tensor), None)
+
+    @torch.no_grad()
+    def scale(self, factor: float | torch.Tensor) -> None:
+        """Multiply all parts in place."""
+        for held in self._held.values():
+            held.part.mul_(factor)
+
+    @torch.no_grad()
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gather a gradient: from now on it is an ordinary one, on every rank; None where there is none."""
+        held = self._of(tensor)
+        if held is None:
+            return None
+        leaf = held.leaf
+        gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
+        flat = gradient.as_strided((gradient.numel(),), (1,))
+        own = held.ranges[self._comm.rank]
+        if own is not None:
+            flat[slice(*own)] = held.part
+        self._comm.share([[flat[slice(*each)]] if each is not None else [] for each in held.ranges])
+        self.drop(tensor)
+        leaf.gradient = gradient
+        return gradient
+
+    def restore(self) -> None:
+        """Make all gradients whole. All ranks come here."""
+        for held in list(self._held.values()):
+            tensor = held.leaf.tensor
+            if tensor is not None:
+                self.whole(tensor)
+
+    def parts(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """This rank's parts of those among `tensors` whose gradient is in parts."""
+        found = [self.part(tensor) for tensor in tensors]
+        return [part for part in found if part is not None]
+
+    def _of(self, tensor: torch.Tensor) -> _Held | None:
+        held = self._held.get(id(tensor)) if self._held else None
+        return held if held is not None and held.leaf.ref() is tensor else None
