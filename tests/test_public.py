@@ -18,9 +18,8 @@ from ronde.testing.warm import WarmHost
 SCRIPTS = sorted((Path(__file__).parent / "public").glob("*.py"))
 # What is said of a script, and true of it. All others run on shards, and nothing is said.
 SAID: dict[str, tuple[str, ...]] = {
-    # One state, or one context, at a time.
+    # One state, one picture, one sentence at a time.
     "actor_critic": ("nothing was cut",),
-    "word_embeddings": ("nothing was cut",),
     "neural_style": ("nothing was cut",),
     "lstm_tagger": ("LSTMTagger runs in parts, not as one piece: rows of its", "LSTM runs in parts"),
     # The nodes of a graph are bound to each other.

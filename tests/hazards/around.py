@@ -1,4 +1,4 @@
-"""What scripts do around a model: memory shared behind a batch's back, batches cut and doubled, odd orders."""
+"""What scripts do around a model: memory shared behind its back, batches cut and doubled, odd orders."""
 
 from __future__ import annotations
 
