@@ -58,9 +58,20 @@ def test_the_memory_of_the_rank_with_the_most_is_told() -> None:
 
 def test_one_rank_and_few_steps() -> None:
     one = dataclasses.replace(
-        MAIN, world_size=1, steps=1, seconds=3723.0, steps_per_second=None, samples_per_second=None
+        MAIN,
+        world_size=1,
+        steps=1,
+        seconds=3723.0,
+        steps_per_second=None,
+        samples_per_second=None,
+        notes=(),
     )
     assert summary_lines([one]) == ["1 optimizer step in 1 h 2 min; one rank runs as plain python does"]
+    computed = dataclasses.replace(one, compute_plan="recompute=full", notes=("Net has none",))
+    assert summary_lines([computed]) == [
+        "1 optimizer step in 1 h 2 min; one rank, recompute=full",
+        "Net has none",
+    ]
     none = dataclasses.replace(one, steps=0, seconds=125.2)
     assert summary_lines([none]) == ["no optimizer steps in 2 min 5 s; one rank runs as plain python does"]
 

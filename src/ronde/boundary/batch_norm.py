@@ -19,6 +19,7 @@ from torch.autograd import Function
 from ronde.boundary.context import Context, Region
 from ronde.boundary.edges import SyncSum
 from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
 
 __all__ = ["install"]
 
@@ -43,6 +44,12 @@ def install(patches: Patches, context: Context) -> None:
         if context.region is Region.REHEARSAL:
             # A copy: what follows may work in place, and the result is never the input itself.
             return _affine(input.clone(), weight, bias)
+        if context.in_pieces:
+            raise UsageError(
+                "micro-batches cannot give the single-device answer for a model with batch norm: the "
+                "statistics are those of the whole batch, and a piece has others; take recompute=full "
+                "instead, which saves memory too, or a norm that does not mix rows, such as GroupNorm"
+            )
         return _global_batch_norm(context, input, running_mean, running_var, weight, bias, momentum, eps)
 
     def native(  # noqa: PLR0913 - torch.batch_norm's own parameters

@@ -10,7 +10,7 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 
-__all__ = ["crosses_ranks", "custom_backwards", "leaves_behind", "now", "uses_older"]
+__all__ = ["crosses_ranks", "custom_backwards", "leaves_behind", "leaves_of", "now", "uses_older"]
 
 
 def now() -> int:
@@ -55,6 +55,15 @@ def crosses_ranks(results: Any) -> bool:
     if any(isinstance(value, DeferredScalar) for value in found):
         return True
     return any(home == "ronde" for home in _homes_of_functions(found))
+
+
+def leaves_of(results: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Every leaf to whose gradient a backward from tensors may add."""
+    results = [value for value in results if isinstance(value, torch.Tensor)]
+    yield from (value for value in results if value.is_leaf)
+    for node in _nodes(results, 0, ()):
+        if hasattr(node, "variable"):
+            yield node.variable
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:

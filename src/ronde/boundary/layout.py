@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "memory_order", "split_rows"]
+__all__ = ["Layout", "Part", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -94,3 +94,14 @@ class Layout:
             for rank, part in enumerate(parts)
         ]
         return torch.cat(cut, self.dim + 1).flatten(self.dim, self.dim + 2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part(Layout):
+    """A cut of which only the rows from `start` to `stop` are at hand: a piece of one rank's rows."""
+
+    start: int = 0
+    stop: int = 0
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        return self.start, self.stop

@@ -37,7 +37,7 @@ def install(patches: Patches, context: Context) -> None:
     patches.set(torch.Tensor, "retain_grad", retain_grad)
 
 
-def divided(tensors: Any, gradients: Any, divisor: int) -> Any:
+def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
     """What backward of `tensors` begins with: `gradients`, or ones, divided."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients or [None] * len(roots))

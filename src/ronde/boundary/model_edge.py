@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, mate
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import SlicedDraws
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
+from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.verdicts import Verdicts
 from ronde.errors import RondeError
@@ -41,6 +41,7 @@ class ModelEdge:
     Args:
         rules: the operations that keep outputs sharded.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
+        way: how a call on this rank's rows is carried out.
         calling: what is to stand around every call of a model as one piece.
     """
 
@@ -49,9 +50,11 @@ class ModelEdge:
         context: Context,
         rules: dict[Any, Rule],
         stream: RankStream | None,
-        calling: Callable[[torch.nn.Module], AbstractContextManager[None]],
+        way: Way = at_once,
+        calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._context = context
+        self._way = way
         self._calling = calling
         self._rules = rules
         self._stream = stream
@@ -152,13 +155,13 @@ class ModelEdge:
         if torch.is_grad_enabled():
             self._adopt(module)
         start = now()
+        made = ShardedCall(context, plain, module, (args, kwargs), verdict, batch, self._stream)
         with (
             context.enter(Region.SHARDED, batch.rows),
-            self._drawing(verdict, batch.rows),
             self._entered(module),
             self._calling(module),
         ):
-            output = plain(module, *args, **kwargs)
+            output = self._way(made)
         context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
@@ -193,14 +196,14 @@ class ModelEdge:
         def whole(value: Any) -> Any:
             axis, place = next(expected, (None, None))
             if axis is None or axis.dims != (value.dim() if isinstance(value, torch.Tensor) else None):
-                raise _another_form(module)
+                raise another_form(module)
             if place is not None:
                 return given[place]
             return self._global(value, axis, batch.rows)
 
         result = map_leaves(whole, output)
         if next(expected, None) is not None:
-            raise _another_form(module)
+            raise another_form(module)
         return result
 
     @contextmanager
@@ -219,14 +222,6 @@ class ModelEdge:
         finally:
             for members, name, value in swapped:
                 members[name] = value  # pyright: ignore[reportArgumentType]
-
-    def _drawing(self, verdict: Verdict, rows: int) -> Any:
-        if not verdict.draws:
-            return _NoDraws()
-        cut = self._context.layout(0, rows)
-        if self._stream is not None:
-            return self._stream.drawing(verdict.draws, cut)
-        return SlicedDraws(verdict.draws, cut, self._context.rank)
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):
@@ -257,21 +252,6 @@ class ModelEdge:
                     self._context.adopt(parameter)
 
 
-class _NoDraws:
-    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks."""
-
-    def __enter__(self) -> None:
-        self._before = torch.default_generator.get_state()
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
-            raise RondeError(
-                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
-                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
-                "own, as a number or a flag"
-            )
-
-
 def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
     if not is_compiled(module):
@@ -279,13 +259,6 @@ def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[
     if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]
     return module._call_impl
-
-
-def _another_form(module: torch.nn.Module) -> RondeError:
-    return RondeError(
-        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
-        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
-    )
 
 
 def _is_nested(value: Any) -> bool:

@@ -60,6 +60,7 @@ class Verdict:
         foreign: it uses tensors with a gradient that are no parameters of its own.
         candidate: which of the places where the batch could lie this is about.
         raised: it could not be run on a part of the batch at all.
+        keeps: something on itself or around it that each call changes, the same way for whatever rows.
     """
 
     sharded: bool
@@ -71,6 +72,7 @@ class Verdict:
     foreign: bool = False
     candidate: int = 0
     raised: bool = False
+    keeps: str = ""
 
 
 def rehearse(
@@ -167,7 +169,8 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
-            return _verdict(module, whole, candidate, recorded)
+            keeps = trial.keeps_changing(rows)
+            return dataclasses.replace(_verdict(module, whole, candidate, recorded), keeps=keeps)
     assert problem is not None
     raise Refusal(problem)
 

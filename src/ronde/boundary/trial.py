@@ -106,6 +106,16 @@ class Trial:
 
         return self._run([spoil(place) for place in range(len(self._values))], None)
 
+    def keeps_changing(self, rows: int) -> str:
+        """What a second forward pass changes after a first; "" where one leaves all as it finds it."""
+        twin = twin_of(self._module)
+        left: dict[str, Any] = {}
+        for _ in range(2):
+            values = [self._part(place, 0, rows) for place in range(len(self._values))]
+            left = self._run(values, None, twin).left_behind
+        # What it prints and logs is there in any case, mostly empty.
+        return min((name for name, value in left.items() if not isinstance(value, str) or value), default="")
+
     def _part(self, place: int, start: int, stop: int) -> Any:
         value, axis = self._values[place], self._axes[place]
         if axis is None:
@@ -113,8 +123,8 @@ class Trial:
         part = value.detach().narrow(axis, start, stop - start).clone()
         return part.requires_grad_(value.requires_grad)
 
-    def _run(self, values: list[Any], draws: Any) -> Run:
-        twin = twin_of(self._module) if self._untouched is None else self._untouched
+    def _run(self, values: list[Any], draws: Any, used: torch.nn.Module | None = None) -> Run:
+        twin = used or self._untouched or twin_of(self._module)
         before = {**module_state(twin), **self._surroundings.state()}
         recorder, start = RecordedDraws(), now()
         conversions = HostReads(recorder)
@@ -147,7 +157,8 @@ class Trial:
         left = {key: value for key, value in after.items() if not same(before.get(key), value)}
         if any(_generator_moved(before.get(key), value) for key, value in left.items()):
             raise Refusal("it draws random numbers by other means than torch's own generator")
-        self._untouched = None if left else twin
+        if used is None:
+            self._untouched = None if left else twin
         return Run(output, values, recorder.draws, {**left, **told}, writes.shapes)
 
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:

@@ -89,7 +89,8 @@ def sharded_parameter(touch: Callable[[list[torch.Tensor]], None]) -> type[torch
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if func in _METADATA:
+            # A session replaces `grad` by a property, which torch then names instead of its own.
+            if func in _METADATA or getattr(func, "__self__", None) is vars(T).get("grad", func):
                 with DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             touch(list(_sharded((args, kwargs), cls)))

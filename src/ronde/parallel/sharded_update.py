@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 from torch.optim import Optimizer
 
 from ronde.boundary.context import Context, Region
@@ -158,9 +159,10 @@ def _own_parts(
     optimizer: Any, state: CutState, pieces: Sequence[Piece], held: HeldParts, rank: int
 ) -> Iterator[None]:
     """Inside, groups hold this rank's parts of what has a gradient, with that part of the gradient."""
-    for piece in pieces:
-        if piece.own is not None:
-            piece.own.grad = held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0))
+    with DisableTorchFunctionSubclass():  # what only some ranks do must not gather anything
+        for piece in pieces:
+            if piece.own is not None:
+                piece.own.grad = held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0))
     before = [group["params"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
@@ -180,17 +182,18 @@ def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, ra
     if scale is None:
         return
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
-    for piece in pieces:
-        gradient = held.whole_gradient(piece.tensor)
-        if gradient is None:
-            continue
-        elements = flat_like(gradient, piece.tensor)
-        start, stop = piece.ranges[rank] or (0, 0)
-        if elements.data_ptr() != gradient.data_ptr():
-            gradient.div_(divisor)  # what the step was given was a copy
-        else:
-            elements[:start].div_(divisor)
-            elements[stop:].div_(divisor)
+    with DisableTorchFunctionSubclass():
+        for piece in pieces:
+            gradient = held.whole_gradient(piece.tensor)
+            if gradient is None:
+                continue
+            elements = flat_like(gradient, piece.tensor)
+            start, stop = piece.ranges[rank] or (0, 0)
+            if elements.data_ptr() != gradient.data_ptr():
+                gradient.div_(divisor)  # what the step was given was a copy
+            else:
+                elements[:start].div_(divisor)
+                elements[stop:].div_(divisor)
 
 
 def _swapped(parameters: Sequence[torch.Tensor], state: CutState) -> Iterator[torch.Tensor]:

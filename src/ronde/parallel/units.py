@@ -1,7 +1,7 @@
 """The units of a model: parameters that are gathered together, because they are used together.
 
-A unit is one of several repeated blocks, a child of a `ModuleList`, `ModuleDict` or `Sequential`, as users of
-FSDP wrap them by hand; what lies between blocks is packed in order into units of a useful size.
+A unit is one of the repeated blocks, as users of FSDP wrap them by hand, or a layer between blocks; small
+neighbours are one unit together.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from ronde.parallel.blocks import repeated_blocks
+
 __all__ = ["find_units"]
-
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-
 
 # Neighbours smaller than this together are one unit, in small models than this share of the whole.
 _LEAST_BYTES = 1 << 20
@@ -31,7 +30,7 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
     units: list[list[torch.Tensor]] = []
     small: list[torch.Tensor] = []
     least_bytes = min(_LEAST_BYTES, _bytes(list(model.parameters())) // _LEAST_SHARE)
-    for module, whole in _atoms(model):
+    for module, whole in _atoms(model, set(repeated_blocks(model))):
         new = [each for each in _parameters(module, whole) if id(each) not in seen]
         seen.update(map(id, new))
         small += new
@@ -43,22 +42,14 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
     return [members for unit in units for members in _by_kind(unit)]
 
 
-def _atoms(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+def _atoms(module: nn.Module, blocks: set[nn.Module]) -> Iterator[tuple[nn.Module, bool]]:
     """Modules that are not divided, with all inside them; and the others' own parameters."""
-    if not _holds_blocks(module):
+    if module in blocks or not module._modules:
         yield module, True
         return
     yield module, False
     for child in module.children():
-        if isinstance(module, _CONTAINERS):
-            yield child, True
-        else:
-            yield from _atoms(child)
-
-
-def _holds_blocks(module: nn.Module) -> bool:
-    """Whether there is a container of at least two blocks in it."""
-    return any(isinstance(part, _CONTAINERS) and len(part) > 1 for part in module.modules())
+        yield from _atoms(child, blocks)
 
 
 def _parameters(module: nn.Module, whole: bool) -> Iterator[torch.Tensor]:

@@ -19,9 +19,8 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
         "update": ("sync",),
-        "precision": ("fp32",),
-        "micro-batches": (1,),
-        "recompute": ("none",),
+        "precision": ("fp32", "tf32", "bf16", "fp16"),
+        "recompute": ("none", "selective", "full"),
         "compile": (False,),
     }
 )

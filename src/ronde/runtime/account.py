@@ -10,6 +10,7 @@ from time import perf_counter_ns
 
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
+from ronde.plan import Compute, Plan
 from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
@@ -49,6 +50,7 @@ def summarize(
         sharded=dict(tally.sharded),
         notes=tuple(notes),
         memory=memory,
+        compute_plan=_compute_plan(config),
     )
 
 
@@ -66,6 +68,11 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
         sys.stdout.flush()
         for line in summary_lines([summary]):
             say(line)
+
+
+def _compute_plan(config: RankConfig) -> str:
+    plan = Plan.parse(config.plan)
+    return str(Plan(compute=plan.compute)) if plan.compute != Compute() else ""
 
 
 def _directory(config: RankConfig) -> RunDirectory:

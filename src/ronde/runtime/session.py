@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.runtime import saved_gradients
+from ronde.runtime import compute, saved_gradients
 from ronde.runtime.account import summarize
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
@@ -108,6 +109,7 @@ class Session:
         self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
+        self._scaling = compute.loss_scaling(plan, self._any_rank)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -155,7 +157,9 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        ModelEdge(self.context, table, self._stream(), self._sharding.calling).install(self.patches)
+        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
+        way = compute.way(self.plan)
+        ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
         self._install_memory()
@@ -163,7 +167,14 @@ class Session:
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
         saved_gradients.install(self.patches, self.reducer.memory.holds)
+        compute.install_precision(self.plan, self.patches, self.context.note)
+        if self._scaling is not None:
+            self.context.loss_is_scaled = True
+            self._handles += self._scaling.install(self.patches)
         self._install_take_over()
+
+    def _inside_model(self) -> bool:
+        return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
@@ -188,16 +199,25 @@ class Session:
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
             divide = self.context.gradient_factor == 1 and not self.reducer.busy
-            if divide:
-                grad_tensors = loss_scale.divided(tensors, grad_tensors, self.config.world_size)
             graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
             if self.memory.armed and not self.reducer.busy:
                 self.memory.begin_backward()
-            with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
-                plain(tensors, grad_tensors, *args, **kwargs)
+            with self._scaled(tensors) as scale:
+                divisor = (self.config.world_size if divide else 1) / scale
+                if divisor != 1:
+                    grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
+                with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
+                    plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
+
+    def _scaled(self, tensors: Any) -> AbstractContextManager[float]:
+        return nullcontext(1.0) if self._scaling is None else self._scaling.backward(tensors)
+
+    def _any_rank(self, answer: bool) -> bool:
+        device = "cuda" if self.context.comm.on_cuda else "cpu"
+        return bool(self.context.comm.all_reduce(torch.tensor([answer], dtype=torch.int32, device=device)))
 
     def _install_optimizers(self) -> None:
         plain: Any = Optimizer.add_param_group

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,8 @@ def _run(config: RankConfig) -> None:
     entropy = Patches()
     lockstep.install(entropy, config.seed)
     tally = open_tally(config)
-    session = _session(config, tally, entropy) if config.world_size > 1 else None
+    notes: dict[str, None] = {}
+    session = _session(config, tally, entropy, notes)
     meter = _count_steps(config, tally) if session is None else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")
@@ -113,9 +115,9 @@ def _run(config: RankConfig) -> None:
         execute(config.script, config.arguments, module=config.module)
     except SystemExit as end:
         if end.code in (None, 0):
-            _conclude(config, tally, session, meter)
+            _conclude(config, tally, session, meter, notes)
         raise
-    _conclude(config, tally, session, meter)
+    _conclude(config, tally, session, meter, notes)
 
 
 def _hear_interrupts() -> None:
@@ -124,14 +126,28 @@ def _hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _session(config: RankConfig, tally: Tally, entropy: Patches) -> Session:
-    from ronde.plan import Plan
+def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]) -> Session | None:
+    """What joins this rank to the others; None for one that is alone and needs no boundary.
+
+    Args:
+        notes: sentences about what one rank without a session has done.
+    """
+    from ronde.plan import Compute, Plan
+
+    plan = Plan.parse(config.plan)
+    if config.world_size == 1 and plan.compute == Compute():
+        return None
+    from ronde.runtime import compute
+
+    if config.world_size == 1 and not compute.needs_boundary(plan):
+        compute.install_alone(plan, notes.setdefault)
+        return None
     from ronde.runtime.api import activate
     from ronde.runtime.session import Session
 
     if config.store.startswith("file://"):
         _write_stack_when_asked(config)
-    session = Session(config, Plan.parse(config.plan), tally, entropy)
+    session = Session(config, plan, tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
@@ -162,10 +178,17 @@ def _write_stack_when_asked(config: RankConfig) -> None:
     faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
-def _conclude(config: RankConfig, tally: Tally, session: Session | None, meter: MemoryMeter | None) -> None:
+def _conclude(
+    config: RankConfig,
+    tally: Tally,
+    session: Session | None,
+    meter: MemoryMeter | None,
+    notes: Iterable[str],
+) -> None:
     """Write down what the run was, and what the user should know about it."""
     if session is None:
-        give_account(config, summarize(config, tally, memory=meter and meter.memory()))
+        memory = None if meter is None else meter.memory()
+        give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
     elif not session.retired:
         give_account(config, session.summary())
 

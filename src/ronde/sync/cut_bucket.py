@@ -74,8 +74,9 @@ class CutBucket(Bucket):
         self._pending.append(scattered)
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
-    def advance(self) -> None:
-        """The group works by itself."""
+    def advance(self) -> bool:
+        """The group works by itself: there is nothing left to do."""
+        return True
 
     def reduce(self) -> None:
         for pending in self._pending:

@@ -33,6 +33,7 @@ class RankSummary:
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
         memory: its peaks.
+        compute_plan: the plan's compute values, as items; "" where they are the script's own.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class RankSummary:
     sharded: Mapping[str, int]
     notes: tuple[str, ...]
     memory: Memory | None = None
+    compute_plan: str = ""
 
     @property
     def compute(self) -> float:
@@ -82,7 +84,8 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
         parts.append(f"{_figure(main.samples_per_second)} samples/s")
     memory = _memory_lines(summaries)
     if main.world_size == 1:
-        return [f"{', '.join(parts)}; one rank runs as plain python does", *memory]
+        how = f"one rank, {main.compute_plan}" if main.compute_plan else "one rank runs as plain python does"
+        return [f"{', '.join(parts)}; {how}", *memory, *main.notes]
     lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:

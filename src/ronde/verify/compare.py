@@ -15,10 +15,12 @@ def noise_floor(plain: Run, halves: Run) -> float | None:
     return update.vector_difference(halves.records[0], plain.records[0]) if done else None
 
 
-def compare(plain: Run, run: Run, *, dtype: str, halves: Run | None = None) -> tuple[Verdict, ...]:
+def compare(
+    plain: Run, run: Run, *, dtype: str, halves: Run | None = None, precision: str = "fp32"
+) -> tuple[Verdict, ...]:
     """The six clauses' verdicts on `run`, against plain python; all ranks are compared."""
     floor = noise_floor(plain, halves) if halves is not None else None
-    tolerance = Tolerance.of(dtype, floor)
+    tolerance = Tolerance.of(dtype, floor, precision)
     reference = plain.records[0]
     repeat = files.Output(halves.files, halves.stdout) if halves is not None else None
     return (

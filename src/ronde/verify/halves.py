@@ -21,8 +21,10 @@ _ROUNDING = 1e-3
 _ROUNDING_IN_NARROW_TYPES = 3e-2
 
 
-def _rounding(leaf: torch.Tensor) -> float:
-    narrow = leaf.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(leaf.device.type)
+def _rounding(leaf: torch.Tensor, narrow: bool) -> float:
+    narrow = (
+        narrow or leaf.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(leaf.device.type)
+    )
     return _ROUNDING_IN_NARROW_TYPES if narrow else _ROUNDING
 
 
@@ -34,8 +36,9 @@ class HalvesRecorder:
     kept when neither is possible, as when the call draws random numbers: other rows would get the draws.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, narrow: bool = False) -> None:
         self._writer = writer
+        self._narrow = narrow
         self._depth = 0
 
     def install(self) -> None:
@@ -70,11 +73,11 @@ class HalvesRecorder:
 
             first, second = torch.arange(rows // 2), torch.arange(rows // 2, rows)
             if not changed:
-                noisy = _join(whole, part(first), part(second))
+                noisy = _join(whole, part(first), part(second), self._narrow)
             if noisy is None:
                 _put_back(changed)
                 turned = part(torch.cat((second, first)))
-                noisy = _turn_back(whole, turned, len(second))
+                noisy = _turn_back(whole, turned, len(second), self._narrow)
         if torch.is_grad_enabled():
             self._writer.event("halved", done=noisy is not None)
         return whole if noisy is None else noisy
@@ -96,16 +99,16 @@ def _is_batch(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
 
 
-def _join(whole: Any, first: list[Any], second: list[Any]) -> Any:
+def _join(whole: Any, first: list[Any], second: list[Any], narrow: bool) -> Any:
     """The halves as one result, or None when they are not the whole's two halves."""
     leaves, layout = pytree.tree_flatten(whole)
     if not len(leaves) == len(first) == len(second):
         return None
-    joined = [_rounded(*each, join=True) for each in zip(leaves, first, second, strict=True)]
+    joined = [_rounded(*each, narrow, join=True) for each in zip(leaves, first, second, strict=True)]
     return None if any(each is _DIFFERENT for each in joined) else pytree.tree_unflatten(joined, layout)
 
 
-def _turn_back(whole: Any, turned: list[Any], rows_behind: int) -> Any:
+def _turn_back(whole: Any, turned: list[Any], rows_behind: int, narrow: bool) -> Any:
     """The result of the turned batch with its rows in their places, or None when they are not the whole's."""
     leaves, layout = pytree.tree_flatten(whole)
     if len(leaves) != len(turned):
@@ -113,16 +116,16 @@ def _turn_back(whole: Any, turned: list[Any], rows_behind: int) -> Any:
     back: list[Any] = []
     for leaf, other in zip(leaves, turned, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor) and leaf.dim() and other.dim():
-            back.append(_rounded(leaf, other[rows_behind:], other[:rows_behind], join=True))
+            back.append(_rounded(leaf, other[rows_behind:], other[:rows_behind], narrow, join=True))
         else:
-            back.append(_rounded(leaf, other, other, join=False))
+            back.append(_rounded(leaf, other, other, narrow, join=False))
     return None if any(each is _DIFFERENT for each in back) else pytree.tree_unflatten(back, layout)
 
 
 _DIFFERENT = object()
 
 
-def _rounded(leaf: Any, first: Any, second: Any, *, join: bool) -> Any:
+def _rounded(leaf: Any, first: Any, second: Any, narrow: bool, *, join: bool) -> Any:
     """What stands for `leaf`, when it differs by rounding only; else `_DIFFERENT`.
 
     With `join` that is `first` above `second`; without, it is `first`.
@@ -139,7 +142,7 @@ def _rounded(leaf: Any, first: Any, second: Any, *, join: bool) -> Any:
         if (
             leaf.is_floating_point()
             and leaf.numel()
-            and float((result - leaf).abs().max()) > _rounding(leaf) * scale
+            and float((result - leaf).abs().max()) > _rounding(leaf, narrow) * scale
         ):
             return _DIFFERENT
     return result

@@ -1,6 +1,7 @@
-"""The single-device side of the proof: `python -m ronde.verify.plain SEED script|module NAME ARGUMENTS...`.
+"""The single-device side: `python -m ronde.verify.plain SEED PLAN script|module NAME ARGUMENTS...`.
 
-Plain python and plain torch, with the recorder: no cutting, no reducer, no process group.
+Plain python and plain torch, with the recorder: no cutting, no reducer, no process group. Of the plan it has
+what changes the numbers of one device: the precision.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import sys
 
 from ronde.boundary import lockstep
 from ronde.boundary.patches import Patches
+from ronde.plan import Plan
+from ronde.runtime import compute
 from ronde.runtime.script import execute
 from ronde.verify.chances import Chances
 from ronde.verify.record import RecordConfig, Writer
@@ -19,13 +22,14 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> None:
-    seed, kind, script, *rest = arguments
+    seed, plan, kind, script, *rest = arguments
     config = RecordConfig.take_from(os.environ)
     writer = Writer(config.directory, 0)
     lockstep.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
     lockstep.install(Patches(), int(seed))
     Chances(writer, config.replay).install()
+    compute.install_alone(Plan.parse(plan), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")
 

@@ -57,12 +57,13 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
 def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
     """The proof that these recorded runs amount to."""
     floor = noise_floor(plain, halves) if halves is not None else None
+    tolerance = Tolerance.of(job.dtype, floor, job.precision)
     return Proof(
         job=job,
         ranks=ranks,
         steps=len(plain.records[0].steps),
         floor=floor,
-        verdicts=compare(plain, run, dtype=job.dtype, halves=halves),
-        curves=loss_curves(plain.records[0], run.records, Tolerance.of(job.dtype, floor), job.directory),
+        verdicts=compare(plain, run, dtype=job.dtype, halves=halves, precision=job.precision),
+        curves=loss_curves(plain.records[0], run.records, tolerance, job.directory),
         failure=run.stderr.rstrip()[-4000:] if run.exit_code else "",
     )

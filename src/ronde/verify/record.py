@@ -45,6 +45,7 @@ class RecordConfig:
         steps: after so many optimizer steps the run ends.
         dtype: `float32`, or `float64` to make that the default type.
         halves: compute every outermost forward in two halves, to measure the noise floor.
+        narrow: models compute in half precision, by the plan.
         replay: file of what another run learnt of its circumstances, to be learnt again; empty for none.
     """
 
@@ -54,6 +55,7 @@ class RecordConfig:
     steps: int
     dtype: str = "float32"
     halves: bool = False
+    narrow: bool = False
     replay: str = ""
 
     def to_json(self) -> str:

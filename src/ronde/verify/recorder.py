@@ -64,7 +64,7 @@ def record(config: RecordConfig, writer: Writer, unmediated: Unmediated = contex
     if config.dtype == "float64":
         _compute_in_double()
     if config.halves:
-        HalvesRecorder(writer).install()
+        HalvesRecorder(writer, narrow=config.narrow).install()
     WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
     BatchRecorder(writer).install()
     ReadRecorder(writer, Sites(config.scratch)).install()

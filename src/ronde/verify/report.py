@@ -14,10 +14,12 @@ __all__ = ["to_json", "to_text"]
 def to_text(proof: Proof) -> str:
     """The table that the command prints."""
     job = proof.job
-    allowed = Tolerance.of(job.dtype, proof.floor).parameters
+    allowed = Tolerance.of(job.dtype, proof.floor, job.precision).parameters
     what = "of each tensor's largest entry" if job.dtype == "float64" else "of the vector of all parameters"
+    narrow = job.precision != "fp32"
+    reference = f"plain python with {job.reference}" if narrow else "plain python"
     lines = [
-        f"{job.script} on {proof.ranks} ranks against plain python: plan {job.plan}, {job.dtype}, "
+        f"{job.script} on {proof.ranks} ranks against {reference}: plan {job.plan}, {job.dtype}, "
         f"{proof.steps} optimizer steps"
     ]
     for each in proof.verdicts:

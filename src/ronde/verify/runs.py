@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ronde.plan import Compute, Plan, expand
+from ronde.plan.compute import Precision
 from ronde.verify import scratch as scratches
 from ronde.verify.chances import save_chances
 from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
@@ -40,6 +42,16 @@ class Job:
     directory: Path = Path(".")
     threads: int = 1
     devices: tuple[str, ...] = ()
+
+    @property
+    def precision(self) -> Precision:
+        """In what the plan lets models compute."""
+        return expand(self.plan).compute.precision
+
+    @property
+    def reference(self) -> str:
+        """The plan of the single device: its own data and compute values, as far as they change numbers."""
+        return str(Plan(compute=Compute(precision=self.precision)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +118,8 @@ def spawn(start: Start) -> int:
 
 def plain_arguments(job: Job) -> list[str]:
     """The arguments of `ronde.verify.plain`."""
-    return [str(job.seed), "module" if job.module else "script", job.script, *job.arguments]
+    kind = "module" if job.module else "script"
+    return [str(job.seed), job.reference, kind, job.script, *job.arguments]
 
 
 def run_plain(
@@ -178,6 +191,7 @@ def _prepare(
         steps=job.steps,
         dtype=job.dtype,
         halves=halves,
+        narrow=job.precision in ("bf16", "fp16"),
         replay=str(replay.resolve()) if like is not None else "",
     )
     return scratch, config

@@ -13,6 +13,11 @@ __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 DUST = 1e-5
 
 
+# Of the vector of all parameters, when gradients are sums of numbers rounded so: about the share of a few
+# steps in it, times the rounding of one number.
+_ROUNDING = {"tf32": 1e-4, "fp16": 1e-4, "bf16": 1e-3}
+
+
 class Status(enum.Enum):
     """Whether a clause held; `nothing` says that the script gave no occasion to test it."""
 
@@ -58,10 +63,11 @@ class Tolerance:
     floor: float | None = None
 
     @classmethod
-    def of(cls, dtype: str, floor: float | None = None) -> Tolerance:
+    def of(cls, dtype: str, floor: float | None = None, precision: str = "fp32") -> Tolerance:
+        """What is allowed in a run whose default type is `dtype`, under a plan with this precision."""
         if dtype == "float64":
             return cls(parameters=1e-11, values=1e-9, per_tensor=True)
-        parameters = max(1e-5, 3 * (floor or 0.0))
+        parameters = max(_ROUNDING.get(precision, 1e-5), 3 * (floor or 0.0))
         return cls(parameters=parameters, values=10 * parameters, per_tensor=False, floor=floor)
 
     def close(self, value: float, reference: float, scale: float) -> bool:

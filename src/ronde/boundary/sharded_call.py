@@ -1,0 +1,87 @@
+"""A model's call on this rank's rows, and the ways of carrying it out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.candidates import Batch
+from ronde.boundary.context import Context
+from ronde.boundary.layout import Layout
+from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.rank_stream import RankStream
+from ronde.boundary.rehearsal import Verdict
+from ronde.errors import RondeError
+
+__all__ = ["ShardedCall", "Way", "another_form", "at_once"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardedCall:
+    """A call that is about to be carried out.
+
+    Attributes:
+        plain: calls a module as torch does.
+        module: the model.
+        given: its positional arguments, and those by name; what is a batch holds this rank's rows.
+        verdict: what the rehearsal found.
+        batch: what of the arguments is the batch.
+        stream: the rank's own generator for draws inside models, or None for `rng=global`.
+    """
+
+    context: Context
+    plain: Callable[..., Any]
+    module: torch.nn.Module
+    given: tuple[Any, Any]
+    verdict: Verdict
+    batch: Batch
+    stream: RankStream | None
+
+    @property
+    def cut(self) -> Layout:
+        """How the rows of the whole batch are cut over the ranks."""
+        return self.context.layout(0, self.batch.rows)
+
+    def drawing(self, cut: Layout) -> Any:
+        """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
+        if not self.verdict.draws:
+            return _NoDraws()
+        if self.stream is not None:
+            return self.stream.drawing(self.verdict.draws, cut)
+        return SlicedDraws(self.verdict.draws, cut, self.context.rank)
+
+
+Way = Callable[[ShardedCall], Any]
+"""Carries a call out, and gives the model's output for all of this rank's rows."""
+
+
+def at_once(call: ShardedCall) -> Any:
+    """All of this rank's rows in one piece."""
+    args, kwargs = call.given
+    with call.drawing(call.cut):
+        return call.plain(call.module, *args, **kwargs)
+
+
+class _NoDraws:
+    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks."""
+
+    def __enter__(self) -> None:
+        self._before = torch.default_generator.get_state()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
+            raise RondeError(
+                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
+                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+                "own, as a number or a flag"
+            )
+
+
+def another_form(module: torch.nn.Module) -> RondeError:
+    return RondeError(
+        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
+        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
+    )

@@ -1,0 +1,46 @@
+"""Which parts of a model repeat: the layers of a transformer, the blocks of a residual network."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from torch import nn
+
+__all__ = ["repeated_blocks"]
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules inside `model` that are made of others and of which there are several of a kind.
+
+    Plain containers are of a kind with nothing, but for those that stand in a list of their like and hold no
+    repeated block themselves.
+    """
+    parts = [part for part in model.modules() if part is not model and _is_composite(part)]
+    kinds = collections.Counter(type(part) for part in parts)
+    repeated = {kind for kind, count in kinds.items() if count > 1 and kind not in _CONTAINERS}
+    return list(_outermost(model, repeated))
+
+
+def _is_composite(part: nn.Module) -> bool:
+    return bool(part._modules) and next(part.parameters(), None) is not None
+
+
+def _outermost(module: nn.Module, repeated: set[type]) -> Iterator[nn.Module]:
+    alike = _lists_in(module)
+    for child in dict.fromkeys(child for child in module._modules.values() if child is not None):
+        if type(child) in repeated or child in alike:
+            yield child
+        else:
+            yield from _outermost(child, repeated)
+
+
+def _lists_in(module: nn.Module) -> list[nn.Module]:
+    """Of a list's members, plain sequences, if there are several and in them nothing repeats."""
+    if type(module) not in _CONTAINERS:
+        return []
+    found: list[nn.Module] = [child for child in module._modules.values() if type(child) is nn.Sequential]
+    found = [child for child in found if _is_composite(child) and not repeated_blocks(child)]
+    return found if len(found) > 1 else []

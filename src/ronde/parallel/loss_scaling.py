@@ -1,0 +1,182 @@
+"""The scale of the loss under `precision=fp16`: gradients in float16 would vanish without it.
+
+Inside backward every gradient is S times as large; outside it none is: what backward has accumulated is
+divided by S before anybody sees it, so that the script clips, reads and accumulates true gradients. An
+optimizer whose gradients are not all numbers leaves its parameters as they are, and S is halved; S is doubled
+after 2000 steps in a row without that. A script with a `GradScaler` of its own scales by that alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ronde.boundary.graph import leaves_of
+from ronde.boundary.loss_scale import divided
+from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
+
+__all__ = ["LossScaling"]
+
+_FIRST = 2.0**16
+_INTERVAL = 2000
+
+
+class LossScaling:
+    """One scale for all losses of a process.
+
+    Args:
+        agreed: whether any rank says yes.
+
+    Attributes:
+        scale: what losses are multiplied by.
+        skipped: steps of optimizers in which nothing was updated.
+    """
+
+    def __init__(self, agreed: Callable[[bool], bool]) -> None:
+        self.scale = _FIRST
+        self.skipped = 0
+        self._agreed = agreed
+        self._good = 0
+        self._off = False
+        self._busy = False
+        # Of optimizers: whether there was a backward since their last step; gradients that are set aside.
+        self._fresh: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def install(self, patches: Patches) -> list[Any]:
+        """Look after optimizers, and stand aside for scalers; gives handles to be removed."""
+        self._install_optimizers(patches)
+        self._install_stand_aside(patches)
+        return [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def install_backward(self, patches: Patches) -> None:
+        """Scale in `torch.autograd.backward` itself, for a process without a boundary."""
+        plain: Any = torch.autograd.backward
+
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            with self.backward(tensors) as factor:
+                if factor != 1:
+                    grad_tensors = divided(tensors, grad_tensors, 1 / factor)
+                plain(tensors, grad_tensors, *args, **kwargs)
+
+        patches.set(torch.autograd, "backward", backward)
+
+    @contextmanager
+    def backward(self, tensors: Any) -> Iterator[float]:
+        """Around a backward from `tensors`, which is to begin with the factor that this gives."""
+        if self._off or self._busy:
+            yield 1.0
+            return
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        leaves = list(self._leaves(roots))
+        scale, self._busy = self.scale, True
+        _multiply(leaves, scale)  # what is accumulated comes to it in the same size
+        try:
+            yield scale
+        finally:
+            self._busy = False
+            _multiply(leaves, 1 / scale)
+        for optimizer in self._fresh:
+            self._fresh[optimizer] = True
+
+    def _leaves(self, roots: Sequence[Any]) -> Iterator[torch.Tensor]:
+        """Every tensor whose gradient this backward may add to."""
+        known: set[int] = set()
+        members = (
+            tensor
+            for optimizer in self._fresh
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+        )
+        for tensor in (*leaves_of(roots), *members):
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                yield tensor
+
+    def _install_optimizers(self, patches: Patches) -> None:
+        plain: Any = Optimizer.add_param_group
+
+        def add_param_group(optimizer: Any, param_group: Any) -> None:
+            plain(optimizer, param_group)
+            self._fresh.setdefault(optimizer, False)
+
+        patches.set(Optimizer, "add_param_group", add_param_group)
+
+    def _install_stand_aside(self, patches: Patches) -> None:
+        plain_init: Any = torch.amp.GradScaler.__init__
+
+        @functools.wraps(plain_init)
+        def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            plain_init(scaler, *args, **kwargs)
+            self._off = self._off or scaler.is_enabled()
+
+        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+            raise UsageError(
+                "precision=fp16 scales the loss, and a register_post_accumulate_grad_hook would see scaled "
+                "gradients; use precision=bf16, which needs no scale, or step the optimizer after backward"
+            )
+
+        patches.set(torch.amp.GradScaler, "__init__", init)
+        patches.set(torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._put_back()
+        if self._off:
+            return
+        if any(callable(value) for value in (*args[1:], *kwargs.values())):
+            raise UsageError(
+                f"precision=fp16 cannot skip a step of {type(optimizer).__name__} that computes the loss "
+                f"itself (step(closure)); use precision=bf16, which needs no scale"
+            )
+        if not self._fresh.get(optimizer):
+            return
+        self._fresh[optimizer] = False
+        members = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        gradients = [tensor.grad for tensor in members if tensor.grad is not None]
+        if not self._agreed(not _finite(gradients)):
+            self._good += 1
+            if self._good == _INTERVAL:
+                self.scale, self._good = self.scale * 2, 0
+            return
+        self.scale, self._good, self.skipped = self.scale / 2, 0, self.skipped + 1
+        # An optimizer passes over parameters without a gradient, with all that it keeps of them.
+        self._aside = [(tensor, tensor.grad) for tensor in members if tensor.grad is not None]
+        for tensor, _ in self._aside:
+            tensor.grad = None
+
+    def _after_step(self, *_: Any) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for tensor, gradient in self._aside:
+            tensor.grad = gradient
+        self._aside = []
+
+
+@torch.no_grad()
+def _multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
+    for leaf in leaves:
+        if leaf.grad is not None:
+            leaf.grad.mul_(factor)
+
+
+@torch.no_grad()
+def _finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether all are numbers."""
+    values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+    norms = [norm.to(values[0].device) for norm in torch._foreach_norm(values, torch.inf)] if values else []
+    return not norms or bool(torch.isfinite(torch.stack(norms)).all())

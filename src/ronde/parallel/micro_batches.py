@@ -1,0 +1,149 @@
+"""`micro-batches=k`: a model's rows in k pieces, one after another; one piece's activations live at a time.
+
+The pieces are checkpoints: forward keeps of each its arguments and output only, and backward computes the
+pieces again, last to first, each freed before the next. The last keeps its graph, because backward begins
+there. The loss, and whatever else the script does with the output, sees all rows at once: there is nothing to
+rescale, and any loss is right. The model draws for each piece what one device draws for its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.boundary.context import Context
+from ronde.boundary.layout import Layout, Part, memory_order
+from ronde.boundary.rehearsal import OutputAxis
+from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
+from ronde.boundary.tree import leaves, map_leaves
+from ronde.parallel.replay import replayed
+
+__all__ = ["MicroBatches"]
+
+
+class MicroBatches:
+    """The way of carrying out calls under this plan.
+
+    Args:
+        pieces: into which each rank's rows are cut; at most as many as there are rows.
+    """
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = pieces
+        self._asked = f"micro-batches={pieces}"
+
+    def __call__(self, call: ShardedCall) -> Any:
+        start, stop = call.cut.bounds(call.context.rank)
+        pieces = min(self._pieces, stop - start)
+        if pieces < 2 or not self._divides(call):
+            return at_once(call)
+        call.context.in_pieces = True
+        try:
+            return self._in_pieces(call, Layout(0, stop - start, pieces))
+        finally:
+            call.context.in_pieces = False
+
+    def _divides(self, call: ShardedCall) -> bool:
+        """Whether a call is to run in pieces, or has to run in one."""
+        if call.verdict.keeps:
+            call.context.note(
+                f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
+                f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"
+            )
+            return False
+        # Of a single layer nothing is kept but its argument, which would be kept all the same.
+        return any(True for _ in call.module.children())
+
+    def _in_pieces(self, call: ShardedCall, cut: Layout) -> Any:
+        states = _states(call.context) if call.verdict.draws else []
+        *before, last = range(cut.world_size)
+        outputs: list[tuple[Any, ...]] = []
+        for piece in before:
+            with call.drawing(_rows(call, cut, piece)):
+                outputs.append(self._first(call, _values(call, cut, piece)))
+            _set_states(states)  # the next one is given its rows of the same draws
+        with call.drawing(_rows(call, cut, last)):
+            output = _run(call, _values(call, cut, last))
+        outputs.append(tuple(leaves(output)))
+        return _joined(call, output, outputs, cut)
+
+    def _first(self, call: ShardedCall, values: list[Any]) -> tuple[Any, ...]:
+        """The leaves of the output of a piece before the last."""
+
+        def run(*given: Any) -> tuple[Any, ...]:
+            return tuple(leaves(_run(call, given)))
+
+        if not torch.is_grad_enabled():
+            return run(*values)
+        return replayed(call.module, run, values, draws=bool(call.verdict.draws), asked=self._asked)
+
+
+def _run(call: ShardedCall, values: Sequence[Any]) -> Any:
+    remaining = iter(values)
+    args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
+    return call.plain(call.module, *args, **kwargs)
+
+
+def _rows(call: ShardedCall, cut: Layout, piece: int) -> Part:
+    """Which rows of the whole batch are at hand."""
+    whole = call.cut
+    first, _ = whole.bounds(call.context.rank)
+    start, stop = cut.bounds(piece)
+    return Part(whole.dim, whole.rows, whole.world_size, start=first + start, stop=first + stop)
+
+
+def _values(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
+    """The leaves of the arguments, of a batch those rows that belong to this piece."""
+    known: dict[int, Any] = {}
+    values: list[Any] = []
+    for value, axis in zip(leaves(call.given), call.verdict.inputs, strict=True):
+        if axis is None:
+            values.append(value)
+            continue
+        if id(value) not in known:
+            layout = dataclasses.replace(cut, dim=axis, inner=call.batch.inner)
+            rows = layout.take(value, piece)
+            # Other axes than the first have gaps in memory, where the model may ask for a view.
+            known[id(value)] = rows if axis == 0 else rows.clone()
+        values.append(known[id(value)])
+    return values
+
+
+def _joined(call: ShardedCall, form: Any, outputs: list[tuple[Any, ...]], cut: Layout) -> Any:
+    """The model's output for all rows; `form` is that for one piece."""
+    expected = call.verdict.outputs
+    if any(len(output) != len(expected) for output in outputs):
+        raise another_form(call.module)
+    columns = zip(*outputs, strict=True)
+    whole = iter([_whole(call, axis, parts, cut) for axis, parts in zip(expected, columns, strict=True)])
+    return map_leaves(lambda _: next(whole), form, always=True)
+
+
+def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Layout) -> Any:
+    if axis.dim is None:
+        return parts[-1]  # the same for every piece
+    if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
+        raise another_form(call.module)
+    others = parts[-1].shape[axis.dim] // cut.count(cut.world_size - 1)
+    outer, inner = (others, 1) if axis.outer_first else (1, others)
+    # It lies in memory as one piece does: what the script draws for it runs through memory.
+    order = memory_order(parts[-1])
+    layout = dataclasses.replace(cut, dim=order.index(axis.dim), outer=outer, inner=inner)
+    whole = layout.assemble([part.permute(order) for part in parts])
+    return whole.permute([order.index(dim) for dim in range(whole.dim())])
+
+
+def _states(context: Context) -> list[torch.Tensor]:
+    """The states of the generators from which a model may draw."""
+    states = [torch.get_rng_state()]
+    if context.comm.on_cuda:
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _set_states(states: list[torch.Tensor]) -> None:
+    for state, put in zip(states, (torch.set_rng_state, torch.cuda.set_rng_state)):
+        put(state)

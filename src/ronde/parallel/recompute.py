@@ -1,0 +1,126 @@
+"""`recompute=full`, `selective`: blocks of a model are computed again in backward, instead of kept.
+
+Of every repeated block forward keeps the arguments only (`full`), or the arguments and the results of matrix
+products, convolutions and attention (`selective`): what is cheap to compute and large to keep is computed
+again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.patches import Patches
+from ronde.parallel.blocks import repeated_blocks
+from ronde.parallel.replay import replayed
+from ronde.plan.compute import Recompute as Extent
+
+__all__ = ["Recompute"]
+
+_aten = torch.ops.aten
+# What costs far more to compute than to keep.
+_KEPT = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten.convolution.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+
+
+class Recompute:
+    """Sees to the blocks of every model that is called; one per process.
+
+    Args:
+        extent: `full` or `selective`.
+        wanted: whether execution is inside a model, where tensors are plain.
+        note: takes a sentence for the user.
+    """
+
+    def __init__(self, extent: Extent, wanted: Callable[[], bool], note: Callable[[str], object]) -> None:
+        self._asked = f"recompute={extent}"
+        self._kept = _KEPT if extent == "selective" else frozenset[Any]()
+        self._wanted = wanted
+        self._note = note
+        self._depth = 0
+        self._in_block = False
+        self._searched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._blocks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def install(self, patches: Patches) -> None:
+        plain: Callable[..., Any] = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._wanted():
+                return plain(module, *args, **kwargs)
+            if not self._depth:
+                self._search(module)
+            self._depth += 1
+            try:
+                if module in self._blocks and self._may_run_again(module):
+                    return self._again(plain, module, args, kwargs)
+                return plain(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        patches.set(torch.nn.Module, "__call__", call)
+
+    def _search(self, model: torch.nn.Module) -> None:
+        """Find the blocks of a model that is called for the first time, or has other layers now."""
+        count = sum(1 for _ in model.modules())
+        if self._searched.get(model) == count:
+            return
+        self._searched[model] = count
+        if not model._modules:
+            return
+        name = type(getattr(model, "_orig_mod", model)).__name__
+        if _is_compiled(model):
+            self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
+            return
+        found = repeated_blocks(model)
+        if not found and not any(part in self._blocks for part in model.modules()):
+            self._note(
+                f"{name} keeps all its activations: {self._asked} computes repeated blocks again, and it has "
+                f"none (modules of one class, made of others)"
+            )
+        self._blocks.update(found)
+
+    def _may_run_again(self, block: torch.nn.Module) -> bool:
+        if self._in_block or not torch.is_grad_enabled() or _in_transform():
+            return False
+        if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
+            self._note(
+                f"{type(block).__name__} keeps all its activations: it has forward hooks, which "
+                f"{self._asked} would call a second time"
+            )
+            return False
+        return True
+
+    def _again(self, plain: Callable[..., Any], block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            before, self._in_block, self._depth = self._in_block, True, self._depth + 1
+            try:
+                return plain(block, *given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+            finally:
+                self._in_block, self._depth = before, self._depth - 1
+
+        values = [*args, *kwargs.values()]
+        return replayed(block, run, values, draws=True, asked=self._asked, kept=self._kept)
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+
+
+def _in_transform() -> bool:
+    """Inside `torch.func`, which has no checkpoints."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,191 @@
+"""Carrying out a part of a model in forward, and again in backward as it was then, so that nothing is kept.
+
+torch's checkpoints see to random draws and autocast. What they leave to the user is done here: parameters
+that were swapped in for one call (`functional_call`), attributes and buffers that the forward changes, modes
+that the script changes before backward. Parameters that have other values by then cannot be had back: that is
+an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ronde.boundary.randomness import is_random
+from ronde.boundary.tree import Opaque, leaves
+from ronde.errors import UsageError
+
+__all__ = ["replayed"]
+
+Namespaces = list[tuple[dict[str, Any], dict[str, Any]]]
+Contents = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def replayed(
+    module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
+    asked: str, kept: Collection[Any] = (),
+) -> Any:  # fmt: skip
+    """`function(*values)`, of which backward computes again what it needs.
+
+    Args:
+        module: whose parameters and attributes `function` uses.
+        draws: it may draw random numbers.
+        asked: the plan's item for which this is done, for errors.
+        kept: operations whose results are kept.
+    """
+    moment = _Moment(module, asked)
+    results: list[Any] = []
+    before = [(tensor, tensor._version) for tensor in _tensors(values)]
+    # A layer that works in place may do so on what it is given.
+    in_place = any(getattr(part, "inplace", False) for part in module.modules())
+    copies = [_copy(value) for value in values] if in_place else []
+    originals = list(values) if in_place else []
+    first = True
+
+    def carried_out(*given: Any) -> Any:
+        nonlocal first
+        if not first:
+            with moment.restored(), _Kept(kept, results) if kept else nullcontext():
+                return function(*(copies if in_place else given))
+        first = False
+        with _Keeping(kept, results) if kept else nullcontext():
+            result = function(*(originals if in_place else given))
+        originals.clear()
+        moment.passed()
+        if not in_place and any(tensor._version != version for tensor, version in before):
+            raise UsageError(
+                f"{type(module).__name__} changes its argument in place, and {asked} computes it again in "
+                f"backward from that argument; let it change a copy, or leave {asked} out of the plan"
+            )
+        before.clear()
+        return result
+
+    # torch keeps what it is given, and learns from it which devices are used.
+    given = [tensor.new_empty(0) for tensor, _ in before] if in_place else values
+    # By its name: the boundary has replaced it by one that goes on in the same region.
+    checkpoint: Any = torch.utils.checkpoint.checkpoint
+    return checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
+
+
+class _Keeping(TorchDispatchMode):
+    """Notes the results of some operations, in order.
+
+    torch has the like (`create_selective_checkpoint_contexts`). It takes every operation in backward for one
+    of the model's, those by which a rank draws for the whole batch too, and allows a single backward.
+    """
+
+    def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._results = results
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self._kept and not is_random(func, args, kwargs):
+            self._results.append(tree_map_only(torch.Tensor, _noted, result))
+        return result
+
+
+class _Kept(TorchDispatchMode):
+    """Gives those results in place of carrying the operations out."""
+
+    def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._results = iter(results)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self._kept or is_random(func, args, kwargs):
+            return func(*args, **(kwargs or {}))
+        result = next(self._results)
+        if any(note.changed for note in tree_leaves(result) if isinstance(note, _Note)):
+            return func(*args, **(kwargs or {}))
+        return tree_map_only(_Note, lambda note: note.tensor.detach(), result)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Note:
+    """A tensor, and how often it had been changed in place."""
+
+    tensor: torch.Tensor
+    version: int
+
+    @property
+    def changed(self) -> bool:
+        return self.tensor._version != self.version
+
+
+def _noted(tensor: torch.Tensor) -> _Note:
+    alias = tensor.detach()
+    return _Note(alias, alias._version)
+
+
+class _Moment:
+    """What a module is when it is called."""
+
+    def __init__(self, module: torch.nn.Module, asked: str) -> None:
+        self._name = type(module).__name__
+        self._asked = asked
+        parts = list(module.modules())
+        self._namespaces: Namespaces = [
+            (namespace, dict(namespace))
+            for part in parts
+            for namespace in (vars(part), part._parameters, part._buffers, part._modules)
+        ]
+        held = [value for part in parts for value in part._buffers.values() if value is not None]
+        self._buffers: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
+        self._parameters = [(tensor, tensor._version) for tensor in module.parameters()]
+
+    def passed(self) -> None:
+        """The forward pass is over: of buffers that it has not changed no copy is kept."""
+        self._buffers = [(tensor, before) for tensor, before in self._buffers if not _same(tensor, before)]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, everything is as it was; behind it, as it is now."""
+        if any(tensor._version != version for tensor, version in self._parameters):
+            raise UsageError(
+                f"parameters of {self._name} were changed in place between its forward and its backward, and "
+                f"{self._asked} computes it again in backward; change them after backward, or leave "
+                f"{self._asked} out of the plan"
+            )
+        namespaces: Namespaces = [(namespace, dict(namespace)) for namespace, _ in self._namespaces]
+        contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in self._buffers]
+        _put(self._namespaces, self._buffers)
+        try:
+            yield
+        finally:
+            _put(namespaces, contents)
+
+
+def _put(namespaces: Namespaces, contents: Contents) -> None:
+    for namespace, held in namespaces:
+        if len(namespace) != len(held) or any(namespace.get(key) is not held[key] for key in held):
+            namespace.clear()
+            namespace.update(held)
+    for tensor, value in contents:
+        # By `.data`: no version is counted, so that graphs which use the buffer remain of use.
+        tensor.data.copy_(value)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    try:
+        found = list(leaves(list(values)))
+    except Opaque:  # what is in it is not looked after
+        found = values
+    return [value for value in found if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+
+def _same(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    return tensor.shape == before.shape and torch.equal(tensor, before)

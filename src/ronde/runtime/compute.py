@@ -1,0 +1,70 @@
+"""How the plan's compute axis is put into effect: the one place that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ronde.boundary.patches import Patches
+from ronde.boundary.sharded_call import Way, at_once
+from ronde.parallel.loss_scaling import LossScaling
+from ronde.parallel.micro_batches import MicroBatches
+from ronde.parallel.precision import NARROW, Precision, allow_tf32
+from ronde.parallel.recompute import Recompute
+from ronde.plan import Plan
+
+__all__ = [
+    "install_alone",
+    "install_inside",
+    "install_precision",
+    "loss_scaling",
+    "needs_boundary",
+    "way",
+]
+
+Note = Callable[[str], object]
+
+
+def way(plan: Plan) -> Way:
+    """How a model's call on a rank's rows is carried out."""
+    pieces = plan.compute.micro_batches
+    return at_once if pieces == 1 else MicroBatches(pieces)
+
+
+def needs_boundary(plan: Plan) -> bool:
+    """Whether even a single rank has to know what in a model's arguments is the batch."""
+    return plan.compute.micro_batches > 1
+
+
+def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Note) -> None:
+    """What is done inside models, on this rank's rows; under the model edge, which is installed after it.
+
+    Args:
+        inside: whether execution is inside a model, where tensors are plain.
+        note: takes a sentence for the user.
+    """
+    if plan.compute.recompute != "none":
+        Recompute(plan.compute.recompute, inside, note).install(patches)
+
+
+def install_precision(plan: Plan, patches: Patches, note: Note) -> None:
+    """What is done around models; over the model edge, which is installed before it."""
+    if plan.compute.precision in NARROW:
+        Precision(plan.compute.precision, note).install(patches)
+    elif plan.compute.precision == "tf32":
+        allow_tf32(note)
+
+
+def loss_scaling(plan: Plan, agreed: Callable[[bool], bool]) -> LossScaling | None:
+    """What scales losses under this plan; `agreed` says whether any rank says yes."""
+    return LossScaling(agreed) if plan.compute.precision == "fp16" else None
+
+
+def install_alone(plan: Plan, note: Note) -> None:
+    """All of it for a process that is alone and has no boundary; it stays as long as the process."""
+    patches = Patches()
+    install_inside(plan, patches, inside=lambda: True, note=note)
+    install_precision(plan, patches, note)
+    scaling = loss_scaling(plan, lambda answer: answer)
+    if scaling is not None:
+        scaling.install(patches)
+        scaling.install_backward(patches)

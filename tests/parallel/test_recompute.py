@@ -1,0 +1,232 @@
+"""Under recompute, blocks are computed again in backward, with the same numbers and less memory."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from peak_bytes import PeakBytes
+from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
+from ronde.parallel.blocks import repeated_blocks
+from ronde.parallel.recompute import Recompute
+
+EXTENTS = ("full", "selective")
+
+
+@contextmanager
+def recomputing(extent: Any) -> Iterator[list[str]]:
+    """As one rank runs, without a boundary; gives what was noted."""
+    patches, notes = Patches(), dict[str, None]()
+    said: list[str] = []
+
+    def note(sentence: str) -> None:
+        if sentence not in notes:
+            notes[sentence] = None
+            said.append(sentence)
+
+    Recompute(extent, lambda: True, note).install(patches)
+    try:
+        yield said
+    finally:
+        patches.restore()
+
+
+class Block(nn.Module):
+    """Batch norm, dropout, something in place, an attribute and a buffer that change."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.ReLU(inplace=True)
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
+        self.drop = nn.Dropout(0.3)
+        self.register_buffer("used", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        self.used += 1
+        return self.drop(self.inner(self.first(x + 0))) * self.used * scale + x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList([Block(8) for _ in range(3)])
+        self.leave = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return self.leave(x)
+
+
+def _train(twice: bool = False) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = Net().double()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    found: list[torch.Tensor] = []
+    for _ in range(3):
+        loss = model(torch.randn(9, 4, dtype=torch.float64)).square().mean()
+        model.eval()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=twice)
+        if twice:
+            loss.backward()
+        model.train()
+        optimizer.step()
+        found.append(loss.detach())
+    found += [value.detach().double() for value in model.state_dict().values()]
+    return [*found, torch.tensor([block.calls for block in model.blocks]), torch.rand(2)]
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize("twice", [False, True])
+def test_training_is_the_same_to_the_bit(extent: str, twice: bool) -> None:
+    expected = _train(twice)
+    with recomputing(extent) as notes:
+        found = _train(twice)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert notes == []
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_a_gradient_has_a_gradient(extent: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))).double()
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+
+    def penalty() -> list[torch.Tensor]:
+        (grad,) = torch.autograd.grad(model(x).pow(2).sum(), x, create_graph=True)
+        return list(torch.autograd.grad(grad.norm(), [*model.parameters()][:-1]))
+
+    expected = penalty()
+    with recomputing(extent):
+        found = penalty()
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-14)
+
+
+def test_blocks_live_on_their_arguments_alone() -> None:
+    layers = [nn.Sequential(nn.Linear(32, 32), *(nn.Tanh() for _ in range(6))) for _ in range(12)]
+    model, x = nn.Sequential(*layers), torch.randn(512, 32)
+    most: dict[str, int] = {}
+    for extent in ("none", "selective", "full"):
+        with recomputing(extent) if extent != "none" else pytest.MonkeyPatch.context():
+            with PeakBytes() as alive:
+                model(x).sum().backward()
+            most[extent] = alive.most
+    # Kept of each block: seven activations; the matrix product; nothing but the argument.
+    assert most["full"] < 0.35 * most["none"]
+    assert most["full"] < most["selective"] < 0.5 * most["none"]
+
+
+def test_a_product_is_not_computed_again_where_it_is_kept() -> None:
+    class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.products += func is torch.ops.aten.addmm.default
+            return func(*args, **(kwargs or {}))
+
+    counts: list[int] = []
+    for extent in EXTENTS:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.GELU()) for _ in range(3)))
+        with recomputing(extent), Counted() as counted:
+            model(torch.randn(5, 4)).sum().backward()
+        counts.append(counted.products)
+    assert counts == [6, 3]
+
+
+def test_nothing_stays_on_the_model() -> None:
+    with recomputing("full"):
+        model = Net()
+        before = {id(part): set(vars(part)) for part in model.modules()}
+        model(torch.randn(9, 4)).sum().backward()
+        assert {id(part): set(vars(part)) for part in model.modules()} == before
+        stream = io.BytesIO()
+        torch.save(model, stream)
+        copied = copy.deepcopy(model)
+        assert list(copied.state_dict()) == list(Net().state_dict())
+        copied(torch.randn(9, 4)).sum().backward()
+
+
+class Changing(nn.Module):
+    """Changes its argument where nobody would look for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.mul_(2))
+
+
+def test_what_cannot_be_computed_again_is_refused() -> None:
+    with recomputing("full"):
+        with pytest.raises(UsageError, match="Changing changes its argument in place, and recompute=full"):
+            nn.Sequential(Changing(), Changing())(torch.randn(3, 4))
+        model = Net()
+        loss = model(torch.randn(9, 4)).sum()
+        with torch.no_grad():
+            model.blocks[0].inner[0].weight.add_(1)
+        with pytest.raises(UsageError, match="were changed in place between its forward and its backward"):
+            loss.backward()
+
+
+def test_a_layer_in_place_may_come_first() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)) for _ in range(3)))
+    x = torch.randn(3, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x + 0).sum(), x)
+    with recomputing("full"):
+        (found,) = torch.autograd.grad(model(x + 0).sum(), x)
+    assert torch.equal(found, expected)
+
+
+def test_what_is_not_recomputed_is_said() -> None:
+    with recomputing("full") as notes:
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.randn(3, 4))
+        assert [note.split(":")[0] for note in notes] == ["Sequential keeps all its activations"]
+        net = Net()
+        net.blocks[1].register_forward_hook(lambda *_: None)
+        net(torch.randn(3, 4)).sum().backward()
+        assert "it has forward hooks" in notes[-1]
+        assert len(notes) == 2
+
+
+def _names(part: str, count: int) -> list[str]:
+    return [f"{part}.layers.{place}" for place in range(count)]
+
+
+Made = Callable[[], nn.Module]
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (Net, ["blocks.0", "blocks.1", "blocks.2"]),
+        (
+            lambda: nn.Transformer(8, 2, 2, 3, 16, batch_first=True),
+            [*_names("encoder", 2), *_names("decoder", 3)],
+        ),
+        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []),
+        (lambda: nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(2))), ["0", "1"]),
+        (
+            lambda: nn.Sequential(nn.Sequential(Block(2), Block(2)), nn.Sequential(Block(2))),
+            ["0.0", "0.1", "1.0"],
+        ),
+    ],
+)
+def test_blocks_are_what_repeats(made: Made, names: list[str]) -> None:
+    model = made()
+    known = {id(part): name for name, part in model.named_modules()}
+    assert [known[id(block)] for block in repeated_blocks(model)] == names
