@@ -29,6 +29,7 @@ from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
+from ronde.boundary.parameter_order import ParameterOrder
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
@@ -224,8 +225,12 @@ class Session:
     def _install_optimizers(self) -> None:
         plain: Any = Optimizer.add_param_group
 
+        order = ParameterOrder(self.context)
+        order.install(self.patches)
+
         def add_param_group(optimizer: Any, param_group: Any) -> None:
             plain(optimizer, param_group)
+            order.agree(optimizer.param_groups[-1])
             self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()
