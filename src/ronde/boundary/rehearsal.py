@@ -353,7 +353,8 @@ def _gradients(
 
 
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
-    return saved
+    # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
+    return saved.detach()
 
 
 def _short(error: Exception) -> str:
