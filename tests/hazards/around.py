@@ -174,7 +174,6 @@ def _dataset_changed() -> Iterator[Any]:
 
 
 HAZARDS = {
-    "changed by numpy": Hazard(_changed(_by_numpy), "right"),
     "changed by a view": Hazard(_changed(_by_view), "right"),
     "changed by a row": Hazard(_changed(_by_row), "right"),
     "changed by rows": Hazard(_changed(_by_rows), "right"),

@@ -98,11 +98,7 @@ class GlobalTensor(torch.Tensor):
 
     # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        # The array shares memory with the tensor, and nothing tells when it is written to. Behind a graph it
-        # is mostly a metric that is read, and the rows are worth more than a write that nobody makes.
-        shared = not _root(self).requires_grad and self._context.region is Region.SCRIPT
-        whole = _hold_whole(self) if shared else materialize(self)
-        return whole.numpy(*args, **kwargs)
+        return materialize(self).numpy(*args, **kwargs)
 
     def tolist(self) -> Any:
         return materialize(self).tolist()
