@@ -414,27 +414,20 @@ def test_another_thread_is_told_why_not(ranks: Ranks) -> None:
         assert "a gradient that is spread over the ranks was read in another thread" in gradient
 
 
-def changed_before_backward(rank: Rank) -> list[str]:
-    found: list[str] = []
+def changed_before_backward(rank: Rank) -> str:
     with rank.session("zero3"):
         training = Training()
-        for change in (
-            lambda loss, hidden: hidden.mul_(2),
-            lambda loss, hidden: training.model.last.weight.detach().mul_(2),
-        ):
-            x, y = training.batch()
-            hidden = torch.sigmoid(training.model(x))
-            loss = mse_loss(hidden, y)
-            with torch.no_grad():
-                change(loss, hidden)
-            try:
-                loss.backward()
-            except RuntimeError as error:
-                found.append(str(error))
-    return found
+        x, y = training.batch()
+        loss = mse_loss(training.model(x), y)
+        with torch.no_grad():
+            training.model.last.weight.mul_(2)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            return str(error)
+    return ""
 
 
 def test_what_backward_needs_must_not_change(ranks: Ranks) -> None:
     for found in ranks(2, changed_before_backward):
-        assert len(found) == 2
-        assert all("changed in place since forward" in each or "inplace operation" in each for each in found)
+        assert "changed in place since forward" in found

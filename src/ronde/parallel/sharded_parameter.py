@@ -8,6 +8,7 @@ resharded. torch changes the class of its lazy parameters in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -78,11 +79,13 @@ _METADATA = frozenset(
 )
 
 
-def sharded_parameter(touch: Callable[[list[torch.Tensor]], None]) -> type[torch.nn.Parameter]:
+def sharded_parameter(
+    holding: Callable[[list[torch.Tensor]], AbstractContextManager[None]],
+) -> type[torch.nn.Parameter]:
     """A class for parameters without elements.
 
     Args:
-        touch: gives the parameters that it is called with their elements, and their own class.
+        holding: inside, the parameters that it is called with have their elements, and their own class.
     """
 
     class ShardedParameter(torch.nn.Parameter):
@@ -93,16 +96,17 @@ def sharded_parameter(touch: Callable[[list[torch.Tensor]], None]) -> type[torch
             if func in _METADATA or getattr(func, "__self__", None) is vars(T).get("grad", func):
                 with DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-            touch(list(_sharded((args, kwargs), cls)))
-            return func(*args, **kwargs)
+            # As long as it runs: what is composed of other operations would else gather the same in turns.
+            with holding(list(_sharded((args, kwargs), cls))):
+                return func(*args, **kwargs)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            touch([self])
-            return self.__deepcopy__(memo)
+            with holding([self]):
+                return self.__deepcopy__(memo)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            touch([self])
-            return self.__reduce_ex__(protocol)
+            with holding([self]):
+                return self.__reduce_ex__(protocol)
 
     return ShardedParameter
 

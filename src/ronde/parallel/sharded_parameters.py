@@ -41,7 +41,7 @@ class ShardedParameters:
     def __init__(self, context: Context, division: Division) -> None:
         self._context = context
         self._division = division
-        self._kind: Any = sharded_parameter(self.touch)
+        self._kind: Any = sharded_parameter(self.holding)
         self._units: list[Unit] = []
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
@@ -49,6 +49,8 @@ class ShardedParameters:
         # Units that are whole, the one whose turn was longest ago first.
         self._whole: list[Unit] = []
         self._pinned: set[Unit] = set()
+        # What operations under way need, those inside others behind them.
+        self._held: list[Unit] = []
         self._reading = False
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
@@ -88,6 +90,17 @@ class ShardedParameters:
         self._pinned.update(units)
         for unit in units:
             self._unshard(unit, units)
+
+    @contextmanager
+    def holding(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Inside, the units of these parameters are whole."""
+        self.touch(tensors)
+        depth = len(self._held)
+        self._held += [found[1] for each in tensors if (found := self._entry(each)) is not None]
+        try:
+            yield
+        finally:
+            del self._held[depth:]
 
     def touch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gather the units of parameters that an operation needs together."""
@@ -211,7 +224,7 @@ class ShardedParameters:
             self._reshard(unit)
 
     def _reshard(self, unit: Unit) -> None:
-        if unit in self._pinned:
+        if unit in self._pinned or unit in self._held:
             return
         with _aside(self._context):
             if not self._follow(unit):

@@ -202,7 +202,8 @@ class Unit:
         return self.free()
 
     def free(self) -> bool:
-        return any([member.free() for member in self.members])
+        moved = [member.free() for member in self.members]
+        return any(moved)
 
     def follow_update(self) -> None:
         """Parts have been updated: so is what lingers on some rank; all ranks come here."""

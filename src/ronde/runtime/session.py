@@ -179,6 +179,11 @@ class Session:
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
+    def uninstall_boundary(self) -> None:
+        """Take the patches back; what lies in parts stays so."""
+        self._sharding.uninstall()
+        self.patches.restore()
+
     def _stream(self) -> RankStream | None:
         device = torch.device("cuda", 0) if self.config.device == "cuda" else torch.device("cpu")
         if self.plan.data.rng_on(device.type) == "global":

@@ -81,8 +81,13 @@ class Sharding:
             self._update.release()
         if self.gradients is not None:
             self.gradients.restore()
-        if self._parameters is not None and self._saved is not None:
+        if self._parameters is not None:
             self._parameters.release()
+        self.uninstall()
+
+    def uninstall(self) -> None:
+        """Take back what `install` has done beside its patches."""
+        if self._saved is not None:
             self._saved.uninstall()
 
     @contextmanager

@@ -80,7 +80,7 @@ class Rank:
             session.install_boundary()
             yield session
         finally:
-            session.patches.restore()
+            session.uninstall_boundary()
             session.forget_optimizers()
 
 
