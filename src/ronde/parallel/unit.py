@@ -122,8 +122,13 @@ def _references(storage: Any) -> int:
     return count(storage._cdata)
 
 
+def _of_a_parameter() -> int:
+    parameter = torch.nn.Parameter(torch.empty(1))  # held here while its memory is asked for
+    return _references(parameter.untyped_storage())
+
+
 # To the memory of a parameter, when it is asked for as above.
-_OF_A_PARAMETER = _references(torch.nn.Parameter(torch.empty(1)).untyped_storage())
+_OF_A_PARAMETER = _of_a_parameter()
 
 
 class Unit:
