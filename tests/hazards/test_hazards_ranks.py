@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from hazards import arguments, hooks, kept, loading, numbers, outputs, outside, randomness, rows, second_axis
+from hazards import (
+    arguments,
+    around,
+    hooks,
+    kept,
+    loading,
+    numbers,
+    outputs,
+    outside,
+    randomness,
+    rows,
+    second_axis,
+)
 from hazards.harness import check
 from ronde.testing.run_ranks import Rank
 
@@ -15,6 +27,7 @@ ROOMS = {
     "second axis": second_axis,
     "kept": kept,
     "arguments": arguments,
+    "around": around,
     "hooks": hooks,
     "numbers": numbers,
     "outputs": outputs,

@@ -117,7 +117,7 @@ def run(script: Path, *, plan: str, given: Limits, place: Path) -> subprocess.Co
     words = [str(place / "run"), str(len(given.groups) or 2), plan, str(script)]
     return subprocess.run(
         [sys.executable, __file__, *words],
-        cwd=place, env=environment, capture_output=True, text=True, timeout=110, check=False,
+        cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 

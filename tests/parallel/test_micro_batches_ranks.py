@@ -150,7 +150,7 @@ def _on_ranks(rank: Rank, plan: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("plan", ["micro-batches=2", "micro-batches=3,recompute=full"])
+@pytest.mark.parametrize("plan", ["micro-batches=2", "zero3,micro-batches=3,recompute=full"])
 def test_pieces_give_the_single_device_answer(ranks: Ranks, plan: str) -> None:
     expected: list[Any] = []
     for script in SCRIPTS:

@@ -95,6 +95,7 @@ def test_the_update_rule_is_told(text: str, rule: str):
     [
         ("local-sgd", "the update is changed by update=local;"),
         ("ps-async,compressor=fp16", "changed by update=async and by compressor=fp16;"),
+        ("precision=bf16", "the single-device parameters in precision=bf16, up to floating-point reordering"),
         ("rng=global", "random draws inside the model: the single-device ones (rng=global)"),
         ("rng=per-rank", "random draws inside the model: independent across ranks (rng=per-rank)"),
         ("ddp", "the single-device ones on CPU, independent across ranks on CUDA (rng=auto)"),

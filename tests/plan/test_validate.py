@@ -31,6 +31,9 @@ AVAILABLE = [
     "micro-batches=7",
     "recompute=full,micro-batches=2",
     "recompute=selective",
+    "precision=bf16,compile=true",
+    "precision=fp16,recompute=full,micro-batches=2",
+    "precision=tf32",
     "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
     "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
@@ -42,7 +45,7 @@ REFUSED_VALUES = [
     if isinstance(key.kind, Choice)
     for word in key.kind.words
     if key.name in BUILT and word not in BUILT[key.name]
-] + ["tensor=2", "pipeline=2", "context=2", "expert=2", "compile=true"]
+] + ["tensor=2", "pipeline=2", "context=2", "expert=2"]
 
 # Keys that only refine a value which is not built: alone they contradict the default plan.
 CONTRADICTIONS = [
@@ -54,6 +57,7 @@ CONTRADICTIONS = [
     ("error-feedback=true", "error-feedback=true and compressor=none", "compressor=topk,error-feedback=true"),
     ("compressed=momentum", "compressed=momentum and compressor=none", "compressor=int8,compressed=momentum"),
     ("schedule=gpipe", "schedule=gpipe and pipeline=1", "pipeline=2,schedule=gpipe"),
+    ("compile=true,recompute=full", "compile=true and recompute=full", "compile=false,recompute=full"),
     ("update=async", "update=async and state=replicated", "state=server,update=async"),
     ("update=bounded,staleness=1", "update=bounded and state=replicated", "state=server,update=bounded"),
     ("update=geo,every=9", "update=geo and state=replicated", "state=server,update=geo"),

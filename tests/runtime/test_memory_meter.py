@@ -134,6 +134,7 @@ def test_state_elsewhere_tells_of_itself() -> None:
     parts = Parts()
     assert isinstance(parts, Resident)
     meter.residents.append(parts)
+    meter.count()
     assert meter.memory().peaks["parameters"] == 4 * KIB + 100
 
 

@@ -155,7 +155,7 @@ def apart(told: dict[str, str]) -> Iterator[None]:
 
 
 def _itself(value: Any) -> Any:
-    return value
+    return value.detach()  # without its graph: what saves its own result would hold itself for ever
 
 
 def moved_random_state(before: tuple[Any, Any]) -> bool:

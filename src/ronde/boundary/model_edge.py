@@ -120,16 +120,20 @@ class ModelEdge:
         if not large or any(map(_is_nested, values)):
             self._tally(module, found[0])
             return self._replicated(plain, module, (args, kwargs))
-        verdict = self._verdicts.of(module, (args, kwargs), values, large)
+        # Along the first axis it is one row, say: what lies on the second need not be a batch.
+        small = large[0] is not found[0] and not found[0].searched
+        verdict = self._verdicts.of(module, (args, kwargs), values, large, optional=small)
         batch = large[verdict.candidate]
-        self._tally(module, batch)
+        self._tally(module, batch if verdict.sharded or not small else found[0])
         if verdict.sharded:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
-        if isinstance(module, torch.jit.ScriptModule):  # its body is not Python's to carry out
+        # The body of TorchScript is not Python's to carry out.
+        if small or isinstance(module, torch.jit.ScriptModule):
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, batch.rows
         try:
-            return _uncompiled(plain, module)(*args, **kwargs)
+            with self._verdicts.inside(verdict):
+                return _uncompiled(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
 

@@ -47,6 +47,8 @@ _FILLS = {
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 # One draw of fixed cost for each entry or row of a tensor of parameters.
 _FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
+# Arguments without which nothing is drawn.
+_SWITCHES = {"dropout_p", "train", "training"}
 
 
 class UnknownDraw(Exception):
@@ -71,13 +73,17 @@ class Draw:
 
 
 def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> bool:
-    """Whether this call draws; attention kernels are random operations that draw only with dropout."""
+    """Whether this call draws.
+
+    Attention kernels are random operations that draw only with dropout; dropout itself, which arrives as one
+    operation in inference mode, draws only in training.
+    """
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
+        if argument.name in _SWITCHES:
             given = args[place] if place < len(args) else argument.default_value
-            return (kwargs or {}).get("dropout_p", given) != 0.0
+            return bool((kwargs or {}).get(argument.name, given))
     return True
 
 

@@ -59,6 +59,7 @@ class Verdict:
         same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
         foreign: it uses tensors with a gradient that are no parameters of its own.
         candidate: which of the places where the batch could lie this is about.
+        raised: it could not be run on a part of the batch at all.
         keeps: something on itself or around it that each call changes, the same way for whatever rows.
     """
 
@@ -70,6 +71,7 @@ class Verdict:
     same_as: tuple[int | None, ...] = ()
     foreign: bool = False
     candidate: int = 0
+    raised: bool = False
     keeps: str = ""
 
 
@@ -148,7 +150,7 @@ def _agreed(context: Context, rows: int, judged: Callable[[], Verdict]) -> Verdi
     except Opaque as opaque:
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
-        verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})")
+        verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})", raised=True)
     return context.comm.broadcast_object(verdict)
 
 
@@ -351,7 +353,8 @@ def _gradients(
 
 
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
-    return saved
+    # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
+    return saved.detach()
 
 
 def _short(error: Exception) -> str:

@@ -130,4 +130,6 @@ def structure(value: Any) -> Any:
     children = _children(value)
     if children is None:
         return None
-    return type(value), tuple((key, structure(child)) for key, child in children)
+    # By name: a model may make a new class of named tuples in every forward.
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__), tuple((key, structure(child)) for key, child in children)

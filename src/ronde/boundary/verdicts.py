@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,12 +58,16 @@ class _Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a module on what may be a batch; `values` are the leaves of `call`."""
+    """A call of a module on what may be a batch; `values` are the leaves of `call`.
+
+    `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
+    """
 
     module: torch.nn.Module
     call: Any
     values: list[Any]
     batches: list[Batch]
+    optional: bool
 
 
 class Verdicts:
@@ -73,20 +78,30 @@ class Verdicts:
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
         self._told: set[tuple[str, str]] = set()
+        self._around: list[Verdict] = []
 
-    def of(self, module: torch.nn.Module, call: Any, values: list[Any], batches: list[Batch]) -> Verdict:
+    def of(
+        self,
+        module: torch.nn.Module,
+        call: Any,
+        values: list[Any],
+        batches: list[Batch],
+        *,
+        optional: bool = False,
+    ) -> Verdict:
         """The verdict on a call of `module`.
 
         Args:
             values: the leaves of `call`.
             batches: what may be the batch among them, the likeliest first.
+            optional: nothing is said where none of them is one.
         """
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module)
         elif known.behaviour.outdated():
             known.renew(module)
-        made = _Call(module, call, values, batches)
+        made = _Call(module, call, values, batches, optional)
         form = _form(known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
@@ -114,11 +129,29 @@ class Verdicts:
     def _say(self, made: _Call, verdict: Verdict) -> None:
         name = type(made.module).__name__
         if not verdict.sharded:
-            self._tell(name, verdict.reason)
-        elif made.batches[verdict.candidate].searched:
+            if not (made.optional or _is_no_batch(made, verdict) or self._said_around(made.module, verdict)):
+                self._tell(name, verdict.reason)
+        elif made.batches[verdict.candidate].searched and not (self._around and _is_torchs(made.module)):
             self._context.note(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
+
+    def _said_around(self, module: torch.nn.Module, verdict: Verdict) -> bool:
+        """Whether a module around this one could not be cut for the same reason: this would add nothing."""
+        return any(
+            (around.raised and verdict.raised)
+            or (_is_torchs(module) and _DIGITS.sub("", around.reason) == _DIGITS.sub("", verdict.reason))
+            for around in self._around
+        )
+
+    @contextmanager
+    def inside(self, verdict: Verdict) -> Iterator[None]:
+        """Around the body of a module that runs in parts."""
+        self._around.append(verdict)
+        try:
+            yield
+        finally:
+            self._around.pop()
 
     def _tell(self, name: str, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
@@ -229,6 +262,17 @@ def _changes(substitutes: dict[int, Number]) -> str:
         f"what it does may depend on a number that changes again and again ({names}); "
         f"kept in a tensor, it could not"
     )
+
+
+def _is_torchs(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
+    """Whether what could be a batch is but a vector, of which no part can be taken: mostly one sample."""
+    axes = made.batches[verdict.candidate].axes
+    taken = (value for value, axis in zip(made.values, axes, strict=True) if axis is not None)
+    return verdict.raised and all(value.dim() == 1 for value in taken)
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ronde.boundary.graph import leaves_of
 from ronde.boundary.loss_scale import divided
 from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
+from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["LossScaling"]
 
@@ -37,16 +38,18 @@ class LossScaling:
 
     Args:
         agreed: whether any rank says yes.
+        parts: gradients of which this rank has a part; None where it has all of each.
 
     Attributes:
         scale: what losses are multiplied by.
         skipped: steps of optimizers in which nothing was updated.
     """
 
-    def __init__(self, agreed: Callable[[bool], bool]) -> None:
+    def __init__(self, agreed: Callable[[bool], bool], parts: GradientParts | None = None) -> None:
         self.scale = _FIRST
         self.skipped = 0
         self._agreed = agreed
+        self._parts = parts
         self._good = 0
         self._off = False
         self._busy = False
@@ -84,14 +87,27 @@ class LossScaling:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         leaves = list(self._leaves(roots))
         scale, self._busy = self.scale, True
-        _multiply(leaves, scale)  # what is accumulated comes to it in the same size
+        self._multiply(leaves, scale)  # what is accumulated comes to it in the same size
         try:
             yield scale
         finally:
             self._busy = False
-            _multiply(leaves, 1 / scale)
+            self._multiply(leaves, 1 / scale)
         for optimizer in self._fresh:
             self._fresh[optimizer] = True
+
+    @torch.no_grad()
+    def _multiply(self, leaves: Iterable[torch.Tensor], factor: float) -> None:
+        with self._aside_from_parts():
+            for leaf in leaves:
+                if leaf.grad is not None:
+                    leaf.grad.mul_(factor)
+        if self._parts is not None:
+            self._parts.scale(factor)
+
+    def _aside_from_parts(self) -> AbstractContextManager[None]:
+        """Inside, reading a gradient gathers none."""
+        return nullcontext() if self._parts is None else self._parts.aside()
 
     def _leaves(self, roots: Sequence[Any]) -> Iterator[torch.Tensor]:
         """Every tensor whose gradient this backward may add to."""
@@ -146,7 +162,9 @@ class LossScaling:
             return
         self._fresh[optimizer] = False
         members = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        gradients = [tensor.grad for tensor in members if tensor.grad is not None]
+        with self._aside_from_parts():
+            gradients = [tensor.grad for tensor in members if tensor.grad is not None]
+        gradients += [] if self._parts is None else self._parts.parts(members)
         if not self._agreed(not _finite(gradients)):
             self._good += 1
             if self._good == _INTERVAL:
@@ -154,7 +172,8 @@ class LossScaling:
             return
         self.scale, self._good, self.skipped = self.scale / 2, 0, self.skipped + 1
         # An optimizer passes over parameters without a gradient, with all that it keeps of them.
-        self._aside = [(tensor, tensor.grad) for tensor in members if tensor.grad is not None]
+        found = [(tensor, tensor.grad) for tensor in members]
+        self._aside = [(tensor, gradient) for tensor, gradient in found if gradient is not None]
         for tensor, _ in self._aside:
             tensor.grad = None
 
@@ -168,15 +187,9 @@ class LossScaling:
 
 
 @torch.no_grad()
-def _multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
-    for leaf in leaves:
-        if leaf.grad is not None:
-            leaf.grad.mul_(factor)
-
-
-@torch.no_grad()
 def _finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether all are numbers."""
     values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
+    values = [value for value in values if value.numel()]
     norms = [norm.to(values[0].device) for norm in torch._foreach_norm(values, torch.inf)] if values else []
     return not norms or bool(torch.isfinite(torch.stack(norms)).all())

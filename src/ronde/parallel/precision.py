@@ -44,11 +44,11 @@ class Precision:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if getattr(thread, "inside", False) or torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
-            if not self._applies(module):
-                return plain(module, *args, **kwargs)
             thread.inside = True
             try:
-                return self._narrow(plain, module, args, kwargs)
+                if self._applies(module):
+                    return self._narrow(plain, module, args, kwargs)
+                return plain(module, *args, **kwargs)
             finally:
                 thread.inside = False
 

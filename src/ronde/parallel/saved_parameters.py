@@ -67,7 +67,8 @@ class SavedParameters:
             return tensor
         found = self._parameters.saved(tensor)
         if found is None:
-            return _Kept(tensor, tensor._version)
+            # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
+            return _Kept(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
         # The parameter's own, because what was unpacked and is saved again has a count of its own.

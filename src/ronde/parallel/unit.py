@@ -122,13 +122,9 @@ def _references(storage: Any) -> int:
     return count(storage._cdata)
 
 
-def _of_a_parameter() -> int:
-    parameter = torch.nn.Parameter(torch.empty(1))  # held here while its memory is asked for
-    return _references(parameter.untyped_storage())
-
-
-# To the memory of a parameter, when it is asked for as above.
-_OF_A_PARAMETER = _of_a_parameter()
+# To the memory of a parameter, asked for as above. It has a name here, or it would be gone by then.
+_ANY = torch.nn.Parameter(torch.empty(1))
+_OF_A_PARAMETER = _references(_ANY.untyped_storage())
 
 
 class Unit:

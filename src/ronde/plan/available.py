@@ -21,7 +21,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "update": ("sync",),
         "precision": ("fp32", "tf32", "bf16", "fp16"),
         "recompute": ("none", "selective", "full"),
-        "compile": (False,),
+        "compile": (False, True),
     }
 )
 """The built values of each key that has others; building one adds it here.

@@ -181,8 +181,9 @@ def _exactness(plan: Plan) -> str:
         "per-rank": "independent across ranks",
         "auto": "the single-device ones on CPU, independent across ranks on CUDA",
     }
+    rounding = "" if plan.compute.precision == "fp32" else f" in {plan.item('precision')}"
     return (
-        "the single-device parameters, up to floating-point reordering;\n"
+        f"the single-device parameters{rounding}, up to floating-point reordering;\n"
         f"random draws inside the model: {draws[plan.data.rng]} ({plan.item('rng')})"
     )
 

@@ -80,6 +80,9 @@ def _refinements(plan: Plan) -> Iterator[str]:
             yield _contradiction(plan.item("compressed"), "compressor=none", remedy)
     if plan.compute.schedule is not None and plan.mesh.pipeline == 1:
         yield _contradiction(plan.item("schedule"), "pipeline=1", f"pipeline=2,{plan.item('schedule')}")
+    if plan.compute.compile and plan.compute.recompute != "none":
+        remedy = f"compile=false,{plan.item('recompute')}"
+        yield _contradiction("compile=true", plan.item("recompute"), remedy)
 
 
 def _update_and_state(plan: Plan) -> Iterator[str]:

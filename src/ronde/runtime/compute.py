@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+
+import torch
 
 from ronde.boundary.patches import Patches
 from ronde.boundary.sharded_call import Way, at_once
+from ronde.parallel.compiling import Compile, require_compiler
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Recompute
 from ronde.plan import Plan
+from ronde.sync.gradient_parts import GradientParts
 
 __all__ = [
     "install_alone",
+    "install_around",
     "install_inside",
-    "install_precision",
     "loss_scaling",
     "needs_boundary",
     "way",
@@ -46,24 +51,38 @@ def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], 
         Recompute(plan.compute.recompute, inside, note).install(patches)
 
 
-def install_precision(plan: Plan, patches: Patches, note: Note) -> None:
-    """What is done around models; over the model edge, which is installed before it."""
+def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:
+    """What is done around models; over the model edge, which is installed before it.
+
+    Args:
+        in_script: whether execution is in the script; None: what is called by no other module is a model.
+    """
+    if plan.compute.compile:
+        require_compiler(os.environ)
+        Compile(in_script, torch.compile).install(patches)
     if plan.compute.precision in NARROW:
         Precision(plan.compute.precision, note).install(patches)
     elif plan.compute.precision == "tf32":
         allow_tf32(note)
 
 
-def loss_scaling(plan: Plan, agreed: Callable[[bool], bool]) -> LossScaling | None:
-    """What scales losses under this plan; `agreed` says whether any rank says yes."""
-    return LossScaling(agreed) if plan.compute.precision == "fp16" else None
+def loss_scaling(
+    plan: Plan, agreed: Callable[[bool], bool], parts: GradientParts | None = None
+) -> LossScaling | None:
+    """What scales losses under this plan.
+
+    Args:
+        agreed: whether any rank says yes.
+        parts: gradients of which this rank has a part.
+    """
+    return LossScaling(agreed, parts) if plan.compute.precision == "fp16" else None
 
 
 def install_alone(plan: Plan, note: Note) -> None:
     """All of it for a process that is alone and has no boundary; it stays as long as the process."""
     patches = Patches()
     install_inside(plan, patches, inside=lambda: True, note=note)
-    install_precision(plan, patches, note)
+    install_around(plan, patches, in_script=None, note=note)
     scaling = loss_scaling(plan, lambda answer: answer)
     if scaling is not None:
         scaling.install(patches)

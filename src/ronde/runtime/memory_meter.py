@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ronde.plan.resident import KINDS, Kind, Resident
+from ronde.plan.resident import Kind, Resident
 from ronde.runtime.census import StorageCensus
 from ronde.runtime.process_memory import allocated, peak_of_process, peak_on_device
 from ronde.trace.memory import Memory
@@ -23,7 +23,7 @@ __all__ = ["MemoryMeter", "in_measured_step"]
 # Measured steps: two in a row, because a step of one optimizer may be followed by another's.
 _IN_A_ROW = 2
 _FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
-# In so many steps caches are filled and modules rehearsed: activations are read behind them, if they can be.
+# In so many steps models are cut and rehearsed, caches filled: what counts is behind them, if there is more.
 _SETTLED = 2
 # What torch itself holds: reading `.grad` may mean more where gradients are in parts.
 _gradient: Any = vars(torch._C.TensorBase)["grad"].__get__
@@ -64,8 +64,9 @@ class MemoryMeter:
         self.on_change: Callable[[bool], None] = lambda _armed: None
         self._on_cuda = on_cuda
         self._allocated = allocated(on_cuda=on_cuda) if hears_calls else None
-        self._peaks: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self._activations: dict[bool, int] = {}
+        # Of the first steps, and of those behind.
+        self._first: dict[Kind, int] = {}
+        self._settled: dict[Kind, int] = {}
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         # What was allocated before the step's first call of a model, less what comes and goes besides.
@@ -84,17 +85,15 @@ class MemoryMeter:
         """A backward begins: what forward has kept for it is there."""
         besides = self._besides(self.count())
         if besides is not None and self._before is not None:
-            settled = self._steps >= _SETTLED
-            kept = max(0, besides - self._before)
-            self._activations[settled] = max(kept, self._activations.get(settled, 0))
+            self._reach("activations", max(0, besides - self._before))
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped; to be told of every step."""
-        self._steps += 1
         if self.armed:
             self._optimizers.add(optimizer)
             self._before = self._besides(self.count())
             self._called = False
+        self._steps += 1
         armed = in_measured_step(self._steps)
         if armed is not self.armed:
             self.armed, self._before = armed, None
@@ -102,24 +101,26 @@ class MemoryMeter:
 
     def memory(self) -> Memory:
         """The peaks so far."""
-        self.count()
-        peaks = dict(self._peaks)
-        known = self._activations.get(True, self._activations.get(False))
-        if known is None:
-            del peaks["activations"]
-        else:
-            peaks["activations"] = known
+        peaks: dict[Kind, int] = {**self._first, **self._settled}
         on_device = self._on_cuda and torch.cuda.is_initialized()
         total = peak_on_device() if on_device else peak_of_process()
         return Memory(peaks=peaks, total=total, where="device" if on_device else "process")
 
     def count(self) -> StorageCensus:
         """Look what is held now."""
-        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered
-            return self._count()
-
-    def _count(self) -> StorageCensus:
         census = StorageCensus()
+        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered, if it were used
+            self._fill(census)
+        for kind, nbytes in census.bytes.items():
+            if kind != "activations":
+                self._reach(kind, nbytes)
+        return census
+
+    def _reach(self, kind: Kind, nbytes: int) -> None:
+        peaks = self._settled if self._steps >= _SETTLED else self._first
+        peaks[kind] = max(nbytes, peaks.get(kind, 0))
+
+    def _fill(self, census: StorageCensus) -> None:
         optimizers = list(self._optimizers)
         for module in list(self._modules):
             census.count_module(module)
@@ -140,9 +141,6 @@ class MemoryMeter:
                 state.tell(census)
             else:
                 census.count_state(state)
-        for kind, nbytes in census.bytes.items():
-            self._peaks[kind] = max(self._peaks[kind], nbytes)
-        return census
 
     def _besides(self, census: StorageCensus) -> int | None:
         return None if self._allocated is None else self._allocated() - census.coming

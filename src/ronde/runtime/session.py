@@ -29,6 +29,7 @@ from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
+from ronde.boundary.parameter_order import ParameterOrder
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
@@ -108,7 +109,7 @@ class Session:
         self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
-        self._scaling = compute.loss_scaling(plan, self._any_rank)
+        self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -166,11 +167,14 @@ class Session:
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
         saved_gradients.install(self.patches, self.reducer.memory.holds)
-        compute.install_precision(self.plan, self.patches, self.context.note)
+        compute.install_around(self.plan, self.patches, in_script=self._in_script, note=self.context.note)
         if self._scaling is not None:
             self.context.loss_is_scaled = True
             self._handles += self._scaling.install(self.patches)
         self._install_take_over()
+
+    def _in_script(self) -> bool:
+        return self.context.region is Region.SCRIPT and self.context.on_main_thread()
 
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
@@ -221,8 +225,12 @@ class Session:
     def _install_optimizers(self) -> None:
         plain: Any = Optimizer.add_param_group
 
+        order = ParameterOrder(self.context)
+        order.install(self.patches)
+
         def add_param_group(optimizer: Any, param_group: Any) -> None:
             plain(optimizer, param_group)
+            order.agree(optimizer.param_groups[-1])
             self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()

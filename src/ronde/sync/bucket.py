@@ -186,15 +186,19 @@ class Bucket:
             if tensor is not None and gradient is not None and id(tensor) in known:
                 leaf.gradient = view.copy_(gradient)
 
-    def tell(self, census: Census) -> None:
-        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's."""
+    def tell(self, census: Census, *, on_the_way: bool) -> None:
+        """Count the buffer: what gradients lie in, or will, as theirs; what else is in it as the bucket's.
+
+        Args:
+            on_the_way: backward has computed gradients, which are not averaged yet.
+        """
         itemsize = self.leaves[0].dtype.itemsize
         census.count_at("buckets", self._buffer.address, Bucket.size(self.leaves) * itemsize)
         for place, leaf in enumerate(self.leaves):
             if leaf.tensor is None:
                 continue
             gradient = leaf.gradient
-            if gradient is None or self._lies_inside(place, gradient):
+            if on_the_way or gradient is None or self._lies_inside(place, gradient):
                 census.add("gradients", leaf.bytes)
                 census.add("buckets", -leaf.bytes)
 

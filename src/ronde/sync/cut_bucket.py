@@ -98,8 +98,11 @@ class CutBucket(Bucket):
     def take_over(self, known: set[int]) -> None:
         """Nothing lies in a bucket's memory."""
 
-    def tell(self, census: Census) -> None:
-        """Nothing is held between backwards but parts, which count themselves."""
+    def tell(self, census: Census, *, on_the_way: bool) -> None:
+        """What is on its way; between backwards nothing is held but parts, which count themselves."""
+        for flat in [self._sum, *(flat for _, flat in self._whole)]:
+            if flat is not None:
+                census.count("buckets", flat)
 
     def reset(self) -> None:
         super().reset()

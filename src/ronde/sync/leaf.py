@@ -10,6 +10,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 __all__ = ["Leaf"]
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # torch's own: what a script finds under the name may be made when it is asked for.
 _GRADIENT: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -53,11 +54,15 @@ class Leaf:
     def gradient(self) -> torch.Tensor | None:
         """What backward has accumulated, whole; None also when the tensor is gone."""
         tensor = self.tensor
-        return None if tensor is None else _GRADIENT.__get__(tensor)
+        if tensor is None or type(tensor) in _PLAIN:
+            return None if tensor is None else _GRADIENT.__get__(tensor)
+        with DisableTorchFunctionSubclass():  # a parameter in parts would gather it
+            return _GRADIENT.__get__(tensor)
 
     @gradient.setter
     def gradient(self, value: torch.Tensor | None) -> None:
-        _GRADIENT.__set__(self.tensor, value)
+        with DisableTorchFunctionSubclass():
+            _GRADIENT.__set__(self.tensor, value)
 
     @property
     def bytes(self) -> int:

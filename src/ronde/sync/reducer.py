@@ -129,9 +129,9 @@ class Reducer:
             census.count("parameters", leaf.tensor)
         for group in self._groups:
             for bucket in group.buckets:
-                bucket.tell(census)
+                bucket.tell(census, on_the_way=self.busy)
         for leaf in leaves:
-            census.count("gradients", leaf.gradient)
+            census.count("buckets" if self.busy else "gradients", leaf.gradient)
 
     @property
     def busy(self) -> bool:

@@ -84,8 +84,9 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
         parts.append(f"{_figure(main.samples_per_second)} samples/s")
     memory = _memory_lines(summaries)
     if main.world_size == 1:
-        how = f"one rank, {main.compute_plan}" if main.compute_plan else "one rank runs as plain python does"
-        return [f"{', '.join(parts)}; {how}", *memory, *main.notes]
+        if main.compute_plan:
+            return [f"{', '.join(parts)}; one rank, {main.compute_plan}", *memory, *main.notes]
+        return [f"{', '.join(parts)}; one rank runs as plain python does", *memory, *main.notes]
     lines = [f"{', '.join(parts)}; {_shares(main)} of the time"]
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:

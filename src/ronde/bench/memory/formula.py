@@ -18,7 +18,7 @@ FORMULAS: Mapping[str, str] = {
     "zero1": "parameters, gradients, optimizer / N",
     "zero2": "parameters, (gradients + optimizer) / N",
     "zero3": "all of it / N, and the largest unit twice",
-    "central": "all of it on the owner, and the largest unit twice on every rank",
+    "central": "all of it on the owner; on every rank the largest unit twice",
 }
 """Placements of which there is a formula, in words."""
 
@@ -61,9 +61,9 @@ def expected(placement: Placement, sizes: Sizes, *, ranks: int, rank: int) -> di
             parameters = part + 2 * sizes.largest_unit * sizes.itemsize
             gradients, optimizer = part, part * sizes.slots
         case "central":
-            if rank != OWNER:
-                parameters = gradients = optimizer = 0
-            parameters += 2 * sizes.largest_unit * sizes.itemsize
+            owned = 1 if rank == OWNER else 0
+            parameters = parameters * owned + 2 * sizes.largest_unit * sizes.itemsize
+            gradients, optimizer = gradients * owned, optimizer * owned
         case "server":
             raise ValueError("servers hold the state, not ranks")
     return {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}

@@ -13,9 +13,9 @@ __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 DUST = 1e-5
 
 
-# Of the vector of all parameters, when gradients are sums of numbers rounded so: about the share of a few
-# steps in it, times the rounding of one number.
-_ROUNDING = {"tf32": 1e-4, "fp16": 1e-4, "bf16": 1e-3}
+# Of the vector of all parameters, when gradients are sums of numbers that are rounded so: a few times the
+# rounding of one number. Twenty steps of small networks came to a tenth of it and more.
+_ROUNDING = {"tf32": 1e-3, "fp16": 2e-3, "bf16": 1e-2}
 
 
 class Status(enum.Enum):

@@ -1,0 +1,76 @@
+"""No false alarms: what public examples do gives the single-device answer, and nothing untrue is said of it.
+
+The scripts in tests/public do what well-known public examples do, in words of our own; docs/public-scripts.md
+tells of such examples as they were found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ronde.testing.parity import assert_parity
+from ronde.testing.warm import WarmHost
+
+SCRIPTS = sorted((Path(__file__).parent / "public").glob("*.py"))
+# What is said of a script, and true of it. All others run on shards, and nothing is said.
+SAID: dict[str, tuple[str, ...]] = {
+    # One state, one picture, one sentence at a time.
+    "actor_critic": ("nothing was cut",),
+    "neural_style": ("nothing was cut",),
+    "lstm_tagger": ("LSTMTagger runs in parts, not as one piece: rows of its", "LSTM runs in parts"),
+    # The nodes of a graph are bound to each other.
+    "gcn": ("GCN runs in parts, not as one piece: a trial on 5 rows failed",),
+    "gat": ("GAT runs in parts, not as one piece: a trial on 5 rows failed",),
+    # A loss that the model makes, a look at a mask, a batch inside an object of the script's own class.
+    "mingpt": ("GPT runs in parts, not as one piece: an output without a batch axis",),
+    "run_glue": (
+        "its collate_fn may",
+        "BertForSequenceClassification runs in parts",
+        "BertModel runs in parts",
+    ),
+    "snli": ("Encoder runs in parts, not as one piece: its output", "LSTM runs in parts"),
+    "siamese": ("its samples draw random numbers",),
+    # Training runs on shards; the notes are about one sentence, which is translated word by word.
+    "translation": (
+        "its collate_fn may look at all samples",
+        "Translator: the batch was found on the second axis",
+        "PositionalEncoding runs in parts",
+        "TransformerEncoder runs in parts",
+        "TransformerDecoder runs in parts",
+        "MultiheadAttention runs in parts",
+    ),
+}
+# One that is cut, one with batches on the second axis and one that cannot be cut; `make soak` runs all.
+EVERY_DAY = {"mingpt", "snli", "gcn"}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[WarmHost]:
+    with WarmHost() as host:
+        yield host
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=script.stem, marks=() if script.stem in EVERY_DAY else pytest.mark.soak)
+        for script in SCRIPTS
+    ],
+)
+def test_a_public_example_raises_no_false_alarm(script: Path, host: WarmHost, tmp_path: Path) -> None:
+    if script.stem == "run_glue":
+        pytest.importorskip("transformers")
+    assert_parity(script, ranks=2, place=tmp_path, steps=1000, starter=host.start)
+    notes = json.loads((tmp_path / "ranks" / "run" / "rank-0.summary.json").read_text())["notes"]
+    said = SAID.get(script.stem, ())
+    assert len(notes) == len(said), notes
+    for fragment in said:
+        assert any(fragment in note for note in notes), notes
+
+
+def test_there_are_twenty() -> None:
+    assert len(SCRIPTS) >= 20
