@@ -388,6 +388,33 @@ def test_two_units_are_whole_at_a_time(ranks: Ranks) -> None:
         assert 0 < most <= allowed
 
 
+def whole_after_a_transform(rank: Rank) -> tuple[int, int]:
+    """Bytes of parameters that are there after a transform, and after the next step and forward."""
+    with rank.session("zero3"):
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
+        optimizer = torch.optim.Adafactor(net.parameters())  # its steps are not cut
+        batch = torch.randn(8, 64)
+
+        def there() -> int:
+            with torch._C.DisableTorchFunctionSubclass():
+                return sum(each.untyped_storage().nbytes() for each in net.parameters())
+
+        net(batch).square().mean().backward()
+        optimizer.step()
+        torch.func.grad(lambda x: x.square().sum())(batch)
+        transformed = there()
+        optimizer.step()
+        with torch.no_grad():
+            net(batch)
+        return transformed, there()
+
+
+def test_what_a_transform_needed_whole_is_let_go_of_after_any_step(ranks: Ranks) -> None:
+    for before, after in ranks(2, whole_after_a_transform):
+        assert before == 6 * 4 * (64 * 64 + 64)
+        assert after == 0
+
+
 def in_a_thread(rank: Rank) -> list[str]:
     found: list[str] = []
     with rank.session("zero3"):

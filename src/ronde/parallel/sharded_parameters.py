@@ -102,6 +102,10 @@ class ShardedParameters:
         finally:
             del self._held[depth:]
 
+    def unpin(self) -> None:
+        """Have nothing whole any longer than it is used: an update, of whatever kind, is about to begin."""
+        self._pinned.clear()
+
     def touch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gather the units of parameters that an operation needs together."""
         units = _unique(found[1] for each in tensors if (found := self._entry(each)) is not None)
@@ -125,7 +129,7 @@ class ShardedParameters:
 
     def begin_update(self) -> None:
         """Parts are about to be updated: what was written to the whole is in them from now on."""
-        self._pinned.clear()
+        self.unpin()
         self.rest(keep_last=False)
         with _aside(self._context):
             for unit in self._units:

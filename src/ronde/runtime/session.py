@@ -242,6 +242,7 @@ class Session:
 
         def before_step(optimizer: Any, *_: Any) -> None:
             self.reducer.adopt_all(optimizer)
+            self._sharding.before_step()
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)

@@ -108,6 +108,11 @@ class Sharding:
         with self._parameters.backward():
             yield
 
+    def before_step(self) -> None:
+        """Any optimizer, one whose steps are not cut too, is about to step."""
+        if self._parameters is not None:
+            self._parameters.unpin()
+
     def note_whole_state(self, context: Context, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
         if self._update is not None and not is_elementwise(optimizer):
