@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import resource
@@ -123,6 +124,7 @@ def run(script: Path, *, plan: str, given: Limits, place: Path) -> subprocess.Co
 
 def join(session: Any) -> None:
     """In a rank, when its script is about to begin."""
+    importlib.import_module("torch._dynamo")  # the first step of any optimizer brings it in
     given = json.loads(os.environ[VARIABLE])
     if given["groups"]:
         Path(given["groups"][session.config.rank], "cgroup.procs").write_text(str(os.getpid()))

@@ -11,20 +11,10 @@ import pytest
 
 from parallel import memory_limit
 from parallel.large_model import PARAMETERS
-from ronde.plan.available import BUILT
 
 SCRIPT = Path(__file__).with_name("large_model.py")
 STATE = 16 * PARAMETERS
 LIMIT = int(STATE / 1.6)
-
-lingers = pytest.mark.xfail(
-    "zero3" in BUILT["state"],
-    reason="blocks that are classes of the script stay whole under zero3",
-    strict=True,
-)
-pending = pytest.mark.xfail(
-    "zero3" not in BUILT["state"], reason="zero3 is not built yet (plan/available.py)", strict=True
-)
 
 
 @pytest.fixture
@@ -45,8 +35,6 @@ def test_whole_state_is_too_much(given: memory_limit.Limits, tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-@lingers
-@pending
 def test_in_parts_it_trains_to_the_numbers_of_one_device(given: memory_limit.Limits, tmp_path: Path) -> None:
     run = memory_limit.run(SCRIPT, plan="zero3", given=given, place=tmp_path)
     assert run.returncode == 0, run.stderr

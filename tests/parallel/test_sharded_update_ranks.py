@@ -420,7 +420,7 @@ def released(rank: Rank) -> list[str]:
         if rank.rank == 0:
             del gone
             gc.collect()
-        session._sharded_update.release()
+        session._sharding.release()
     found = _values(optimizer.state_dict())
     _gradients(parameters, 9)
     optimizer.step()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["keeping_memory"]
+__all__ = ["keeping_memory", "returning_memory"]
 
 _KEEP = {
     "MALLOC_MMAP_MAX_": "0",
@@ -21,10 +21,20 @@ _KEEP = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
+# Blocks of this size and more are returned at once, whatever lies beside them.
+_RETURN = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
 
 def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of glibc's malloc to add; none where the user has set some or preloads an allocator."""
+    return {} if _chosen(environment) else dict(_KEEP)
+
+
+def returning_memory(environment: Mapping[str, str]) -> dict[str, str]:
+    """As `keeping_memory`, where parameters come and go: a heap with holes would grow and grow."""
+    return {} if _chosen(environment) else dict(_RETURN)
+
+
+def _chosen(environment: Mapping[str, str]) -> bool:
     chosen = any(name.startswith("MALLOC_") for name in environment)
-    if chosen or environment.get("GLIBC_TUNABLES") or environment.get("LD_PRELOAD"):
-        return {}
-    return dict(_KEEP)
+    return bool(chosen or environment.get("GLIBC_TUNABLES") or environment.get("LD_PRELOAD"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ronde.cluster.environment import hidden_from_script
-from ronde.launch.allocator import keeping_memory
+from ronde.launch.allocator import keeping_memory, returning_memory
 from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
+from ronde.plan import Plan
 
 __all__ = ["RUN_ID_KEY", "rank_environment", "threads_per_rank"]
 
@@ -52,7 +53,8 @@ def rank_environment(
     if device is not None:
         result["CUDA_VISIBLE_DEVICES"] = device
     elif config.world_size > 1:
-        result.update(keeping_memory(result))
+        cut = Plan.parse(config.plan).state.cuts_parameters
+        result.update(returning_memory(result) if cut else keeping_memory(result))
     result[RUN_ID_KEY] = run_id
     result[ENVIRONMENT_KEY] = config.to_json()
     return result

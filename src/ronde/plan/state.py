@@ -34,3 +34,18 @@ class State:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def cuts_optimizer(self) -> bool:
+        """Whether each rank has a part of the optimizer's state, or one rank has all."""
+        return self.placement in ("zero1", "zero2", "zero3", "central")
+
+    @property
+    def cuts_gradients(self) -> bool:
+        """As `cuts_optimizer`, of gradients."""
+        return self.placement in ("zero2", "zero3", "central")
+
+    @property
+    def cuts_parameters(self) -> bool:
+        """As `cuts_optimizer`, of parameters."""
+        return self.placement in ("zero3", "central")

@@ -98,7 +98,7 @@ class Session:
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
         self._sharding = Sharding(plan, reducer_comm)
-        bucket_bytes = int(plan.communication.bucket_mb * 2**20)
+        bucket_bytes = self._sharding.bucket_bytes(int(plan.communication.bucket_mb * 2**20))
         self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
@@ -382,10 +382,9 @@ def _whole(value: Any, convert: Any) -> Any:
 
 def _sum_of_parameters(optimizer: Any) -> float:
     """A number that tells parameters apart which ranks have not drawn alike."""
-    values = [value.detach() for group in optimizer.param_groups for value in group["params"]]
-    known = [
-        value
-        for value in values
+    return sum(
+        float(value.detach().sum())  # one after the other: parameters in parts are gathered for it
+        for group in optimizer.param_groups
+        for value in group["params"]
         if value.is_floating_point() and value.layout is torch.strided and not value.is_meta
-    ]
-    return sum(float(value.sum()) for value in known)
+    )

@@ -21,13 +21,12 @@ from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
+from ronde.plan.state import State
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["Sharding"]
 
-_CUTS_STATE = ("zero1", "zero2", "zero3", "central")
-_CUTS_GRADIENTS = ("zero2", "zero3", "central")
-_CUTS_PARAMETERS = ("zero3", "central")
+_CUT_BUCKET_BYTES = 4 << 20
 
 
 class Sharding:
@@ -42,24 +41,27 @@ class Sharding:
 
     def __init__(self, plan: Plan, comm: Comm) -> None:
         self._plan = plan
-        placement = plan.state.placement if comm.world_size > 1 else "replicated"
-        self._placement = placement
-        split = owned_by_main if placement == "central" else in_equal_parts
+        self._state = plan.state if comm.world_size > 1 else State()
+        split = owned_by_main if plan.state.placement == "central" else in_equal_parts
         self._division = Division(comm.world_size, split)
-        cuts = placement in _CUTS_GRADIENTS
-        self.gradients = GradientParts(comm, self._division.assign) if cuts else None
+        cut = self._state.cuts_gradients
+        self.gradients = GradientParts(comm, self._division.assign) if cut else None
         self._parameters: ShardedParameters | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
 
     def bind(self, context: Context) -> None:
         """Give what is in parts its ranks."""
-        if self._placement in _CUTS_PARAMETERS:
+        if self._state.cuts_parameters:
             self._parameters = ShardedParameters(context, self._division)
             self._saved = SavedParameters(self._parameters)
-        if self._placement in _CUTS_STATE:
+        if self._state.cuts_optimizer:
             held = HeldParts(self._division, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes)
+
+    def bucket_bytes(self, asked: int) -> int:
+        """How large buckets are: gradients in parts take memory twice while they are sent."""
+        return asked if self.gradients is None else min(asked, _CUT_BUCKET_BYTES)
 
     @property
     def residents(self) -> list[Resident]:
