@@ -67,7 +67,7 @@ SAMPLES = {
         ("gradient_accumulation", 2),
     },
     "zero3": {
-        ("transformer", 3),
+        ("tied", 3),
         ("gan", 2),
         ("resume", 2),
     },
@@ -76,21 +76,21 @@ SAMPLES = {
     },
     "micro-batches=3": {
         ("transformer", 2),
-        ("gpt", 3),
         ("maml", 2),
     },
     "recompute=full": {("resnet_batchnorm", 2)},
     "recompute=selective": {("transformer", 2)},
-    "precision=bf16": {("gpt", 2)},
+    "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
 }
-IN_SINGLE_PRECISION = {"classifier", "gpt", "vae", "amp_bf16"}
+IN_SINGLE_PRECISION = {"classifier", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.
 PLANS_OF = {"char_rnn": ("batch-dim=1",)}
 # Too slow for every day; each has a cheaper sibling that covers most of it.
 IN_SOAK_ONLY = {
     "compiled": "tests/boundary/test_compiled_ranks.py",
     "hf_tiny": "own_loss",
+    "hf_trainer": "own_loss",
     "torch_metrics": "numpy_metrics",
     "wandb_offline": "tensorboard_log",
 }

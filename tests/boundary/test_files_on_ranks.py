@@ -45,7 +45,7 @@ def tree(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.soak)])
 def on_ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[Any], Path]:

@@ -36,3 +36,19 @@ def test_only_ranks_on_the_cpu_are_told(world_size: int, device: str | None, kep
     )
     found = rank_environment({}, config, run_id="x", threads=None, device=device)
     assert ("MALLOC_MMAP_MAX_" in found) == kept
+
+
+@pytest.mark.parametrize(("plan", "returned"), [("zero3", True), ("central", True), ("zero2", False)])
+def test_where_parameters_come_and_go_memory_is_returned(plan: str, returned: bool) -> None:
+    config = RankConfig(
+        rank=0,
+        world_size=2,
+        local_rank=0,
+        local_world_size=2,
+        run_dir="/nowhere",
+        store="file:///nowhere/store",
+        script="train.py",
+        plan=plan,
+    )
+    made = rank_environment({}, config, run_id="1", threads=1, device=None)
+    assert ("MALLOC_MMAP_THRESHOLD_" in made, "MALLOC_MMAP_MAX_" in made) == (returned, not returned)

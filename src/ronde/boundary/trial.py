@@ -124,7 +124,10 @@ class Trial:
         return part.requires_grad_(value.requires_grad)
 
     def _run(self, values: list[Any], draws: Any, used: torch.nn.Module | None = None) -> Run:
-        twin = used or self._untouched or twin_of(self._module)
+        # Not by truth: a module may have a length, or raise when it is asked for one.
+        twin = self._untouched if used is None else used
+        if twin is None:
+            twin = twin_of(self._module)
         before = {**module_state(twin), **self._surroundings.state()}
         recorder, start = RecordedDraws(), now()
         conversions = HostReads(recorder)

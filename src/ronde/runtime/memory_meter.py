@@ -101,7 +101,10 @@ class MemoryMeter:
 
     def memory(self) -> Memory:
         """The peaks so far."""
-        peaks: dict[Kind, int] = {**self._first, **self._settled}
+        peaks = dict(self._first)
+        for kind, nbytes in self._settled.items():
+            # What the first steps leave in caches looks like activations.
+            peaks[kind] = nbytes if kind == "activations" else max(nbytes, peaks.get(kind, 0))
         on_device = self._on_cuda and torch.cuda.is_initialized()
         total = peak_on_device() if on_device else peak_of_process()
         return Memory(peaks=peaks, total=total, where="device" if on_device else "process")

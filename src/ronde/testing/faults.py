@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import batch_norm, layout, model_edge
+from ronde.boundary import batch_norm, layout, sharded_call
 from ronde.boundary.deferred import defer
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.patches import Patches
@@ -148,7 +148,7 @@ def wrong_slice_order(session: Session) -> None:
 def dropout_masks_alike(session: Session) -> None:
     """Every rank takes the first rank's rows of what is drawn in the model."""
     # In the model's own calls only: a rehearsal with this fault would find it, and cut nothing.
-    _replace(model_edge, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
+    _replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 
 def file_written_twice(session: Session) -> None:
