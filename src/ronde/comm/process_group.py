@@ -256,6 +256,13 @@ class Comm:
         """From now on collectives wait as long as a user may sit in a debugger on another rank."""
         self.backend.set_timeout(_DEBUGGER_TIMEOUT)
 
+    def votes(self, flags: Sequence[bool]) -> list[int]:
+        """How many ranks say yes to each; nothing is sent for no question."""
+        if not flags:
+            return []
+        votes = torch.tensor(flags, dtype=torch.int32, device=self._control_device)
+        return self.all_reduce(votes).tolist()
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce(torch.zeros(1, device=self._control_device))

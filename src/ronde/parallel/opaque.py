@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,8 +62,7 @@ def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[
         parameters.pin()
         saved.uninstall()
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(plain(error_message))
+            with plain(error_message):
                 yield
         finally:
             saved.install()

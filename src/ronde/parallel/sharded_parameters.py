@@ -83,10 +83,7 @@ class ShardedParameters:
 
     def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Have the units of these parameters, or all, whole until the next update."""
-        if parameters is None:
-            units = list(self._units)
-        else:
-            units = _unique(found[1] for each in parameters if (found := self._entry(each)) is not None)
+        units = list(self._units) if parameters is None else self._units_of(parameters)
         self._pinned.update(units)
         for unit in units:
             self._unshard(unit, units)
@@ -96,7 +93,7 @@ class ShardedParameters:
         """Inside, the units of these parameters are whole."""
         self.touch(tensors)
         depth = len(self._held)
-        self._held += [found[1] for each in tensors if (found := self._entry(each)) is not None]
+        self._held += self._units_of(tensors)
         try:
             yield
         finally:
@@ -108,7 +105,7 @@ class ShardedParameters:
 
     def touch(self, tensors: Sequence[torch.Tensor]) -> None:
         """Gather the units of parameters that an operation needs together."""
-        units = _unique(found[1] for each in tensors if (found := self._entry(each)) is not None)
+        units = self._units_of(tensors)
         for unit in units:
             self._unshard(unit, units)
 
@@ -140,7 +137,7 @@ class ShardedParameters:
         """Parts of these parameters have been updated: update what somebody holds of the whole."""
         with _aside(self._context):
             # Ranks collect their garbage when they like, so what lingers here may not on another.
-            lingers = self._votes([unit.lingers for unit in self._units])
+            lingers = self._context.comm.votes([unit.lingers for unit in self._units])
             for unit, count in zip(self._units, lingers, strict=True):
                 if count:
                     unit.follow_update()
@@ -172,6 +169,11 @@ class ShardedParameters:
         for unit in self._units:
             for member in unit.members:
                 census.count("parameters", member.part)
+
+    def _units_of(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
+        """The units of those that are in parts, each once."""
+        found = (self._entry(tensor) for tensor in tensors)
+        return list(dict.fromkeys(entry[1] for entry in found if entry is not None))
 
     def _entry(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
         found = self._of.get(id(tensor))
@@ -279,18 +281,10 @@ class ShardedParameters:
 
     def _forget_gone(self) -> None:
         """Let go of units whose parameters are gone on every rank."""
-        there = self._votes([bool(unit.parameters) for unit in self._units])
+        there = self._context.comm.votes([bool(unit.parameters) for unit in self._units])
         for unit, count in zip(list(self._units), there, strict=True):
             if not count:
                 self._drop(unit)
-
-    def _votes(self, flags: Sequence[bool]) -> list[int]:
-        """How many ranks say yes to each."""
-        if not flags:
-            return []
-        device = "cuda" if self._context.comm.on_cuda else "cpu"
-        votes = torch.tensor(flags, dtype=torch.int32, device=device)
-        return self._context.comm.all_reduce(votes).tolist()
 
 
 @contextmanager
@@ -305,7 +299,3 @@ def _aside(context: Context) -> Iterator[None]:
 
             stack.enter_context(temporarily_clear_interpreter_stack())
         yield
-
-
-def _unique(units: Iterable[Unit]) -> list[Unit]:
-    return list(dict.fromkeys(units))

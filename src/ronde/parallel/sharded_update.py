@@ -109,10 +109,7 @@ class ShardedUpdate:
         """Whether the script may look again at state that it read, and expects to see it change."""
         if optimizer not in self._read_out:
             return False
-        comm = self._context.comm
-        device = "cuda" if comm.on_cuda else "cpu"
-        held = torch.tensor([state_is_held(optimizer)], dtype=torch.int32, device=device)
-        if int(comm.all_reduce(held)):
+        if self._context.comm.votes([state_is_held(optimizer)]) != [0]:
             self._context.note(
                 f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
                 f"the script held what it had read of it; del it, or keep a copy.deepcopy of it, to have it "

@@ -224,8 +224,7 @@ class Session:
         return nullcontext(1.0) if self._scaling is None else self._scaling.backward(tensors)
 
     def _any_rank(self, answer: bool) -> bool:
-        device = "cuda" if self.context.comm.on_cuda else "cpu"
-        return bool(self.context.comm.all_reduce(torch.tensor([answer], dtype=torch.int32, device=device)))
+        return self.context.comm.votes([answer]) != [0]
 
     def _install_optimizers(self) -> None:
         plain: Any = Optimizer.add_param_group

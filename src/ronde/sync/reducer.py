@@ -224,7 +224,7 @@ class Reducer:
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
         leaves = [leaf for group in self._groups for leaf in group.leaves]
-        there = self._votes([leaf.ref() is not None for leaf in leaves])
+        there = self._comm.votes([leaf.ref() is not None for leaf in leaves])
         gone = {id(leaf) for leaf, count in zip(leaves, there, strict=True) if not count}
         if not gone:
             return
@@ -235,12 +235,6 @@ class Reducer:
         first, *others = self._groups
         self._groups = [first, *(group for group in others if group.leaves)]
         self._known = {key: known for key, known in self._known.items() if id(known[0]) not in gone}
-
-    def _votes(self, flags: Sequence[bool]) -> list[int]:
-        """How many ranks say yes to each."""
-        device = torch.device("cuda" if self._comm.on_cuda else "cpu")
-        votes = torch.tensor(flags, dtype=torch.int32, device=device)
-        return self._comm.all_reduce(votes).tolist() if flags else []
 
     def _accumulated(self, group: _Group, tensor: torch.Tensor) -> None:
         if not self._depth:
@@ -280,7 +274,9 @@ class Reducer:
             if any(bucket.stale for bucket in buckets):
                 raise RondeError("a gradient was accumulated twice in one backward; use Tensor.backward()")
             return
-        for bucket, count in zip(buckets, self._votes([bucket.stale for bucket in buckets]), strict=True):
+        for bucket, count in zip(
+            buckets, self._comm.votes([bucket.stale for bucket in buckets]), strict=True
+        ):
             if count:
                 average([bucket])
                 bucket.launch()
@@ -290,7 +286,7 @@ class Reducer:
         groups = [group for group in self._groups if group.leaves]
         if len(groups) <= 1:
             return groups
-        votes = self._votes([any(bucket.touched for bucket in group.buckets) for group in groups])
+        votes = self._comm.votes([any(bucket.touched for bucket in group.buckets) for group in groups])
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:

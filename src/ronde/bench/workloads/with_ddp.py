@@ -25,14 +25,22 @@ def global_mean(loss):
     return total.item() / dist.get_world_size()
 
 
-def train(make_optimizer):
-    """The whole script; `make_optimizer(workload, parameters)`."""
+def replicated(model):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def own_optimizer(workload, parameters):
+    return workload.optimizer(parameters)
+
+
+def train(make_optimizer=own_optimizer, distributed=replicated):
+    """The whole script; `make_optimizer(workload, parameters)`, and `distributed(model)`."""
     dist.init_process_group("gloo")
     args = arguments(ranks=dist.get_world_size())
     workload = args.workload
     torch.manual_seed(0)
     data = workload.data(args.samples)
-    model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=True, static_graph=True)
+    model = distributed(workload.model())
     optimizer = make_optimizer(workload, model.parameters())
     stopwatch = Stopwatch(
         args.warm_up, speaks=dist.get_rank() == 0, mean=global_mean, trajectory=args.trajectory
@@ -48,4 +56,4 @@ def train(make_optimizer):
 
 
 if __name__ == "__main__":
-    train(lambda workload, parameters: workload.optimizer(parameters))
+    train()
