@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-WIDTH, BLOCKS = 1024, 32
+WIDTH, BLOCKS = 1024, 96
 PARAMETERS = BLOCKS * (WIDTH * WIDTH + WIDTH)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from ronde.comm.scattering import reduce_scatter_by_all_reduce
+from ronde.comm.scattering import end_to_end, reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.sharing import share_by_messages
 from ronde.comm.started import Started
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one. Waits."""
         ...
 
-    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
-        """Put the sum over ranks of `pieces[rank]` into `out` of rank `rank`, which is this one."""
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Put the sum over ranks of `pieces[rank]`, end to end, into `out` of rank `rank`, this one."""
         ...
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -89,9 +89,9 @@ class TorchBackend:
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         share_by_messages(self, rank, parts)
 
-    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         if self.on_cuda:
-            return self._group.reduce_scatter([out], [list(pieces)])
+            return self._group.reduce_scatter([out], [[end_to_end(piece, out) for piece in pieces]])
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -164,8 +164,8 @@ class SharedMemoryBackend:
         self.shared.complete(parts)
 
     @_as_bytes_travel
-    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
-        self.shared.reduce_scatter(out, pieces)
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
+        self.shared.reduce_scatter_lists(out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.shared.set_timeout(timeout)

@@ -64,7 +64,7 @@ class BackgroundBackend:
     def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         self._rest.share(rank, parts)
 
-    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:

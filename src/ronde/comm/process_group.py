@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ronde.comm.backend import Backend, SharedMemoryBackend
 from ronde.comm.buffer import Buffer, TorchBuffer
+from ronde.comm.host_memory import HostMemory
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
@@ -177,6 +178,20 @@ class Comm:
             for (numel, dtype), device in zip(shapes, devices, strict=True)
         ]
 
+    @property
+    def shares_host(self) -> bool:
+        """Whether all ranks are on one host and share memory."""
+        return isinstance(self.backend, SharedMemoryBackend)
+
+    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
+        """Memory of `nbytes` that all ranks have together; None, on all, where there is none.
+
+        Args:
+            own: first and last bytes of what this rank keeps up to date, and is charged with.
+        """
+        backend = self.backend
+        return backend.shared.share_once(nbytes, own) if isinstance(backend, SharedMemoryBackend) else None
+
     @torch.no_grad()
     def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.
@@ -190,17 +205,18 @@ class Comm:
             number = self._announce("share", first)
             self.block(lambda: self.backend.share(self.rank, spread), number)
 
-    def reduce_scatter_async(self, pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Pending]:
-        """Start summing over ranks; the result, the sum of all `pieces[rank]`, may be read after `wait`.
+    def reduce_scatter_async(self, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Pending:
+        """Start summing over ranks; `out`, the sum of all `pieces[rank]`, may be read after `wait`.
 
         Args:
-            pieces: flat tensors of one dtype, one for each rank; lengths may differ, but not between ranks.
+            out: flat, as long as this rank's piece.
+            pieces: for each rank flat tensors of one dtype, taken end to end; lengths may differ between
+                pieces, but not between ranks.
         """
-        out = torch.empty_like(pieces[self.rank])
-        if not any(piece.numel() for piece in pieces):
-            return out, Pending(self, None)
-        longest = max(pieces, key=torch.Tensor.numel)
-        return out, self._start(
+        longest = max((part for piece in pieces for part in piece), key=torch.Tensor.numel, default=out)
+        if not longest.numel():
+            return Pending(self, None)
+        return self._start(
             "reduce_scatter", longest, lambda: self.backend.reduce_scatter(self.rank, out, pieces)
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["reduce_scatter_by_all_reduce"]
+__all__ = ["end_to_end", "reduce_scatter_by_all_reduce"]
 
 
 class _Scattered:
@@ -24,15 +24,22 @@ class _Scattered:
 
 
 def reduce_scatter_by_all_reduce(
-    backend: Any, rank: int, out: torch.Tensor, pieces: Sequence[torch.Tensor]
+    backend: Any, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
 ) -> _Scattered:
     """Put the sum over ranks of `pieces[rank]` into `out`, when the handle has been waited for.
 
     Args:
         backend: a `Backend` whose `all_reduce` returns a handle.
         rank: this one.
-        pieces: flat, of one dtype; as many elements for each rank on all ranks.
+        pieces: for each rank flat tensors of one dtype; as many elements on all ranks.
     """
-    flat = torch.cat(list(pieces))
-    part = flat.split([piece.numel() for piece in pieces])[rank]
+    flat = end_to_end([part for piece in pieces for part in piece], out)
+    part = flat.split([sum(part.numel() for part in piece) for piece in pieces])[rank]
     return _Scattered(backend.all_reduce(flat), out, part)
+
+
+def end_to_end(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """One flat tensor of several, or of none."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts)) if parts else like.new_empty(0)

@@ -20,6 +20,7 @@ from datetime import timedelta
 
 import torch
 
+from ronde.comm.host_memory import HostMemory, share_once
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
@@ -105,6 +106,10 @@ class SharedMemory:
             LaunchError: when there is not enough; raised on all ranks.
         """
         return share(nbytes, self.rank, self._exchange)[0]
+
+    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
+        """`ronde.comm.host_memory.share_once` among these ranks."""
+        return share_once(nbytes, own, self.rank, self._exchange)
 
     def subgroup(self, members: Sequence[int]) -> SharedMemory | None:
         """Collectives among some of the ranks; called by these, in the same order, and perhaps by others.
@@ -219,20 +224,32 @@ class SharedMemory:
 
     def reduce_scatter(self, out: torch.Tensor, pieces: Sequence[torch.Tensor], op: str = "sum") -> None:
         """Reduce `pieces[rank]` of all ranks into `out` of each rank, which is as long; sizes may differ."""
+        self.reduce_scatter_lists(out, [[piece] for piece in pieces], op)
+
+    def reduce_scatter_lists(
+        self, out: torch.Tensor, lists: Sequence[Sequence[torch.Tensor]], op: str = "sum"
+    ) -> None:
+        """As `reduce_scatter`, each piece being a list of flat tensors that are taken end to end."""
         reduction = REDUCTIONS[op]
         width = self._share // out.element_size()
-        for begin in range(0, max(piece.numel() for piece in pieces), width):
-            mine = [piece[begin : begin + width] for piece in pieces]
+        begin = 0
+        for pieces in itertools.zip_longest(*(messages(each, width) for each in lists), fillvalue=()):
             area = self._take(1)
-            self._spread(area, mine)
-            if not mine[self.rank].numel():
-                continue
-            others = [
-                self._piece(area, each, mine[self.rank], self.rank)
+            for reader, parts in enumerate(pieces):
+                if reader != self.rank:
+                    copy_in(self._place(area, self.rank, out.dtype, reader), parts)
+            self._publish(area)
+            rows = [
+                self._place(area, each, out.dtype, self.rank)
                 for each in range(self.ranks)
                 if each != self.rank
             ]
-            reduce_into(out[begin : begin + width], [mine[self.rank], *others], reduction)
+            at = 0
+            for part in pieces[self.rank]:
+                end = at + part.numel()
+                reduce_into(out[begin + at : begin + end], [part, *(row[at:end] for row in rows)], reduction)
+                at = end
+            begin += at
 
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
         """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`; sizes may differ, also nought.
@@ -340,8 +357,12 @@ class SharedMemory:
 
     def _piece(self, area: int, owner: int, like: torch.Tensor, reader: int) -> torch.Tensor:
         """The part of `owner`'s area that is meant for `reader`, as long as `like`."""
+        return self._place(area, owner, like.dtype, reader)[: like.numel()]
+
+    def _place(self, area: int, owner: int, dtype: torch.dtype, reader: int) -> torch.Tensor:
+        """All of it."""
         begin = reader * self._share
-        return self._areas[area][owner][begin : begin + like.nbytes].view(like.dtype)
+        return self._areas[area][owner][begin : begin + self._share].view(dtype)
 
     def _take(self, pair: int) -> int:
         """The next area of a pair (0: small, 1: large), free to be written."""

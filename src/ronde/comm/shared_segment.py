@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ronde.errors import LaunchError
 
-__all__ = ["map_memory", "map_of_peer", "reserve", "share"]
+__all__ = ["map_memory", "map_of_peer", "open_of_peer", "reserve", "share"]
 
 _FALLOCATE_STEP = 1 << 30
 
@@ -90,11 +90,18 @@ def map_of_peer(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap
     Raises:
         OSError: when it is not there, or not to be opened by this user.
     """
-    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    opened = open_of_peer(pid, descriptor, inode)
     try:
-        # The number may be another process's, where ranks live in containers of their own.
-        if os.fstat(opened).st_ino != inode:
-            raise OSError(errno.ESRCH, "another process")
         return map_memory(opened, nbytes)
     finally:
         os.close(opened)
+
+
+def open_of_peer(pid: int, descriptor: int, inode: int) -> int:
+    """A descriptor of memory of another process; raises as `map_of_peer`."""
+    opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    # The number may be another process's, where ranks live in containers of their own.
+    if os.fstat(opened).st_ino != inode:
+        os.close(opened)
+        raise OSError(errno.ESRCH, "another process")
+    return opened

@@ -9,9 +9,10 @@ back the heap with huge pages, from which matrices are read faster
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 
-__all__ = ["keeping_memory", "returning_memory"]
+__all__ = ["give_back", "keeping_memory", "returning_memory"]
 
 _KEEP = {
     "MALLOC_MMAP_MAX_": "0",
@@ -21,18 +22,26 @@ _KEEP = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
-# Blocks of this size and more are returned at once, whatever lies beside them.
-_RETURN = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-
 
 def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of glibc's malloc to add; none where the user has set some or preloads an allocator."""
     return {} if _chosen(environment) else dict(_KEEP)
 
 
-def returning_memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """As `keeping_memory`, where parameters come and go: a heap with holes would grow and grow."""
-    return {} if _chosen(environment) else dict(_RETURN)
+def returning_memory(environment: Mapping[str, str], *, blocks: int) -> dict[str, str]:
+    """As `keeping_memory`, where large blocks come and go: a heap with holes would grow and grow.
+
+    Args:
+        blocks: of so many bytes and more are returned at once, whatever lies beside them.
+    """
+    return {} if _chosen(environment) else {"MALLOC_MMAP_THRESHOLD_": str(blocks)}
+
+
+def give_back() -> None:
+    """Return what is free to the kernel, after much has been freed for good; where the allocator can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _chosen(environment: Mapping[str, str]) -> bool:

@@ -53,8 +53,16 @@ def rank_environment(
     if device is not None:
         result["CUDA_VISIBLE_DEVICES"] = device
     elif config.world_size > 1:
-        cut = Plan.parse(config.plan).state.cuts_parameters
-        result.update(returning_memory(result) if cut else keeping_memory(result))
+        result.update(_memory(result, config))
     result[RUN_ID_KEY] = run_id
     result[ENVIRONMENT_KEY] = config.to_json()
     return result
+
+
+def _memory(environment: Mapping[str, str], config: RankConfig) -> dict[str, str]:
+    """How a rank on the CPU keeps its memory."""
+    if not Plan.parse(config.plan).state.cuts_parameters:
+        return keeping_memory(environment)
+    # Ranks of one host have whole parameters beside the heap, so only what is as large comes and goes there.
+    on_one_host = config.local_world_size == config.world_size
+    return returning_memory(environment, blocks=4 << 20 if on_one_host else 1 << 20)

@@ -19,11 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.context import Context, Region
 from ronde.errors import UsageError
+from ronde.launch.allocator import give_back
+from ronde.parallel.copied_unit import CopiedMember, CopiedUnit
 from ronde.parallel.division import Division
+from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.parallel.units import find_units
 from ronde.plan.resident import Census
+from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["ShardedParameters"]
 
@@ -49,6 +53,8 @@ class ShardedParameters:
         # Units that are whole, the one whose turn was longest ago first.
         self._whole: list[Unit] = []
         self._pinned: set[Unit] = set()
+        # Those that somebody held a view of when the update began, on whatever rank.
+        self._lingering: list[Unit] = []
         # What operations under way need, those inside others behind them.
         self._held: list[Unit] = []
         self._reading = False
@@ -129,18 +135,21 @@ class ShardedParameters:
         self.unpin()
         self.rest(keep_last=False)
         with _aside(self._context):
-            for unit in self._units:
-                if unit.lingers:
-                    unit.keep()
+            # Ranks collect their garbage when they like, so what lingers here may not on another. They meet
+            # here in any case: what one updates, another may be reading until then.
+            lingers = self._context.comm.votes([unit.lingers for unit in self._units])
+            self._lingering = [unit for unit, count in zip(self._units, lingers, strict=True) if count]
+            for unit in self._lingering:
+                unit.begin_update()
 
     def end_update(self, tensors: Iterable[torch.Tensor]) -> None:
         """Parts of these parameters have been updated: update what somebody holds of the whole."""
         with _aside(self._context):
-            # Ranks collect their garbage when they like, so what lingers here may not on another.
-            lingers = self._context.comm.votes([unit.lingers for unit in self._units])
-            for unit, count in zip(self._units, lingers, strict=True):
-                if count:
-                    unit.follow_update()
+            if self._context.comm.shares_host:
+                self._context.comm.barrier()  # what another has updated may be read from now on
+            for unit in self._lingering:
+                unit.end_update()
+            self._lingering = []
         for tensor in tensors:
             if self._entry(tensor) is not None:
                 with DisableTorchFunctionSubclass():
@@ -150,6 +159,7 @@ class ShardedParameters:
         """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
         if self._context.region is Region.REHEARSAL:
             return
+        keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
         for unit in list(self._whole[:-1] if keep_last else self._whole):
             self._reshard(unit)
         for unit in self._whole:
@@ -192,11 +202,17 @@ class ShardedParameters:
                 ranges = dict(zip(map(id, new), self._division.assign(new), strict=True))
                 cut = [each for each in new if ranges[id(each)] is not None]
                 if cut:
-                    self._add([Member(each, ranges[id(each)] or (), self._context.rank) for each in cut])
+                    self._add(cut, [ranges[id(each)] or () for each in cut])
         self.rest(keep_last=False)
+        give_back()  # what parameters lay in until now
 
-    def _add(self, members: list[Member]) -> None:
-        unit = Unit(self._count, members, self._context.comm)
+    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> None:
+        context = self._context
+        unit: Unit | None = map_unit(self._count, tensors, ranges, context.comm)
+        if unit is None:
+            pairs = zip(tensors, ranges, strict=True)
+            members = [CopiedMember(tensor, each, context.rank) for tensor, each in pairs]
+            unit = CopiedUnit(self._count, members, context.comm)
         self._count += 1
         self._units.append(unit)
         self._whole.append(unit)
@@ -256,12 +272,13 @@ class ShardedParameters:
                 return False
             if not member.moved(tensor):
                 continue
-            if not can_be_sharded(tensor):
+            if not can_be_sharded(tensor) or not unit.takes_over(member, tensor):
                 self._dissolve(unit)
                 return False
-            del self._by_storage[member.cdata]
-            member.take(tensor)
             unit.written = True
+            self._by_storage = {
+                key: found for key, found in self._by_storage.items() if found[0] is not member
+            }
             self._by_storage[member.cdata] = member, unit
         return True
 
@@ -291,6 +308,7 @@ class ShardedParameters:
 def _aside(context: Context) -> Iterator[None]:
     """Neither autograd nor a mode, nor a transform, sees what is done inside."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(DisableTorchFunction())
         stack.enter_context(_disable_current_modes())

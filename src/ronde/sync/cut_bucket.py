@@ -1,7 +1,8 @@
 """A bucket whose gradients are summed where they will be updated: each rank keeps its part of the mean.
 
-What is sent lies in memory of its own, which is free again when backward has ended (ZeRO stage 2,
-Rajbhandari et al. 2020). A gradient that was whole before backward began stays whole: the script may know it.
+What this rank sums lies in the same memory in each step; the rest of a gradient is gone when it has been
+sent (ZeRO stage 2, Rajbhandari et al. 2020). A gradient that was whole before backward began stays whole: the
+script may know it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Any
 
 import torch
 
+from ronde.comm.buffer import Storage
 from ronde.comm.process_group import Comm, Pending
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
+from ronde.sync.standing_memory import standing_memory
 
 __all__ = ["CutBucket"]
 
@@ -38,6 +41,9 @@ class CutBucket(Bucket):
         tensors = [leaf.tensor for leaf in leaves]
         divided = iter(parts.divide([tensor for tensor in tensors if tensor is not None]))
         self._ranges = [None if tensor is None else next(divided) for tensor in tensors]
+        spans = [ranges[comm.rank] or (0, 0) for ranges in self._ranges if ranges is not None]
+        count = sum(stop - start for start, stop in spans)
+        self._room: Storage | None = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
         self._forget()
 
     def begin(self, *, graph: bool = False) -> None:
@@ -58,7 +64,7 @@ class CutBucket(Bucket):
         self._places_cut = [place for place in range(len(self.leaves)) if place not in set(whole)]
         elements = {place: self._laid_out(place, gradients[place]) for place in self._places_cut}
         pieces = [
-            self._joined([elements[place][slice(*span)] for place, span in self._spans(rank)])
+            [elements[place][slice(*span)] for place, span in self._spans(rank)]
             for rank in range(self._comm.world_size)
         ]
         for place in self._places_cut:
@@ -70,8 +76,8 @@ class CutBucket(Bucket):
         self._flags = torch.tensor(flags, dtype=torch.int32, device=device)
         self.launched = True
         self._pending = [self._comm.all_reduce_async(self._flags)]
-        self._sum, scattered = self._comm.reduce_scatter_async(pieces)
-        self._pending.append(scattered)
+        self._sum = self._memory_for(sum(part.numel() for part in pieces[self._comm.rank]))
+        self._pending.append(self._comm.reduce_scatter_async(self._sum, pieces))
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
@@ -99,7 +105,9 @@ class CutBucket(Bucket):
         """Nothing lies in a bucket's memory."""
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
-        """What is on its way; between backwards nothing is held but parts, which count themselves."""
+        """Where parts lie, and whole gradients that are on their way."""
+        if self._room is not None:
+            census.count("gradients", self._room.tensor)
         for flat in [self._sum, *(flat for _, flat in self._whole)]:
             if flat is not None:
                 census.count("buckets", flat)
@@ -159,9 +167,11 @@ class CutBucket(Bucket):
             bare = ordered.copy_(bare)
         return bare.as_strided((count,), (1,), bare.storage_offset())
 
-    def _joined(self, elements: Sequence[torch.Tensor]) -> torch.Tensor:
-        if len(elements) == 1:
-            return elements[0]
-        if not elements:
-            return torch.empty(0, dtype=self.leaves[0].dtype, device=self.leaves[0].device)
-        return torch.cat(list(elements))
+    def _memory_for(self, count: int) -> torch.Tensor:
+        """Where this rank's sums go: the same memory in each step, unless there are parts in it."""
+        if self._room is None or self._room.tensor.numel() < count:
+            leaf = self.leaves[0]
+            self._room = Storage(standing_memory(count, leaf.dtype, leaf.device))
+        free = not self._room.users()
+        room = self._room.tensor[:count]
+        return room if free else torch.empty_like(room)

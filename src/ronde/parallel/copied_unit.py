@@ -1,0 +1,160 @@
+"""A unit of which each rank keeps a part, and copies the others' when all of it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.parallel.unit import OF_A_PARAMETER, Member, references
+from ronde.sync.gradient_parts import Ranges
+
+__all__ = ["CopiedMember", "CopiedUnit"]
+
+
+class CopiedMember(Member):
+    """A parameter whose own memory comes and goes.
+
+    Args:
+        ranges: each rank's elements.
+        rank: this one.
+
+    Attributes:
+        bytes: for each rank a view of its elements in the whole, where it has any.
+    """
+
+    __slots__ = ("_spans", "bytes")
+
+    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int) -> None:
+        super().__init__(tensor, ranges[rank] or (0, 0))
+        self._spans = ranges
+        self.take(tensor)
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Go by where the parameter's elements lie now."""
+        storage: Any = tensor.untyped_storage()
+        before = references(storage)
+        whole: Any = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self.lie_in(whole.set_(storage, 0, (tensor.numel(),)))
+        self.bytes = [
+            None if span is None else self._base[slice(*span)].view(torch.uint8) for span in self._spans
+        ]
+        self.version = tensor._version
+        # What refers to the memory when nobody but the parameter and this member do.
+        self._alone = references(storage) - before + OF_A_PARAMETER
+
+    def moved(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata != self.cdata
+
+    @property
+    def held(self) -> bool:
+        """Whether a tensor elsewhere lies in the memory of the whole parameter."""
+        alone = self._alone if self.ref() is not None else self._alone - 1
+        return references(self._storage) > alone
+
+    @property
+    def there(self) -> bool:
+        """Whether the whole has memory."""
+        return self._storage.nbytes() > 0
+
+    def make_room(self) -> None:
+        """Memory for the whole; what is new of it is undefined."""
+        if not self.there:
+            self._storage.resize_(self._base.numel() * self._base.element_size())
+
+    def free(self) -> bool:
+        """Let go of the memory; whether the parameter had to be given other memory for it.
+
+        What numpy was shown once cannot be resized any more.
+        """
+        fixed = not self._storage.resizable()
+        if fixed:
+            dtype, shape, stride, device = self._kind
+            tensor, fresh = self.ref(), torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            if tensor is not None:
+                tensor.data = fresh
+            self.take(fresh if tensor is None else tensor)
+        self._storage.resize_(0)
+        return fixed
+
+
+class CopiedUnit:
+    """A `Unit` in memory of each rank's own; its members are whole when it is made."""
+
+    def __init__(self, number: int, members: Sequence[CopiedMember], comm: Comm) -> None:
+        self.number = number
+        self.members = list(members)
+        self._comm = comm
+        self.whole = True
+        self.written = False
+        self.lingers = False
+        sizes = [stop - start for start, stop in (member.own for member in members)]
+        first = members[0].elements
+        # One memory for all parts, so that they are few blocks.
+        parts = torch.empty(sum(sizes), dtype=first.dtype, device=first.device).split(sizes)
+        for member, part in zip(members, parts, strict=True):
+            member.part = part
+        self._keep()
+
+    @property
+    def parameters(self) -> list[tuple[CopiedMember, Any]]:
+        found = [(member, member.ref()) for member in self.members]
+        return [(member, tensor) for member, tensor in found if tensor is not None]
+
+    def gather(self) -> None:
+        if self.lingers:
+            self._keep()  # whoever holds a view may have written to it
+        for member in self.members:
+            member.make_room()
+        self._complete()
+        self.whole, self.lingers = True, False
+
+    def rest(self) -> bool:
+        """Memory that somebody holds a view of is let go of later."""
+        if self.written:
+            self._keep()
+        self.whole, self.written = False, False
+        self.lingers = any(member.held for member in self.members)
+        return not self.lingers and self._free()
+
+    def let_go(self) -> bool:
+        if not self.lingers or any(member.held for member in self.members):
+            return False
+        self._keep()  # whoever held it may have written
+        self.lingers = False
+        return self._free()
+
+    def takes_over(self, member: CopiedMember, tensor: torch.Tensor) -> bool:
+        member.take(tensor)
+        return True
+
+    def begin_update(self) -> None:
+        if self.lingers:
+            self._keep()
+
+    def end_update(self) -> None:
+        """What lingers on some rank gets the updated elements, by a message of all ranks."""
+        for member in self.members:
+            member.make_room()
+        self._complete()
+        if not self.lingers:
+            self._free()
+
+    def _keep(self) -> None:
+        for member in self.members:
+            member.keep()
+
+    def _complete(self) -> None:
+        """Put every rank's part into the whole."""
+        for member in self.members:
+            if member.there:
+                member.elements.copy_(member.part)
+        ranks = range(self._comm.world_size)
+        parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
+        self._comm.share(parts)
+
+    def _free(self) -> bool:
+        moved = [member.free() for member in self.members]
+        return any(moved)

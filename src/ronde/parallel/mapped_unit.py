@@ -1,0 +1,167 @@
+"""A unit whose elements exist once on a host: to gather it is to show where they lie.
+
+Each rank updates its part in memory that all ranks of the host see. What the script writes to a whole
+parameter is this rank's own until all ranks keep it. So nothing is copied, and nothing is waited for, unless
+the script may have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ronde.comm.host_memory import HostMemory
+from ronde.comm.process_group import Comm
+from ronde.parallel.unit import Member, is_held, references
+from ronde.sync.gradient_parts import Ranges
+
+__all__ = ["map_unit"]
+
+_LINE = 64
+
+
+class _MappedMember(Member):
+    """A parameter that lies in the host's memory while its unit is whole, and in none else.
+
+    Args:
+        begin: its first byte there.
+    """
+
+    __slots__ = ("_empty", "_shown")
+
+    def __init__(self, tensor: torch.Tensor, own: tuple[int, int], memory: HostMemory, begin: int) -> None:
+        super().__init__(tensor, own)
+        first, last = own
+        if first < last:
+            at = begin + first * tensor.element_size()
+            self.part = torch.frombuffer(memory.common, dtype=tensor.dtype, count=last - first, offset=at)
+        else:
+            self.part = torch.empty(0, dtype=tensor.dtype)
+        self.part.copy_(tensor.as_strided((tensor.numel(),), (1,))[first:last])
+        # The parameter as it is while its unit is let go of.
+        self._empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        self._empty.untyped_storage().resize_(0)
+        base = torch.frombuffer(memory.private, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        self._shown = base.as_strided(tensor.shape, tensor.stride())
+        self.lie_in(base)
+
+    def show(self) -> None:
+        tensor: Any = self.ref()
+        if tensor is not None:
+            tensor.data = self._shown
+
+    def hide(self) -> None:
+        tensor: Any = self.ref()
+        if tensor is not None:
+            tensor.data = self._empty
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Have the elements that the script has laid elsewhere here again."""
+        self._shown.copy_(tensor)
+        self.show()
+        self.version = tensor._version
+
+    def moved(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() not in (0, self._base.data_ptr())
+
+    @property
+    def held(self) -> bool:
+        """Whether anybody lies in the memory of the whole, while the parameter does not."""
+        return references(self._storage) > self._alone
+
+
+class MappedUnit:
+    """A `Unit` in memory of the host's; its members are whole when it is made."""
+
+    def __init__(self, number: int, members: Sequence[_MappedMember], comm: Comm, memory: HostMemory) -> None:
+        self.number = number
+        self.members = list(members)
+        self._comm = comm
+        self._memory = memory
+        self.whole = False
+        self.written = False
+        self.lingers = False
+        comm.barrier()
+        self.gather()
+
+    @property
+    def parameters(self) -> list[tuple[_MappedMember, Any]]:
+        found = [(member, member.ref()) for member in self.members]
+        return [(member, tensor) for member, tensor in found if tensor is not None]
+
+    def gather(self) -> None:
+        for member in self.members:
+            member.show()
+        self.whole = True
+
+    def rest(self) -> bool:
+        if self.written:
+            self._keep()
+        self.whole, self.written = False, False
+        for member in self.members:
+            member.hide()
+        # To be known at the next update, before which is kept what has been written until then.
+        self.lingers = self.lingers or any(member.held for member in self.members)
+        return False
+
+    def let_go(self) -> bool:
+        """There is no memory to be let go of."""
+        return False
+
+    def takes_over(self, member: _MappedMember, tensor: torch.Tensor) -> bool:
+        """Not what somebody else lies in too, who would see no change of it here."""
+        if self._comm.votes([is_held(tensor)]) != [0]:
+            return False
+        member.take(tensor)
+        return True
+
+    def begin_update(self) -> None:
+        self._keep()
+        self.lingers = any(member.held for member in self.members)
+
+    def end_update(self) -> None:
+        """Whoever looks at the whole sees the parts."""
+
+    def _keep(self) -> None:
+        """What one rank keeps, no other may read before it has written the same, nor too late."""
+        self._comm.barrier()
+        for member in self.members:
+            member.keep()
+        self._comm.barrier()
+        self._memory.forget_writes()
+
+
+def map_unit(
+    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm
+) -> MappedUnit | None:
+    """Lay whole parameters into memory of the host's; all ranks come here.
+
+    Args:
+        ranges: for each, each rank's elements.
+
+    Returns:
+        None, on all ranks, where ranks do not share a host, where there is no memory, and where somebody
+        holds on to the memory that parameters lie in now.
+    """
+    if not comm.shares_host or any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    if comm.votes([any(is_held(tensor) for tensor in tensors)]) != [0]:
+        return None
+    size = tensors[0].element_size()
+    ends = accumulate((-(-tensor.numel() * size // _LINE) * _LINE for tensor in tensors), initial=0)
+    *begins, nbytes = ends
+    own = [each[comm.rank] or (0, 0) for each in ranges]
+    spans = [
+        (begin + size * first, begin + size * last) for begin, (first, last) in zip(begins, own, strict=True)
+    ]
+    memory = comm.share_once(nbytes, [span for span in spans if span[0] < span[1]])
+    if memory is None:
+        return None
+    members = [
+        _MappedMember(tensor, span, memory, begin)
+        for tensor, span, begin in zip(tensors, own, begins, strict=True)
+    ]
+    return MappedUnit(number, members, comm, memory)
