@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ronde.comm.shared_subgroup import shared_subgroup
 from ronde.errors import LaunchError, PeerLost
 
 # Nought, below and above a block, and what takes several steps to copy.
@@ -120,20 +121,20 @@ def some_of_the_ranks(rank: Any) -> list[Any]:
     shared = rank.groups["boundary"].backend.shared
     results: list[Any] = []
     if rank.rank != 0:
-        group = shared.subgroup([2, 1])
+        group = shared_subgroup(shared, [2, 1])
         mine = torch.full((100_000,), float(rank.rank))
         group.all_reduce(mine)
         out = torch.empty(2, 1)
         group.all_gather(out, torch.tensor([float(rank.rank)]))
         results += [mine.unique().tolist(), out.view(-1).tolist()]
         group.close()
-    everyone = shared.subgroup([0, 1])
+    everyone = shared_subgroup(shared, [0, 1])
     if everyone is not None:
         mine = torch.tensor([rank.rank + 1])
         everyone.all_reduce(mine)
         results.append(mine.tolist())
         everyone.close()
-    alone = shared.subgroup([rank.rank])
+    alone = shared_subgroup(shared, [rank.rank])
     mine = torch.full((2_000_000,), 5.0)
     alone.all_reduce(mine)
     alone.barrier()
@@ -145,7 +146,7 @@ def some_of_the_ranks(rank: Any) -> list[Any]:
 def one_leaves(rank: Any) -> str:
     """Its process lives on; who waits for it, or for its message, is told at once."""
     shared = rank.groups["boundary"].backend.shared
-    group = shared.subgroup([0, 1])
+    group = shared_subgroup(shared, [0, 1])
     try:
         if rank.rank == 0:
             group.barrier()

@@ -8,7 +8,9 @@ import math
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, mse_loss
 
+from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.testing.run_ranks import Rank
 
@@ -137,6 +140,17 @@ def kept_views_follow(training: Training) -> Any:
     seen = view.clone(), alias.clone(), [value.clone() for value in state.values()]
     view.mul_(2)
     return seen, training.step(), training.step()
+
+
+def written_through_a_view(training: Training) -> Any:
+    """While its unit is let go of, by a view that is gone when the optimizer steps."""
+    view = training.model.first.weight.data
+    x, _ = training.batch()
+    before = training.model(x).detach()
+    view.mul_(1.5)
+    del view
+    after = training.model(x).detach()
+    return before, after, training.step()
 
 
 def written(training: Training) -> Any:
@@ -271,8 +285,9 @@ def evaluated(training: Training) -> Any:
 
 
 USES = (
-    *(printed, counted, copied, pickled, loaded, kept_views_follow, written, shown_to_numpy, made_from),
-    *(gradients_read, accumulated, clipped, past_forward, functional, frozen_and_thawed, another_optimizer),
+    *(printed, counted, copied, pickled, loaded, kept_views_follow, written, written_through_a_view),
+    *(shown_to_numpy, made_from, gradients_read, accumulated, clipped, past_forward, functional),
+    *(frozen_and_thawed, another_optimizer),
     *(by_hand, other_type, second_order, evaluated),
 )
 
@@ -294,12 +309,17 @@ def differences(plain: Any, found: Any, path: str) -> list[str]:
     return [] if same else [f"{path}: {found!r} instead of {plain!r}"]
 
 
-def everything(rank: Rank, plan: str) -> list[str]:
+def apart() -> Any:
+    """Inside, ranks do not know that they share a host: parameters are copied, as between hosts."""
+    return mock.patch.object(Comm, "shares_host", False)
+
+
+def everything(rank: Rank, plan: str, *, copied: bool = False) -> list[str]:
     problems: list[str] = []
     for use in USES:
         outcomes: list[Any] = []
         for each in ("ddp", plan):
-            with rank.session(each):
+            with apart() if copied else nullcontext(), rank.session(each):
                 training = Training()
                 outcomes.append((use(training), values(training.model)))
                 del training
@@ -310,6 +330,14 @@ def everything(rank: Rank, plan: str) -> list[str]:
 @pytest.mark.parametrize("plan", ["zero2", "zero3", pytest.param("central", marks=pytest.mark.soak)])
 def test_whatever_a_script_does(ranks: Ranks, plan: str) -> None:
     assert ranks(2, everything, plan) == [[]] * 2
+
+
+def everything_copied(rank: Rank) -> list[str]:
+    return everything(rank, "zero3", copied=True)
+
+
+def test_whatever_a_script_does_between_hosts(ranks: Ranks) -> None:
+    assert ranks(2, everything_copied) == [[]] * 2
 
 
 @pytest.mark.soak
@@ -370,7 +398,7 @@ class Watched(nn.Module):
 
 
 def most_whole(rank: Rank) -> tuple[int, int]:
-    with rank.session("zero3"):
+    with apart(), rank.session("zero3"):
         seen: list[int] = []
         net = nn.Sequential()
         net.extend([Watched(net, seen) for _ in range(6)])

@@ -38,8 +38,6 @@ _LEFT = 8
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
 _MOST_VIEWS = 256
-# A tag that no other message has.
-_SUBGROUP = -1
 # The pair of areas for chunks; a pair for what is small comes before it.
 _LARGE = (2, 3)
 
@@ -58,6 +56,7 @@ class SharedMemory:
 
     Attributes:
         mailbox: messages between two of the ranks.
+        numbers: what messages call each rank.
 
     Raises:
         LaunchError: when memory cannot be shared; raised on all ranks.
@@ -81,9 +80,9 @@ class SharedMemory:
         mailbox = Mailbox.nbytes(ranks)
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
         self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1)
-        self._numbers = range(first_rank, first_rank + ranks) if numbers is None else numbers
+        self.numbers: Sequence[int] = range(first_rank, first_rank + ranks) if numbers is None else numbers
         self.waiting = Waiting(
-            rank, pids, numbers=self._numbers, timeout=timeout.total_seconds(), left=self._has_left
+            rank, pids, numbers=self.numbers, timeout=timeout.total_seconds(), left=self._has_left
         )
         letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
         self.mailbox = Mailbox(rank, letters, pids, self.waiting)
@@ -110,39 +109,6 @@ class SharedMemory:
     def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
         """`ronde.comm.host_memory.share_once` among these ranks."""
         return share_once(nbytes, own, self.rank, self._exchange)
-
-    def subgroup(self, members: Sequence[int]) -> SharedMemory | None:
-        """Collectives among some of the ranks; called by these, in the same order, and perhaps by others.
-
-        Args:
-            members: their ranks here, in the order of their ranks there; the same on each.
-
-        Returns:
-            None to a rank that is no member.
-
-        Raises:
-            LaunchError: when there is not enough memory; raised on all members.
-        """
-        if self.rank not in members:
-            return None
-
-        def exchange(mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-            flat = torch.tensor(mine, device="cpu").view(torch.uint8)
-            parts = [torch.empty_like(flat) for _ in members]
-            for each in members:
-                self.mailbox.send(flat, each, _SUBGROUP)
-            for each, part in zip(members, parts, strict=True):
-                self.mailbox.wait(self.mailbox.receive(part, each, _SUBGROUP))
-            places = [part.view(torch.int64).tolist() for part in parts]
-            return [(first, second, third) for first, second, third in places]
-
-        return SharedMemory(
-            members.index(self.rank),
-            len(members),
-            exchange,
-            timeout=timedelta(seconds=self.waiting.timeout),
-            numbers=[self._numbers[each] for each in members],
-        )
 
     def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         out = torch.empty(self.ranks, 3, dtype=torch.int64, device="cpu")

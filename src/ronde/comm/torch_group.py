@@ -36,6 +36,7 @@ from ronde.comm.group_tensors import (
 )
 from ronde.comm.reductions import REDUCTIONS, reduce_into
 from ronde.comm.shared_memory import SharedMemory
+from ronde.comm.shared_subgroup import shared_subgroup
 from ronde.comm.store_exchange import exchange_by
 from ronde.comm.torch_work import Completed, Message
 from ronde.errors import UsageError
@@ -248,7 +249,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def split_group(self, ranks: Sequence[int], *_: Any, group_name: str | None = None, **__: Any) -> Any:
         """A group of some of the ranks, called by these; None on others."""
-        shared = self.shared.subgroup(ranks)
+        shared = shared_subgroup(self.shared, ranks)
         if shared is None:
             return None
         group = SharedMemoryGroup(shared)

@@ -9,9 +9,10 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.parallel.unit import OF_A_PARAMETER, Member, references
+from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 
-__all__ = ["CopiedMember", "CopiedUnit"]
+__all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
 
 
 class CopiedMember(Member):
@@ -103,6 +104,10 @@ class CopiedUnit:
         found = [(member, member.ref()) for member in self.members]
         return [(member, tensor) for member, tensor in found if tensor is not None]
 
+    def tell(self, census: Census) -> None:
+        for member in self.members:
+            census.count("parameters", member.part)
+
     def gather(self) -> None:
         if self.lingers:
             self._keep()  # whoever holds a view may have written to it
@@ -158,3 +163,11 @@ class CopiedUnit:
     def _free(self) -> bool:
         moved = [member.free() for member in self.members]
         return any(moved)
+
+
+def copy_unit(
+    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm
+) -> CopiedUnit:
+    """A unit of whole parameters, with each rank's elements of each."""
+    pairs = zip(tensors, ranges, strict=True)
+    return CopiedUnit(number, [CopiedMember(tensor, each, comm.rank) for tensor, each in pairs], comm)

@@ -16,6 +16,7 @@ import torch
 from ronde.comm.host_memory import HostMemory
 from ronde.comm.process_group import Comm
 from ronde.parallel.unit import Member, is_held, references
+from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["map_unit"]
@@ -30,7 +31,7 @@ class _MappedMember(Member):
         begin: its first byte there.
     """
 
-    __slots__ = ("_empty", "_shown")
+    __slots__ = ("_empty", "whole")
 
     def __init__(self, tensor: torch.Tensor, own: tuple[int, int], memory: HostMemory, begin: int) -> None:
         super().__init__(tensor, own)
@@ -45,13 +46,13 @@ class _MappedMember(Member):
         self._empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         self._empty.untyped_storage().resize_(0)
         base = torch.frombuffer(memory.private, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
-        self._shown = base.as_strided(tensor.shape, tensor.stride())
+        self.whole = base.as_strided(tensor.shape, tensor.stride())
         self.lie_in(base)
 
     def show(self) -> None:
         tensor: Any = self.ref()
         if tensor is not None:
-            tensor.data = self._shown
+            tensor.data = self.whole
 
     def hide(self) -> None:
         tensor: Any = self.ref()
@@ -60,7 +61,7 @@ class _MappedMember(Member):
 
     def take(self, tensor: torch.Tensor) -> None:
         """Have the elements that the script has laid elsewhere here again."""
-        self._shown.copy_(tensor)
+        self.whole.copy_(tensor)
         self.show()
         self.version = tensor._version
 
@@ -91,6 +92,12 @@ class MappedUnit:
     def parameters(self) -> list[tuple[_MappedMember, Any]]:
         found = [(member, member.ref()) for member in self.members]
         return [(member, tensor) for member, tensor in found if tensor is not None]
+
+    def tell(self, census: Census) -> None:
+        for member in self.members:
+            census.count("parameters", member.part)
+            census.outside(member.part)
+            census.outside(member.whole)
 
     def gather(self) -> None:
         for member in self.members:

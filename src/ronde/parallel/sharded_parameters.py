@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ronde.boundary.context import Context, Region
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
-from ronde.parallel.copied_unit import CopiedMember, CopiedUnit
+from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.sharded_parameter import sharded_parameter
@@ -177,8 +177,7 @@ class ShardedParameters:
     def tell(self, census: Census) -> None:
         """Count this rank's parts; what is whole is there to be counted."""
         for unit in self._units:
-            for member in unit.members:
-                census.count("parameters", member.part)
+            unit.tell(census)
 
     def _units_of(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
         """The units of those that are in parts, each once."""
@@ -207,12 +206,9 @@ class ShardedParameters:
         give_back()  # what parameters lay in until now
 
     def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> None:
-        context = self._context
-        unit: Unit | None = map_unit(self._count, tensors, ranges, context.comm)
-        if unit is None:
-            pairs = zip(tensors, ranges, strict=True)
-            members = [CopiedMember(tensor, each, context.rank) for tensor, each in pairs]
-            unit = CopiedUnit(self._count, members, context.comm)
+        comm = self._context.comm
+        mapped = map_unit(self._count, tensors, ranges, comm)
+        unit: Unit = copy_unit(self._count, tensors, ranges, comm) if mapped is None else mapped
         self._count += 1
         self._units.append(unit)
         self._whole.append(unit)

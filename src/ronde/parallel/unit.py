@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ronde.plan.resident import Census
+
 __all__ = ["OF_A_PARAMETER", "Member", "Unit", "can_be_sharded", "is_held", "references"]
 
 
@@ -16,8 +18,8 @@ class Member:
 
     Attributes:
         ref: the parameter, held weakly; its unit stands as long as any rank may have it.
-        own: this rank's elements of it, perhaps none.
-        part: a copy of them, flat; what the optimizer updates.
+        own: the first and the last of this rank's elements of it, perhaps none.
+        part: this rank's elements, flat, apart from the whole; what the optimizer updates.
         cdata: tells the memory of the whole from other memory.
         version: of the parameter when its elements were last complete.
     """
@@ -73,21 +75,28 @@ class Unit(Protocol):
 
     Attributes:
         number: in the order in which units were made, the same on all ranks.
-        members: its parameters.
         whole: elements of all members are there, for anybody to use; the same on all ranks.
         written: while it was whole, somebody may have changed elements.
         lingers: it is not whole, but somebody on this rank holds a view of its memory still.
     """
 
     number: int
-    members: Sequence[Any]
     whole: bool
     written: bool
     lingers: bool
 
     @property
+    def members(self) -> Sequence[Any]:
+        """Its parameters."""
+        ...
+
+    @property
     def parameters(self) -> list[tuple[Any, Any]]:
         """Members whose parameter is there still."""
+        ...
+
+    def tell(self, census: Census) -> None:
+        """Count this rank's parts; what is whole is there to be counted."""
         ...
 
     def gather(self) -> None:

@@ -25,6 +25,10 @@ class Census(Protocol):
         """Memory that begins at an address, unless it has been counted."""
         ...
 
+    def outside(self, tensor: Any) -> None:
+        """This tensor, counted before or after, lies in memory that is none of the allocator's."""
+        ...
+
     def add(self, kind: Kind, nbytes: int) -> None:
         """Bytes that no other can count: what was held for a while, or (negative) another kind's part."""
         ...

@@ -16,13 +16,15 @@ class StorageCensus:
 
     Attributes:
         bytes: by kind.
-        coming: bytes of what comes and goes between steps: parameters, and gradients that lie in no bucket.
+        coming: bytes of the allocator's that come and go between steps: parameters, and gradients that lie
+            in no bucket.
     """
 
     def __init__(self) -> None:
         self.bytes: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self.coming = 0
         self._seen: set[int] = set()
+        self._coming: dict[int, int] = {}
+        self._outside: set[int] = set()
 
     def count(self, kind: Kind, tensor: Any) -> None:
         try:
@@ -37,8 +39,17 @@ class StorageCensus:
             return
         self._seen.add(address)
         self.bytes[kind] += nbytes
-        if kind in ("parameters", "gradients"):
-            self.coming += nbytes
+        if kind in ("parameters", "gradients") and address not in self._outside:
+            self._coming[address] = nbytes
+
+    @property
+    def coming(self) -> int:
+        return sum(self._coming.values())
+
+    def outside(self, tensor: Any) -> None:
+        address = tensor.untyped_storage().data_ptr()
+        self._outside.add(address)
+        self._coming.pop(address, None)
 
     def add(self, kind: Kind, nbytes: int) -> None:
         self.bytes[kind] += nbytes

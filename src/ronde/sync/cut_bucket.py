@@ -108,6 +108,7 @@ class CutBucket(Bucket):
         """Where parts lie, and whole gradients that are on their way."""
         if self._room is not None:
             census.count("gradients", self._room.tensor)
+            census.outside(self._room.tensor)
         for flat in [self._sum, *(flat for _, flat in self._whole)]:
             if flat is not None:
                 census.count("buckets", flat)
