@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ronde.launch.function import launch
     from ronde.plan import Plan
-    from ronde.runtime.api import init, is_main, prepare, rank, world_size
+    from ronde.runtime.api import deferred, init, is_main, prepare, rank, world_size
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "__version__", "init", "is_main", "launch", "prepare", "rank", "world_size"]
+__all__ = ["Plan", "__version__", "deferred", "init", "is_main", "launch", "prepare", "rank", "world_size"]
 
 _HOMES = {
     "Plan": "ronde.plan",
+    "deferred": "ronde.runtime.api",
     "init": "ronde.runtime.api",
     "is_main": "ronde.runtime.api",
     "prepare": "ronde.runtime.api",

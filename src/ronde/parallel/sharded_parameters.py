@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.context import Context, Region
@@ -25,7 +26,7 @@ from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, can_be_sharded
-from ronde.parallel.units import find_units
+from ronde.parallel.units import LEAST_BYTES, by_kind, find_units
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 
@@ -76,6 +77,21 @@ class ShardedParameters:
         finally:
             self._pinned = before
             self.rest(keep_last=torch.is_grad_enabled())
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Inside, modules are cut as soon as they become part of another: a model is never whole."""
+
+        def cut(_parent: Any, _name: str, module: Any) -> None:
+            # What is smaller waits for its neighbours.
+            if isinstance(module, torch.nn.Module) and self._uncut_bytes(module) >= LEAST_BYTES:
+                self._shard(module)
+
+        handle = register_module_module_registration_hook(cut)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -188,6 +204,10 @@ class ShardedParameters:
         found = self._of.get(id(tensor))
         return found if found is not None and found[0].ref() is tensor else None
 
+    def _uncut_bytes(self, module: torch.nn.Module) -> int:
+        uncut = [each for each in module.parameters() if self._entry(each) is None]
+        return sum(each.numel() * each.element_size() for each in uncut)
+
     def _shard(self, module: torch.nn.Module) -> None:
         """Cut what is new in a module."""
         count = sum(1 for _ in module.parameters())
@@ -197,13 +217,20 @@ class ShardedParameters:
         with DisableTorchFunctionSubclass(), _aside(self._context):
             self._forget_gone()
             for found in find_units(module):
-                new = [each for each in found if self._entry(each) is None and can_be_sharded(each)]
-                ranges = dict(zip(map(id, new), self._division.assign(new), strict=True))
-                cut = [each for each in new if ranges[id(each)] is not None]
-                if cut:
-                    self._add(cut, [ranges[id(each)] or () for each in cut])
+                self._cut([each for each in found if self._entry(each) is None])
         self.rest(keep_last=False)
         give_back()  # what parameters lay in until now
+
+    def _cut(self, tensors: Sequence[torch.Tensor]) -> list[Unit]:
+        """Make units, whole ones, of parameters of one dtype and device that can be cut."""
+        new = [each for each in tensors if can_be_sharded(each)]
+        found = [
+            (each, ranges) for each, ranges in zip(new, self._division.assign(new), strict=True) if ranges
+        ]
+        if found:
+            self._add(*map(list, zip(*found, strict=True)))
+            return [self._units[-1]]
+        return []
 
     def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> None:
         comm = self._context.comm
@@ -263,8 +290,11 @@ class ShardedParameters:
     def _follow(self, unit: Unit) -> bool:
         """Go by what the script has made of its parameters; False where the unit is none any more."""
         for member, tensor in unit.parameters:
-            if type(tensor) is not torch.nn.Parameter or not member.stands(tensor):
+            if type(tensor) is not torch.nn.Parameter:
                 self._dissolve(unit)
+                return False
+            if not member.stands(tensor):
+                self._cut_anew(unit)
                 return False
             if not member.moved(tensor):
                 continue
@@ -283,6 +313,14 @@ class ShardedParameters:
         self._unshard(unit, [unit])
         self._drop(unit)
         self._seen.clear()
+
+    def _cut_anew(self, unit: Unit) -> None:
+        """Its parameters, or some, have another dtype, device or shape now."""
+        tensors = [tensor for _, tensor in unit.parameters]
+        self._drop(unit)
+        for members in by_kind(tensors):
+            for new in self._cut(members):
+                self._reshard(new)
 
     def _drop(self, unit: Unit) -> None:
         for register in (self._units, self._whole):

@@ -13,10 +13,11 @@ from torch import nn
 
 from ronde.parallel.blocks import repeated_blocks
 
-__all__ = ["find_units"]
+__all__ = ["LEAST_BYTES", "by_kind", "find_units"]
 
-# Neighbours smaller than this together are one unit, in small models than this share of the whole.
-_LEAST_BYTES = 1 << 20
+LEAST_BYTES = 1 << 20
+"""Neighbours smaller than this together are one unit."""
+# In small models those smaller than this share of the whole.
 _LEAST_SHARE = 16
 
 
@@ -29,7 +30,7 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
     seen: set[int] = set()
     units: list[list[torch.Tensor]] = []
     small: list[torch.Tensor] = []
-    least_bytes = min(_LEAST_BYTES, _bytes(list(model.parameters())) // _LEAST_SHARE)
+    least_bytes = min(LEAST_BYTES, _bytes(list(model.parameters())) // _LEAST_SHARE)
     for module, whole in _atoms(model, set(repeated_blocks(model))):
         new = [each for each in _parameters(module, whole) if id(each) not in seen]
         seen.update(map(id, new))
@@ -39,7 +40,7 @@ def find_units(model: nn.Module) -> list[list[torch.Tensor]]:
             small = []
     if small:
         units.append(small)
-    return [members for unit in units for members in _by_kind(unit)]
+    return [members for unit in units for members in by_kind(unit)]
 
 
 def _atoms(module: nn.Module, blocks: set[nn.Module]) -> Iterator[tuple[nn.Module, bool]]:
@@ -60,7 +61,8 @@ def _bytes(members: Sequence[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in members)
 
 
-def _by_kind(unit: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+def by_kind(unit: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Those of one dtype and device together, in their order."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for each in unit:
         kinds.setdefault((each.dtype, each.device), []).append(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ronde.plan import Plan, read_plan
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["activate", "init", "is_main", "prepare", "rank", "world_size"]
+__all__ = ["activate", "deferred", "init", "is_main", "prepare", "rank", "world_size"]
 
 
 class _Process:
@@ -88,6 +89,19 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     atexit.register(session.close)
     session.install()
     activate(session)
+
+
+def deferred() -> AbstractContextManager[None]:
+    """Build a model too large for one rank: `with ronde.deferred(): model = Net()`.
+
+    Where the plan cuts parameters (`zero3`, `central`), each layer is cut as soon as it becomes part of a
+    larger module, so no rank ever holds more than its part and two layers. Layers are built as ever, on
+    every rank, so they draw the numbers that they draw on one device. What is done to them later
+    (`model.apply(init)`, `model.to("cuda")`, `load_state_dict`) gathers them one by one. Under other plans
+    and in plain python this does nothing.
+    """
+    session = _Process.session
+    return nullcontext() if session is None else session.deferred()
 
 
 def prepare(*objects: Any) -> Any:

@@ -297,6 +297,10 @@ class Session:
         for module in _HOLDS_INIT & sys.modules.keys():
             self.patches.set(sys.modules[module], "init_process_group", init_process_group)
 
+    def deferred(self) -> AbstractContextManager[None]:
+        """Inside, a model is cut as it is built, where the plan cuts parameters."""
+        return nullcontext() if self.retired else self._sharding.building()
+
     def adopt(self, thing: Any) -> None:
         """Take over a model, optimizer or loader that was made before the session.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -100,6 +100,10 @@ class Sharding:
             return
         with self._parameters.calling(module, pinned=_is_opaque(module)):
             yield
+
+    def building(self) -> AbstractContextManager[None]:
+        """Around the making of a model."""
+        return nullcontext() if self._parameters is None else self._parameters.building()
 
     @contextmanager
     def backward(self) -> Iterator[None]:
