@@ -44,14 +44,14 @@ for epoch in range(2 if __name__ == "plain" else 10**9):
 """
 
 
-def start(network: Network, ranks: Sequence[int], place: Path) -> list[subprocess.Popen[str]]:
+def start(network: Network, ranks: Sequence[int], place: Path, *options: str) -> list[subprocess.Popen[str]]:
     """torchrun on each host with so many ranks; what the processes print is in `place`/HOST.log."""
     started = []
     for number, (host, count) in enumerate(zip(network.hosts, ranks, strict=True)):
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(ranks))]
         words += ["--node-rank", str(number), "--nproc-per-node", str(count)]
         words += ["--master-addr", network.hosts[0].address, "--master-port", PORT]
-        words += ["-m", "ronde", "run", "--timeout", "4", "train.py"]
+        words += ["-m", "ronde", "run", "--timeout", "4", *options, "train.py"]
         with open(place / f"{host.name}.log", "w") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             started.append(host.popen(words, cwd=place, env=environment, stdout=log, stderr=log))
@@ -90,3 +90,22 @@ def test_ranks_of_two_hosts_give_one_devices_numbers_and_name_a_host_that_is_cut
     assert [process.wait(60) for process in started] == [1, 1]
     lost = f"ronde: error: rank 0 lost its connection to the host host-2 ({network.hosts[1].address}, rank 2)"
     assert lost in said(tmp_path, "host-1")
+
+
+@pytest.mark.soak
+def test_parameters_in_parts_travel_between_hosts(
+    network: Network,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    (tmp_path / "train.py").write_text(TRAINING.replace("10**9", "2"))
+    started = start(network, (2, 1), tmp_path, "--plan", "zero3")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train.py", run_name="plain")
+    assert [process.wait(timeout=240) for process in started] == [0, 0], said(tmp_path, "host-1")
+    assert losses(said(tmp_path, "host-1")) == losses(capsys.readouterr().out)
+    kept, plain = (torch.load(tmp_path / f"{name}.pt") for name in ("__main__", "plain"))
+    assert kept.keys() == plain.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(kept[name], value, rtol=1e-11, atol=1e-13)

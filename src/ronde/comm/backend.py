@@ -47,8 +47,8 @@ class Backend(Protocol):
         """Put `flat` [n], of bytes, of rank `source` into every rank's."""
         ...
 
-    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one. Waits."""
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Complete tensors of bytes: rank r has written `parts[r]`, and `rank` is this one."""
         ...
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
@@ -86,8 +86,8 @@ class TorchBackend:
         options.rootTensor = 0
         return self._group.broadcast([flat], options)
 
-    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        share_by_messages(self, rank, parts)
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
+        return share_by_messages(self, rank, parts)
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         if self.on_cuda:

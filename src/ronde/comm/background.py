@@ -61,8 +61,8 @@ class BackgroundBackend:
     def broadcast(self, flat: torch.Tensor, source: int) -> Any:
         return self._rest.broadcast(flat, source)
 
-    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-        self._rest.share(rank, parts)
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> Any:
+        return self._rest.share(rank, parts)
 
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)

@@ -192,18 +192,22 @@ class Comm:
         backend = self.backend
         return backend.shared.share_once(nbytes, own) if isinstance(backend, SharedMemoryBackend) else None
 
-    @torch.no_grad()
     def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.
 
         Args:
             parts: of the same numbers, sizes and dtypes on all ranks.
         """
+        self.share_async(parts).wait()
+
+    @torch.no_grad()
+    def share_async(self, parts: Sequence[Sequence[torch.Tensor]]) -> Pending:
+        """Start `share`; until `wait` no part may be written, and none of another rank read."""
         spread = [[part.view(torch.uint8) for part in each if part.numel()] for each in parts]
         first = next((part for each in spread for part in each), None)
-        if first is not None:
-            number = self._announce("share", first)
-            self.block(lambda: self.backend.share(self.rank, spread), number)
+        if first is None:
+            return Pending(self, None)
+        return self._start("share", first, lambda: self.backend.share(self.rank, spread))
 
     def reduce_scatter_async(self, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Pending:
         """Start summing over ranks; `out`, the sum of all `pieces[rank]`, may be read after `wait`.

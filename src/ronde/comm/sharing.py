@@ -6,6 +6,7 @@ packed and gathered, so that many small ones cost one message.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -18,29 +19,56 @@ _LARGE = 256 << 10
 _PACKED = 4 << 20
 
 
-def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Complete tensors of bytes: `parts[r]` were written by rank r; on return all ranks have all.
+class _Shared:
+    """Messages under way, those that were packed with where their pieces belong."""
+
+    def __init__(self, sent: Sequence[Any], packed: Sequence[_Packed], rank: int) -> None:
+        self._sent = sent
+        self._packed = packed
+        self._rank = rank
+
+    def wait(self) -> None:
+        for each in self._packed:
+            each.work.wait()
+            copy_out(list(each.rows), each.message, self._rank)
+        for work in self._sent:
+            work.wait()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Packed:
+    """Small parts of every rank, gathered as one message."""
+
+    work: Any
+    rows: torch.Tensor
+    message: Sequence[Sequence[torch.Tensor]]
+
+
+def share_by_messages(backend: Any, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> _Shared:
+    """Complete tensors of bytes: `parts[r]` were written by rank r.
 
     Args:
         backend: a `Backend`, whose `broadcast` and `all_gather` return handles.
         rank: this one.
+
+    Returns:
+        a handle: when it has been waited for, all ranks have all.
     """
-    pending = [
+    sent = [
         backend.broadcast(part, source)
         for source, each in enumerate(parts)
         for part in each
         if part.numel() >= _LARGE
     ]
+    packed: list[_Packed] = []
     small = [[part for part in each if part.numel() < _LARGE] for each in parts]
     for message in zip_longest(*(messages(each, _PACKED) for each in small), fillvalue=()):
         length = max(sum(part.numel() for part in each) for each in message)
         device = next(part.device for each in message for part in each)
         rows = torch.empty(len(message), length, dtype=torch.uint8, device=device)
         copy_in(rows[rank], message[rank])
-        backend.all_gather(rows, rows[rank]).wait()
-        copy_out(list(rows), message, rank)
-    for each in pending:
-        each.wait()
+        packed.append(_Packed(backend.all_gather(rows, rows[rank]), rows, message))
+    return _Shared(sent, packed, rank)
 
 
 def messages(parts: Sequence[torch.Tensor], limit: int) -> Iterator[list[torch.Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.process_group import Comm
+from ronde.comm.process_group import Comm, Pending
 from ronde.parallel.unit import OF_A_PARAMETER, Member, references
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
@@ -91,6 +91,7 @@ class CopiedUnit:
         self.whole = True
         self.written = False
         self.lingers = False
+        self._coming: Pending | None = None
         sizes = [stop - start for start, stop in (member.own for member in members)]
         first = members[0].elements
         # One memory for all parts, so that they are few blocks.
@@ -108,16 +109,22 @@ class CopiedUnit:
         for member in self.members:
             census.count("parameters", member.part)
 
-    def gather(self) -> None:
+    def start(self) -> None:
         if self.lingers:
             self._keep()  # whoever holds a view may have written to it
         for member in self.members:
             member.make_room()
-        self._complete()
+        self._coming = self._complete()
+
+    def gather(self) -> None:
+        if self._coming is None:
+            self.start()
+        self._arrive()
         self.whole, self.lingers = True, False
 
     def rest(self) -> bool:
         """Memory that somebody holds a view of is let go of later."""
+        self._arrive()
         if self.written:
             self._keep()
         self.whole, self.written = False, False
@@ -143,7 +150,8 @@ class CopiedUnit:
         """What lingers on some rank gets the updated elements, by a message of all ranks."""
         for member in self.members:
             member.make_room()
-        self._complete()
+        self._coming = self._complete()
+        self._arrive()
         if not self.lingers:
             self._free()
 
@@ -151,14 +159,19 @@ class CopiedUnit:
         for member in self.members:
             member.keep()
 
-    def _complete(self) -> None:
-        """Put every rank's part into the whole."""
+    def _arrive(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.wait()
+
+    def _complete(self) -> Pending:
+        """Start to put every rank's part into the whole."""
         for member in self.members:
             if member.there:
                 member.elements.copy_(member.part)
         ranks = range(self._comm.world_size)
         parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
-        self._comm.share(parts)
+        return self._comm.share_async(parts)
 
     def _free(self) -> bool:
         moved = [member.free() for member in self.members]

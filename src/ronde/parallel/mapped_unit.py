@@ -99,6 +99,9 @@ class MappedUnit:
             census.outside(member.part)
             census.outside(member.whole)
 
+    def start(self) -> None:
+        """There is nothing to wait for."""
+
     def gather(self) -> None:
         for member in self.members:
             member.show()

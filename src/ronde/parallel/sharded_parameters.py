@@ -24,6 +24,7 @@ from ronde.launch.allocator import give_back
 from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
+from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.parallel.units import LEAST_BYTES, by_kind, find_units
@@ -59,6 +60,7 @@ class ShardedParameters:
         # What operations under way need, those inside others behind them.
         self._held: list[Unit] = []
         self._reading = False
+        self._prefetch = Prefetch()
         self._seen: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
     @contextmanager
@@ -69,6 +71,7 @@ class ShardedParameters:
             pinned: what runs inside does not ask for parameters one by one, as compiled code.
         """
         self._shard(module)
+        self._prefetch.begin()
         before = set(self._pinned)
         if pinned:
             self.pin(module.parameters())
@@ -97,6 +100,7 @@ class ShardedParameters:
     def backward(self) -> Iterator[None]:
         """Around a backward: what is gathered inside is read, and not written."""
         before, self._reading = self._reading, True
+        self._prefetch.begin()
         try:
             yield
         finally:
@@ -175,6 +179,7 @@ class ShardedParameters:
         """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
         if self._context.region is Region.REHEARSAL:
             return
+        self._abandon()
         keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
         for unit in list(self._whole[:-1] if keep_last else self._whole):
             self._reshard(unit)
@@ -254,6 +259,8 @@ class ShardedParameters:
                 "one, where ranks are not in step; use it in the main thread"
             )
         if context.region is not Region.REHEARSAL:
+            if not self._prefetch.arrived(unit):
+                self._abandon()
             self._make_room(together)
         with _aside(context):
             unit.gather()
@@ -262,6 +269,23 @@ class ShardedParameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version
         self._whole.append(unit)
+        if not unit.written and not context.comm.shares_host:
+            self._have_next(unit, together)
+
+    def _have_next(self, unit: Unit, together: Sequence[Unit]) -> None:
+        """Send for what will be needed when this unit has been used."""
+        self._prefetch.note(unit, backward=self._reading)
+        following = self._prefetch.next_of(unit, backward=self._reading)
+        if following is None or len(together) > 1:
+            return
+        self._make_room([unit])
+        if len(self._whole) < _WHOLE_UNITS:
+            with _aside(self._context):
+                self._prefetch.start(following)
+
+    def _abandon(self) -> None:
+        with _aside(self._context):
+            self._prefetch.abandon(self._locate)
 
     def _make_room(self, together: Sequence[Unit]) -> None:
         others = [unit for unit in self._whole if unit not in together]
@@ -327,6 +351,7 @@ class ShardedParameters:
             if unit in register:
                 register.remove(unit)
         self._pinned.discard(unit)
+        self._prefetch.forget(unit)
         self._of = {key: found for key, found in self._of.items() if found[1] is not unit}
         self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
 

@@ -99,6 +99,10 @@ class Unit(Protocol):
         """Count this rank's parts; what is whole is there to be counted."""
         ...
 
+    def start(self) -> None:
+        """Begin what `gather` completes, or `rest` drops; all ranks come here."""
+        ...
+
     def gather(self) -> None:
         """Have the elements of all members there; all ranks come here."""
         ...
