@@ -8,6 +8,7 @@ does is right; what it costs is memory where the script itself holds on to whole
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.context import Context, Region
+from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.parallel.division import Division
 from ronde.parallel.sharded_parameter import sharded_parameter
@@ -36,11 +38,13 @@ class ShardedParameters:
 
     Args:
         division: who has which elements.
+        home: where parts live.
     """
 
-    def __init__(self, context: Context, division: Division) -> None:
+    def __init__(self, context: Context, division: Division, home: Home) -> None:
         self._context = context
         self._division = division
+        self._home = home
         self._kind: Any = sharded_parameter(self.holding)
         self._units: list[Unit] = []
         self._count = 0
@@ -196,7 +200,7 @@ class ShardedParameters:
         self.rest(keep_last=False)
 
     def _add(self, members: list[Member]) -> None:
-        unit = Unit(self._count, members, self._context.comm)
+        unit = Unit(self._count, members, self._context.comm, self._home)
         self._count += 1
         self._units.append(unit)
         self._whole.append(unit)
@@ -209,7 +213,7 @@ class ShardedParameters:
             self._whole.append(unit)
             return
         context = self._context
-        if not context.on_main_thread():
+        if not (context.on_main_thread() or _in_backward()):
             raise UsageError(
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread"
@@ -285,6 +289,16 @@ class ShardedParameters:
         for unit, count in zip(list(self._units), there, strict=True):
             if not count:
                 self._drop(unit)
+
+
+def _in_backward() -> bool:
+    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
+
+    Python has not started it; in one that it has started, the script would call backward by itself.
+    """
+    return torch._C._current_graph_task_id() != -1 and isinstance(
+        threading.current_thread(), threading._DummyThread
+    )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.sync.gradient_parts import Ranges
 
@@ -130,6 +131,9 @@ _OF_A_PARAMETER = _references(_ANY.untyped_storage())
 class Unit:
     """Members of one dtype and device.
 
+    Args:
+        home: where parts live.
+
     Attributes:
         number: in the order in which units were made, the same on all ranks.
         whole: elements of all members are there, for anybody to use; the same on all ranks.
@@ -137,17 +141,17 @@ class Unit:
         lingers: it is not whole, but this rank has its memory still, because somebody holds a view of it.
     """
 
-    def __init__(self, number: int, members: Sequence[Member], comm: Comm) -> None:
+    def __init__(self, number: int, members: Sequence[Member], comm: Comm, home: Home) -> None:
         self.number = number
         self.members = list(members)
         self._comm = comm
+        self._home = home
         self.whole = True
         self.written = False
         self.lingers = False
         sizes = [stop - start for start, stop in (member.own for member in members)]
-        first = members[0].elements
         # One memory for all parts, so that they are few blocks.
-        parts = torch.empty(sum(sizes), dtype=first.dtype, device=first.device).split(sizes)
+        parts = home.room(sum(sizes), members[0].elements).split(sizes)
         for member, part in zip(members, parts, strict=True):
             member.part = part
         self.keep()
@@ -169,17 +173,17 @@ class Unit:
 
     def complete(self) -> None:
         """Put every rank's part into the whole; all ranks come here."""
-        for member in self.members:
-            if member.there:
-                member.elements.copy_(member.part)
+        there = [member for member in self.members if member.there]
+        self._home.up([member.elements for member in there], [member.part for member in there])
         ranks = range(self._comm.world_size)
         parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
         self._comm.share(parts)
 
     def keep(self) -> None:
         """Take this rank's elements of the whole for its part."""
-        for member in self.members:
-            member.part.copy_(member.elements)
+        self._home.down(
+            [member.part for member in self.members], [member.elements for member in self.members]
+        )
 
     def rest(self) -> bool:
         """It is whole no more; memory that somebody holds a view of is let go of later.

@@ -118,7 +118,7 @@ class CutBucket(Bucket):
     def _keep(self) -> None:
         computed = set(self._computed_somewhere())
         mean: Any = self._sum
-        mean.div_(self._comm.world_size)
+        mean = self._parts.brought_home(mean.div_(self._comm.world_size))
         own = dict(self._spans(self._comm.rank))
         begin = 0
         for place in self._places_cut:
