@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ronde.comm.home import HostMemory
 from ronde.launch.rank_config import RankConfig
 from ronde.parallel.cut_state import CutState
 from ronde.plan import Plan, expand
+from ronde.runtime import sharding
 from ronde.runtime.session import Session
 from ronde.testing.run_ranks import Rank
 
@@ -299,3 +300,94 @@ def alone(folder: Path, plan: str) -> Iterator[Session]:
 @pytest.mark.parametrize("plan", ON_ONE_RANK)
 def test_so_they_are_on_one_rank(plan: str, tmp_path: Path) -> None:
     assert compared(lambda each: alone(tmp_path, each), plan) == []
+
+
+class Watching(HostMemory):
+    """Sees to it that nothing is written to what may be on its way up, and that what came down is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rising: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.moved: set[str] = set()
+
+    def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
+        for part, before in self.rising:
+            assert torch.equal(part.nan_to_num(), before.nan_to_num())
+        self.rising.clear()
+        if any(part is not each for part, each in zip(parts, elements, strict=True)):
+            self.moved.add("down")
+        super().down(parts, elements)
+
+    def up(self, elements: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+        rising = [part for each, part in zip(elements, parts, strict=True) if part is not each]
+        self.rising += [(part, part.clone()) for part in rising]
+        if rising:
+            self.moved.add("up")
+        super().up(elements, parts)
+
+
+@pytest.mark.parametrize("plan", ["offload=optimizer", "zero3,offload=optimizer", "zero3,offload=all"])
+def test_nothing_is_overwritten_on_its_way_to_the_device(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes: list[Watching] = []
+    monkeypatch.setattr(sharding, "HostMemory", lambda: homes.append(Watching()) or homes[-1])
+    for body in BODIES:
+        with alone(tmp_path, plan):
+            body()
+    assert [home.moved for home in homes] == [{"down", "up"}] * len(BODIES)
+
+
+def test_what_is_moved_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = HostMemory()
+    monkeypatch.setattr(sharding, "HostMemory", lambda: home)
+
+    def lives_there(tensor: Any) -> bool:
+        return home.lodge(tensor) is tensor
+
+    def trained(plan: str) -> tuple[list[bool], list[bool], list[bool]]:
+        with alone(tmp_path, plan):
+            model = made()
+            optimizer = torch.optim.Adam(model.parameters())
+            for x, y in batches(2):
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+            state = vars(optimizer)["state"]
+            assert isinstance(state, CutState)
+            held = state._held
+            cut = [piece.tensor for piece in state.pieces.values()]
+            assert len(cut) == len([each for each in model.parameters() if each.dim()])
+            return (
+                [lives_there(piece.own) for piece in state.pieces.values()],
+                [lives_there(part) for each in cut if (part := held.part(each)) is not None],
+                [lives_there(held.own_gradient(each, (0, each.numel()))) for each in cut],
+            )
+
+    many = 2 * 4
+    assert trained("offload=optimizer") == ([True] * many, [], [False] * many)
+    assert trained("zero2,offload=optimizer") == ([True] * many, [], [False] * many)
+    assert trained("zero3,offload=optimizer") == ([True] * many, [False] * many, [False] * many)
+    assert trained("zero3,offload=all") == ([True] * many, [True] * many, [True] * many)
+
+
+def test_an_optimizer_that_cannot_step_there_stays_on_the_device(tmp_path: Path) -> None:
+    for make, words in (
+        (lambda model: torch.optim.Adafactor(model.parameters()), "moves that of SGD, Adam, "),
+        (
+            lambda model: torch.optim.Adam(model.parameters(), capturable=True),
+            "capturable=True is for devices",
+        ),
+    ):
+        with alone(tmp_path, "zero1,offload=optimizer") as session:
+            model = made()
+            optimizer = make(model)
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+            optimizer.step()
+            assert not isinstance(vars(optimizer)["state"], CutState)
+            (note,) = session.context.notes
+            assert note.startswith(
+                f"the optimizer state of {type(optimizer).__name__} is whole, and stays on "
+            )
+            assert words in note

@@ -71,14 +71,14 @@ class OnDevice:
 class HostMemory:
     """Parts live in host memory.
 
-    Room for what comes from a CUDA device is pinned: the device then copies by itself, at the full speed of its
-    link, while the host goes on. Two things follow. The host may read what came down only when the copy is
-    over, so `down` waits. And the host must not write to what is on its way up: `down`, which comes before any
-    writing, waits for that too. What is freed meanwhile is safe: torch's allocators hand neither pinned nor
-    device memory out again before copies from and to it are over.
+    Room for what comes from a CUDA device is pinned: the device then copies by itself, at the full speed of
+    its link, while the host goes on. Two things follow. The host may read what came down only when the copy
+    is over, so `down` waits. And the host must not write to what is on its way up: `down`, which comes before
+    any writing, waits for that too. What is freed meanwhile is safe: torch's allocators hand neither pinned
+    nor device memory out again before copies from and to it are over.
 
-    State that comes from the CPU is copied to other memory of the CPU. No plan asks for that, but it makes all
-    this run, and comparable, where there is no other device.
+    State that comes from the CPU is copied to other memory of the CPU. Commands refuse that, but it makes
+    all this run, and comparable, where there is no other device.
     """
 
     on_host = True

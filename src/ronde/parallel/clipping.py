@@ -27,8 +27,9 @@ def clip_parts(
     """Scale the gradients of `tensors` in place so that their norm is at most `max_norm`.
 
     Returns:
-        the norm of all gradients before, in their dtype and on their device, wherever parts live, the same
-        on all ranks; None where gradients of several dtypes or devices, or a norm that is no sum of powers, want the whole.
+        the norm of all gradients before, in their dtype and on their device (wherever parts live), the same
+        on all ranks; None where gradients of several dtypes or devices, or a norm that is no sum of powers,
+        want the whole.
     """
     order = float(norm_type)
     own = parts.parts(tensors)

@@ -1,4 +1,4 @@
-"""What an optimizer that was made for a device needs to step in host memory, and what of it stays on the device."""
+"""What of an optimizer that was made for a device has to be elsewhere when it steps in host memory."""
 
 from __future__ import annotations
 

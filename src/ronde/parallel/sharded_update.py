@@ -127,9 +127,11 @@ class ShardedUpdate:
         pieces = state.present(parameters)
         vars(optimizer)["state"] = state.local
         try:
-            with _own_parts(optimizer, state, pieces, self._held, self._context.rank):
-                with options_on_host(optimizer) if self._held.home.on_host else nullcontext():
-                    plain(optimizer)
+            with (
+                options_on_host(optimizer) if self._held.home.on_host else nullcontext(),
+                _own_parts(optimizer, state, pieces, self._held, self._context.rank),
+            ):
+                plain(optimizer)
             _unscale_others(optimizer, pieces, self._held, self._context.rank)
         finally:
             vars(optimizer)["state"] = state
@@ -157,10 +159,11 @@ class ShardedUpdate:
 def _own_parts(
     optimizer: Any, state: CutState, pieces: Sequence[Piece], held: HeldParts, rank: int
 ) -> Iterator[None]:
-    """Inside, groups hold this rank's parts of what has a gradient, with that part of the gradient, at home."""
+    """Inside, groups hold this rank's parts of what has a gradient, with that part of it; both at home."""
     home = held.home
     mine = [piece for piece in pieces if piece.own is not None]
-    elements, own = [piece.elements for piece in mine], [piece.own for piece in mine]
+    elements: list[Any] = [piece.elements for piece in mine]
+    own: list[Any] = [piece.own for piece in mine]
     with DisableTorchFunctionSubclass():  # what only some ranks do must not gather anything
         gradients = [held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0)) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]

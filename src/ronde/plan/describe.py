@@ -81,22 +81,18 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
 
 def _holds(plan: Plan, ranks: int | None) -> str:
     """What is kept where; W is the number of ranks."""
-    kept = _kept(plan) if ranks != 1 else f"one rank keeps everything{_nothing_moves(plan)}"
+    kept = _kept(plan) if ranks != 1 else "one rank keeps everything"
     if plan.state.offloads_parts:
         return (
-            f"{kept};\nall of that lies in host memory, where the optimizer's step runs on the CPU: units are copied\n"
-            "to the device when they are used, gradients to the host as backward runs"
+            f"{kept};\nall of that lies in host memory, where the optimizer's step runs on the CPU;\n"
+            "units are copied to the device when they are used, gradients to the host as backward runs"
         )
     if plan.state.offloads_optimizer:
         return (
-            f"{kept};\nthe optimizer's state lies in host memory, where its step runs on the CPU: for it gradients\n"
-            "and parameters are copied to the host, and parameters back to the device"
+            f"{kept};\nthe optimizer's state lies in host memory, where its step runs on the CPU;\n"
+            "for it gradients and parameters are copied to the host, and parameters back to the device"
         )
-    return kept
-
-
-def _nothing_moves(plan: Plan) -> str:
-    return "" if plan.state.offloads_optimizer else ", and nothing moves"
+    return kept if ranks != 1 else f"{kept}, and nothing moves"
 
 
 def _kept(plan: Plan) -> str:

@@ -25,8 +25,8 @@ class State:
             others fetch units of parameters from it. `server`: parameter servers own it.
         sparse: where the rows of sparse embedding tables live: with the other parameters
             (`replicated`), or `sharded` by row over the ranks.
-        offload: what of a CUDA device's state lies in host memory: the state of optimizers, which then step on the
-            CPU (`optimizer`), or parameters and gradients too, with `zero3` and `central` (`all`).
+        offload: what lies in host memory instead of on a CUDA device: the state of optimizers, which then
+            step on the CPU (`optimizer`), with `zero3` and `central` parameters and gradients too (`all`).
     """
 
     placement: Annotated[Placement, Spelled("state", choice(Placement))] = "replicated"
@@ -62,5 +62,5 @@ class State:
         return self.offload == "all"
 
     def on(self, ranks: int) -> State:
-        """Where state lives on so many ranks: one rank has nothing to divide, but may have a place for all."""
+        """Where state lives on so many ranks: one rank has nothing to divide, and may offload all."""
         return self if ranks > 1 or self.offloads_optimizer else State()

@@ -102,7 +102,7 @@ def _update_and_state(plan: Plan) -> Iterator[str]:
 
 
 def _offload(plan: Plan, world_size: int | None, device: str | None) -> Iterator[str]:
-    """What is moved to host memory is this rank's part: there must be one, and another memory to move it to."""
+    """What moves to host memory is this rank's part: there must be one, and another memory to leave."""
     state, item = plan.state, plan.item("offload")
     if not state.offloads_optimizer:
         return

@@ -20,8 +20,8 @@ class StorageCensus:
     Attributes:
         bytes: by kind.
         on_host: those of them that lie in host memory beside a device; on a CPU nothing is told apart.
-        coming: bytes of what comes and goes between steps where activations are: parameters, and gradients that
-            lie in no bucket.
+        coming: bytes of what comes and goes between steps where activations lie: parameters, and gradients
+            that are in no bucket.
     """
 
     def __init__(self, *, on_cuda: bool = False) -> None:

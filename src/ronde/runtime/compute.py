@@ -42,7 +42,7 @@ def cuts_batches(plan: Plan, ranks: int) -> bool:
 
 
 def needs_boundary(plan: Plan) -> bool:
-    """Whether even a single rank has to know what in a model's arguments is the batch, or who uses parameters."""
+    """Whether even a single rank has to know when models are called, and on which batch."""
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 

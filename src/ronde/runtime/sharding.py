@@ -123,18 +123,24 @@ class Sharding:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
         if self._update is None:
             return
-        whole = f"the optimizer state of {type(optimizer).__name__} is whole on every rank"
-        if self._state.offloads_optimizer:
-            whole += ", and on its device"
-        if not is_elementwise(optimizer):
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        state = f"the optimizer state of {type(optimizer).__name__}"
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        offload = self._plan.item("offload")
+        if not self._state.offloads_optimizer:
+            if not is_elementwise(optimizer):
+                context.note(
+                    f"{state} is whole on every rank: {self._plan.item('state')} cuts that of {known}, which "
+                    f"update each element by itself"
+                )
+        elif not is_elementwise(optimizer):
             context.note(
-                f"{whole}: {self._plan.item('state')} cuts that of {known}, which update each element by itself"
+                f"{state} is whole, and stays on the device: {offload} moves that of {known}, which update "
+                f"each element by itself"
             )
-        elif self._state.offloads_optimizer and not can_step_on_host(optimizer):
+        elif not can_step_on_host(optimizer):
             context.note(
-                f"{whole}: capturable=True is for steps on the device; leave it out to have "
-                f"{self._plan.item('offload')}"
+                f"{state} is whole, and stays on the device: a step with capturable=True is for devices "
+                f"only; leave that out to have {offload}"
             )
 
     def _takes(self, optimizer: Any) -> bool:

@@ -21,7 +21,7 @@ class Memory:
         peaks: of each kind by itself; they need not come together. What could not be measured is missing.
         total: the peak of all memory: of the process on a CPU, of torch's allocator on a CUDA device.
         where: whose total that is.
-        on_host: what of a kind was in host memory beside a CUDA device, at most; it is in `peaks` too, and not in
+        on_host: what of a kind was in host memory beside a CUDA device, at most; it is in `peaks`, and not in
             the total.
     """
 
@@ -78,7 +78,7 @@ def memory_line(memory: Memory, rank: int | None) -> str:
 
 
 def _beside(nbytes: int, on_host: int) -> str:
-    """How much of it the device did not have; little things, such as counts of steps, are not worth a word."""
+    """How much of it the device did not have; counts of steps and the like are not worth a word."""
     if on_host < nbytes / 100:
         return ""
     return " in host memory" if on_host > nbytes * 0.99 else f" ({show_bytes(on_host)} in host memory)"

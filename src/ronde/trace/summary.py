@@ -33,8 +33,8 @@ class RankSummary:
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
         memory: its peaks.
-        compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); "" where
-            that is nothing.
+        compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); ""
+            where that is nothing.
     """
 
     rank: int
