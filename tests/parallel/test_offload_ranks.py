@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,16 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from ronde.boundary.lockstep import seed_all
+from alone import alone
 from ronde.comm.home import HostMemory
-from ronde.launch.rank_config import RankConfig
 from ronde.parallel.cut_state import CutState
-from ronde.plan import Plan, expand
+from ronde.plan import expand
 from ronde.runtime import sharding
-from ronde.runtime.session import Session
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
+
+KIB = 1024
 
 # Those that are not for `make soak` only reach every line that moves something.
 PLANS = (
@@ -276,27 +275,6 @@ def test_numbers_and_files_are_those_without_it(ranks: Ranks, plan: str) -> None
     assert ranks(2, on_ranks, plan) == [[], []]
 
 
-@contextmanager
-def alone(folder: Path, plan: str) -> Iterator[Session]:
-    """A rank by itself, in this process; files are not mediated."""
-    folder.mkdir(exist_ok=True)
-    store = folder / f"store-{len(list(folder.iterdir()))}"
-    config = RankConfig(
-        rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=str(folder), store=f"file://{store}",
-        script="", plan=plan,
-    )  # fmt: skip
-    seed_all(0)
-    session = Session(config, Plan.parse(plan))
-    session.install_boundary()
-    try:
-        yield session
-    finally:
-        session.uninstall_boundary()
-        for handle in session._handles:
-            handle.remove()
-        session.close()
-
-
 @pytest.mark.parametrize("plan", ON_ONE_RANK)
 def test_so_they_are_on_one_rank(plan: str, tmp_path: Path) -> None:
     assert compared(lambda each: alone(tmp_path, each), plan) == []
@@ -391,3 +369,31 @@ def test_an_optimizer_that_cannot_step_there_stays_on_the_device(tmp_path: Path)
                 f"the optimizer state of {type(optimizer).__name__} is whole, and stays on "
             )
             assert words in note
+
+
+def test_the_memory_of_one_rank(tmp_path: Path) -> None:
+    """Nothing is sent between ranks; what is counted as buckets is what goes up and down."""
+    peaks: dict[str, Any] = {}
+    for plan in ("offload=optimizer", "zero3,offload=all"):
+        with alone(tmp_path, plan) as session:
+            model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(6)))
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(8, 128)).square().mean().backward()
+                optimizer.step()
+            peaks[plan] = session.memory.memory().peaks
+    unit = 4 * 128 * 128
+    whole, counts = 6 * unit, 6 * 4
+    assert peaks["offload=optimizer"] == {
+        "parameters": whole,
+        "gradients": whole,
+        "optimizer": 2 * whole + counts,
+        "buckets": whole,
+        "activations": peaks["offload=optimizer"].get("activations"),
+    }
+    # In host memory the parts, which are everything; on the device two units.
+    all_moved = peaks["zero3,offload=all"]
+    assert whole + unit <= all_moved["parameters"] <= whole + 2 * unit
+    assert (all_moved["gradients"], all_moved["optimizer"]) == (whole, 2 * whole + counts)
+    assert all_moved["buckets"] <= whole + KIB  # these gradients leave together
