@@ -39,7 +39,7 @@ def run(*start: str) -> tuple[list[float], int, str]:
 
 
 def test_the_device_holds_less() -> None:
-    """Of 16 bytes a parameter half without the optimizer's; without any of the state two units and a bucket."""
+    """Half of 16 bytes a parameter without the optimizer's state; without any, two units and buckets."""
     expected, whole, places = run()
     for plan, most in (("offload=optimizer", 0.6), ("zero3,offload=all", 0.4)):
         losses, peak, found = run("-m", "ronde", "run", "--ranks", "1", "--plan", plan, "--seed", "0")

@@ -184,8 +184,6 @@ class Comm:
         Args:
             parts: of the same numbers, sizes and dtypes on all ranks.
         """
-        if self.world_size == 1:
-            return
         spread = [[part.view(torch.uint8) for part in each if part.numel()] for each in parts]
         first = next((part for each in spread for part in each), None)
         if first is not None:
