@@ -287,6 +287,11 @@ class Watching(HostMemory):
         super().__init__()
         self.rising: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.moved: set[str] = set()
+        self.sent_in_backward = 0
+
+    def send_down(self, elements: torch.Tensor) -> torch.Tensor:
+        self.sent_in_backward += torch._C._current_graph_task_id() != -1
+        return super().send_down(elements)
 
     def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
         for part, before in self.rising:
@@ -397,3 +402,21 @@ def test_the_memory_of_one_rank(tmp_path: Path) -> None:
     assert whole + unit <= all_moved["parameters"] <= whole + 2 * unit
     assert (all_moved["gradients"], all_moved["optimizer"]) == (whole, 2 * whole + counts)
     assert all_moved["buckets"] <= whole + KIB  # these gradients leave together
+
+
+def test_gradients_leave_the_device_as_backward_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homes: list[Watching] = []
+    monkeypatch.setattr(sharding, "HostMemory", lambda: homes.append(Watching()) or homes[-1])
+    found: list[Any] = []
+    for plan in ("zero3,bucket-mb=0.5", "zero3,offload=all,bucket-mb=0.5"):
+        with alone(tmp_path, plan):
+            torch.manual_seed(4)
+            model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(5)))  # 1 MiB each
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(2):
+                model(torch.ones(4, 512)).square().mean().backward()
+                optimizer.step()
+            found.append(values(model))
+    assert list(differences(*found, "weights")) == []
+    # Each when the next is there: all but the last, which leaves when backward has ended.
+    assert homes[0].sent_in_backward == 2 * 4

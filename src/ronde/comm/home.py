@@ -36,8 +36,12 @@ class Home(Protocol):
         """A copy that stays at home, and does not travel."""
         ...
 
+    def send_down(self, elements: torch.Tensor) -> torch.Tensor:
+        """Begin to copy elements home, into new room; the next `down` waits for it."""
+        ...
+
     def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
-        """Copy `elements` home; on return `parts` may be read and written."""
+        """Copy `elements` home; on return whatever lives there may be read and written."""
         ...
 
     def up(self, elements: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
@@ -58,6 +62,9 @@ class OnDevice:
 
     def keep(self, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
+
+    def send_down(self, elements: torch.Tensor) -> torch.Tensor:
+        return elements
 
     @torch.no_grad()
     def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
@@ -86,8 +93,9 @@ class HostMemory:
     def __init__(self) -> None:
         self._rooms: set[StorageWeakRef] = set()
         self._many = 64
-        # After what is on its way up.
+        # Events after what is on its way.
         self._rising: list[Any] = []
+        self._falling: list[Any] = []
 
     def room(self, numel: int, like: torch.Tensor) -> torch.Tensor:
         pinned = like.is_cuda and numel > 0
@@ -107,26 +115,21 @@ class HostMemory:
         return value.to("cpu", copy=True)
 
     @torch.no_grad()
+    def send_down(self, elements: torch.Tensor) -> torch.Tensor:
+        part = self.room(elements.numel(), elements)
+        self._falling += _copied([(part, elements)])
+        return part
+
+    @torch.no_grad()
     def down(self, parts: Sequence[torch.Tensor], elements: Sequence[torch.Tensor]) -> None:
-        for event in self._rising:
-            event.synchronize()
-        self._rising.clear()
-        coming = list(_apart(parts, elements))
-        for part, each in coming:
-            part.copy_(each, non_blocking=True)
-        for device in _devices(each for _, each in coming):
-            torch.cuda.current_stream(device).synchronize()
+        _wait_for(self._rising)
+        self._falling += _copied(_apart(parts, elements))
+        _wait_for(self._falling)
 
     @torch.no_grad()
     def up(self, elements: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        rising = list(_apart(elements, parts))
-        for each, part in rising:
-            each.copy_(part, non_blocking=True)
         self._rising = [event for event in self._rising if not event.query()]
-        self._rising += [
-            torch.cuda.current_stream(device).record_event()
-            for device in _devices(each for each, _ in rising)
-        ]
+        self._rising += _copied(_apart(elements, parts))
 
 
 def _apart(
@@ -136,5 +139,16 @@ def _apart(
     return ((target, source) for target, source in zip(targets, sources, strict=True) if target is not source)
 
 
-def _devices(elements: Iterable[torch.Tensor]) -> set[torch.device]:
-    return {each.device for each in elements if each.is_cuda}
+def _copied(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[Any]:
+    """Begin to copy sources to targets; for each device an event after that."""
+    devices: set[torch.device] = set()
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
+        devices |= {each.device for each in (target, source) if each.is_cuda}
+    return [torch.cuda.current_stream(device).record_event() for device in devices]
+
+
+def _wait_for(events: list[Any]) -> None:
+    for event in events:
+        event.synchronize()
+    events.clear()

@@ -75,8 +75,17 @@ class CutBucket(Bucket):
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
-        """The group works by itself: there is nothing left to do."""
+        """The group works by itself; what is left to do is to make room on the device."""
+        if self._parts.leave_device:
+            self._send_home()
         return True
+
+    @torch.no_grad()
+    def _send_home(self) -> None:
+        self.reduce()
+        if self._sum is not None:
+            self._mean = self._parts.send_home(self._sum.div_(self._comm.world_size))
+            self._sum = None
 
     def reduce(self) -> None:
         for pending in self._pending:
@@ -100,7 +109,7 @@ class CutBucket(Bucket):
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
         """What is on its way; between backwards nothing is held but parts, which count themselves."""
-        for flat in [self._sum, *(flat for _, flat in self._whole)]:
+        for flat in [self._sum, self._mean, *(flat for _, flat in self._whole)]:
             if flat is not None:
                 census.count("buckets", flat)
 
@@ -109,7 +118,9 @@ class CutBucket(Bucket):
         self._forget()
 
     def _forget(self) -> None:
+        # Of all ranks' gradients this rank's elements, then their mean, where parts live.
         self._sum: torch.Tensor | None = None
+        self._mean: torch.Tensor | None = None
         self._places_cut: list[int] = []
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._pending: list[Pending] = []
@@ -117,8 +128,9 @@ class CutBucket(Bucket):
     @torch.no_grad()
     def _keep(self) -> None:
         computed = set(self._computed_somewhere())
-        mean: Any = self._sum
-        mean = self._parts.brought_home(mean.div_(self._comm.world_size))
+        self._send_home()
+        self._parts.wait_for_sent()
+        mean: Any = self._mean
         own = dict(self._spans(self._comm.rank))
         begin = 0
         for place in self._places_cut:

@@ -71,11 +71,18 @@ class GradientParts:
         found = [self._of(tensor) for tensor in tensors]
         return {(held.part.dtype, held.leaf.device) for held in found if held is not None}
 
-    def brought_home(self, elements: torch.Tensor) -> torch.Tensor:
-        """This rank's elements of a mean, where parts of it may stay."""
-        part = self._home.lodge(elements)
-        self._home.down([part], [elements])
-        return part
+    @property
+    def leave_device(self) -> bool:
+        """Whether parts that are sent home make room on the device."""
+        return self._home.on_host
+
+    def send_home(self, elements: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of a mean, on their way to where parts of it may stay."""
+        return self._home.send_down(elements)
+
+    def wait_for_sent(self) -> None:
+        """What has been sent home is there."""
+        self._home.down([], [])
 
     def tell(self, census: Census) -> None:
         """Count this rank's parts."""
@@ -84,7 +91,7 @@ class GradientParts:
 
     @torch.no_grad()
     def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:
-        """Accumulate a part of the mean of one backward, which has been brought home."""
+        """Accumulate a part of the mean of one backward, which has been sent home."""
         tensor = leaf.tensor
         if tensor is None:
             return
