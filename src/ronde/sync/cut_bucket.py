@@ -65,9 +65,8 @@ class CutBucket(Bucket):
             if gradients[place] is not None:
                 self.leaves[place].gradient = None
         del elements, gradients
-        device = self.leaves[0].device
         flags = [place in self._ready for place in range(len(self.leaves))]
-        self._flags = torch.tensor(flags, dtype=torch.int32, device=device)
+        self._flags = torch.tensor(flags, dtype=torch.int32, device=self._comm.control_device)
         self.launched = True
         self._pending = [self._comm.all_reduce_async(self._flags)]
         self._sum, scattered = self._comm.reduce_scatter_async(pieces)

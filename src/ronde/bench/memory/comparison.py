@@ -18,7 +18,7 @@ from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.rounds import ROUNDING
 from ronde.bench.sample import parse
-from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.devices import device_of_ranks
 from ronde.errors import BenchError, UsageError
 from ronde.plan import check, expand
 from ronde.plan.available import BUILT
@@ -56,9 +56,8 @@ def compare(
         BenchError: when a run fails, or two did not train alike.
     """
     check_known([workload], WORKLOADS, what="workload")
-    device = "cuda" if torch_has_cuda() and cuda_devices(environment) else "cpu"
     for plan in plans:
-        check(expand(plan), ranks, device)
+        check(expand(plan), ranks, device_of_ranks(environment))
         if expand(plan).state.placement not in FORMULAS:
             known = ", ".join(available_plans())
             raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
