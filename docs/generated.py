@@ -20,6 +20,8 @@ from ronde.plan.key import Choice, Flag, Integer, Key, keys_of
 __all__ = ["commands", "help_text", "plan_keys", "presets", "runs", "substitutions", "values"]
 
 _WIDTH = "84"
+# What a value may need to stand with.
+_BESIDE = ("", "state=zero3,")
 
 
 def substitutions() -> dict[str, str]:
@@ -67,7 +69,7 @@ def plan_keys(axis_name: str) -> str:
 
 def _available(key: Key) -> str:
     tried = values(key)
-    working = [text for text in tried if runs(f"{key.name}={text}")]
+    working = [text for text in tried if any(runs(f"{beside}{key.name}={text}") for beside in _BESIDE)]
     if working == tried:
         return "all"
     others = [text for text in working if text != key.write(key.default).partition("=")[2]]

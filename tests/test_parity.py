@@ -23,6 +23,7 @@ EXACT_PLANS = (
     "zero2",
     "zero3",
     "central",
+    "zero3,offload=all",
     "micro-batches=3",
     "recompute=full",
     "recompute=selective",
@@ -31,6 +32,8 @@ EXACT_PLANS = (
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
 NARROW_PLANS = ("precision=bf16", "precision=fp16")
+# One rank is plain python but for what it does by itself.
+ON_ONE_RANK_TOO = ("zero3,offload=all",)
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
 REFUSED = {
     "micro-batches=3": {"ema", "frozen", "gan", "multitask", "resnet_batchnorm", "swa", "wgan_gp"},
@@ -73,6 +76,9 @@ SAMPLES = {
     },
     "central": {
         ("classifier", 3),
+    },
+    "zero3,offload=all": {
+        ("ema", 1),
     },
     "micro-batches=3": {
         ("transformer", 2),
@@ -124,7 +130,8 @@ def cases() -> Iterator[object]:
             if script.stem in REFUSED.get(plan, ()):
                 continue
             for dtype in ("float32",) if plan in NARROW_PLANS else ("float64", "float32"):
-                for ranks in (2, 3, 5) if dtype == "float64" else (2, 3):
+                alone = (1,) if plan in ON_ONE_RANK_TOO else ()
+                for ranks in (*alone, *((2, 3, 5) if dtype == "float64" else (2, 3))):
                     quick = ranks == 2 or (ranks == 3 and script.stem in ON_THREE_RANKS)
                     if dtype == "float32":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import FileStore
 
+from ronde.comm import joining
+from ronde.comm.backend import TorchBackend
 from ronde.comm.joining import join
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
@@ -33,11 +36,33 @@ def gloo_threads() -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the threads' names from /proc")
 def test_a_closed_group_has_no_threads(tmp_path: Path) -> None:
     before = gloo_threads()
-    comm = one_rank(tmp_path)
+    store = FileStore(str(tmp_path / "store"), 1)
+    backend = TorchBackend(joining._gloo(store, 0, 1, timedelta(seconds=30), "127.0.0.1"))
+    comm = Comm(backend, rank=0, world_size=1, store=store)
     comm.all_reduce(torch.ones(3))
     assert gloo_threads() > before
     comm.close()
     assert gloo_threads() == before
+
+
+def test_one_rank_has_everything_at_once(tmp_path: Path) -> None:
+    comm = one_rank(tmp_path)
+    values = torch.arange(6.0)
+    assert comm.all_reduce(values.clone()).equal(values)
+    assert comm.all_gather(values).equal(values[None])
+    assert comm.broadcast(values).equal(values)
+    assert comm.all_gather_object({"a": 1}) == [{"a": 1}]
+    assert comm.broadcast_object([3]) == [3]
+    assert comm.votes([True, False]) == [1, 0]
+    comm.share([[values]])
+    summed, pending = comm.reduce_scatter_async([values])
+    pending.wait()
+    assert summed.equal(values)
+    assert summed.data_ptr() != values.data_ptr()
+    comm.barrier()
+    assert gloo_threads() == 0
+    assert comm.algorithm.endswith("(nothing travels, there is one rank)")
+    comm.close()
 
 
 def test_a_group_may_be_closed_twice(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "tensor=2 is not available in this version; available: tensor=1",
         ),
         (
+            "--plan zero3,offload=all --ranks 2 train.py",
+            "offload=all moves state from a CUDA device to host memory, and these ranks are on the CPU: "
+            "their state is there already; leave offload=all out",
+        ),
+        (
             "--plan nope.toml train.py",
             "plan file nope.toml cannot be read: No such file or directory; give a TOML file",
         ),

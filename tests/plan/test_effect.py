@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.plan import Communication, Mesh, Plan, describe, expand
+from ronde.plan import Communication, Mesh, Plan, State, describe, expand
 from ronde.plan.axes import KEYS
 
 
@@ -114,6 +114,9 @@ def test_exactness_is_explained(text: str, words: str):
         ("pipeline=4", "pipeline=4: PipeDream-flush, OneFlow stages, Whale"),
         ("pipeline=4,schedule=gpipe", "pipeline=4: GPipe, torchgpipe"),
         ("pipeline=4,schedule=interleaved", "pipeline=4: Megatron-LM interleaved stages"),
+        ("zero3,offload=optimizer", "PyTorch FSDP"),
+        ("zero3,offload=optimizer", "offload=optimizer: DeepSpeed ZeRO-Offload"),
+        ("zero3,offload=all", "offload=all: PyTorch FSDP's CPUOffloadPolicy, DeepSpeed ZeRO-Infinity"),
         ("pipeline=4,schedule=zero-bubble", "pipeline=4: zero-bubble pipelines"),
         ("context=2", "context=2: Megatron-LM context parallelism"),
         ("expert=2", "expert=2: GShard, DeepSpeed-MoE"),
@@ -121,6 +124,35 @@ def test_exactness_is_explained(text: str, words: str):
 )
 def test_known_systems_are_named(text: str, system: str):
     assert system in describe(expand(text)).equals
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "kept", "moved"),
+    [
+        (
+            "zero1,offload=optimizer",
+            2,
+            "each rank keeps all parameters",
+            "the optimizer's state lies in host memory",
+        ),
+        ("zero3,offload=all", None, "each rank keeps 1/W of parameters", "all of that lies in host memory"),
+        ("offload=optimizer", 1, "one rank keeps everything;", "parameters back to the device"),
+        ("zero3,offload=all", 1, "one rank keeps everything;", "units are copied to the device"),
+    ],
+)
+def test_what_lies_in_host_memory_is_told(text: str, ranks: int | None, kept: str, moved: str):
+    holds = describe(expand(text), ranks).holds
+    assert holds.startswith(kept)
+    assert moved in holds
+    assert "nothing moves" not in holds
+
+
+def test_one_rank_has_nothing_to_divide_but_may_offload():
+    assert State(placement="zero3").on(1) == State()
+    for text in ("zero3", "zero1,offload=optimizer"):
+        assert expand(text).state.on(2) == expand(text).state
+    assert expand("offload=optimizer").state.on(1).cuts_optimizer
+    assert expand("zero3,offload=all").state.on(1) == State(placement="zero3", offload="all")
 
 
 def test_a_plan_that_no_system_has_says_so():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import PlanError
-from ronde.plan import PRESETS, Plan, check, expand, validate
+from ronde.plan import PRESETS, Plan, check, expand, read_plan, validate
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
 from ronde.plan.key import Choice, Flag, Integer
@@ -34,6 +34,12 @@ AVAILABLE = [
     "precision=bf16,compile=true",
     "precision=fp16,recompute=full,micro-batches=2",
     "precision=tf32",
+    "zero1,offload=optimizer",
+    "zero2,offload=optimizer",
+    "zero3,offload=optimizer,precision=bf16",
+    "zero3,offload=all",
+    "central,offload=optimizer",
+    "central,offload=all",
     "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
     "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
@@ -74,6 +80,9 @@ CONTRADICTIONS = [
     ("geo,optimizer-on=server", "optimizer-on=server and update=geo", "update=geo,optimizer-on=worker"),
     ("geo,adaptive=true", "adaptive=true and update=geo", "update=local,adaptive=true"),
     ("ps,sparse=sharded", "sparse=sharded and state=server", "state=replicated,sparse=sharded"),
+    ("offload=all", "offload=all and state=replicated", "state=zero3,offload=all"),
+    ("zero1,offload=all", "offload=all and state=zero1", "state=zero3,offload=all"),
+    ("zero2,offload=all", "offload=all and state=zero2", "state=zero3,offload=all"),
     ("central,sparse=sharded", "sparse=sharded and state=central", "state=replicated,sparse=sharded"),
 ]
 
@@ -141,6 +150,29 @@ def test_a_value_that_needs_another_says_which(text: str, message: str):
     assert message in validate(expand(text))
 
 
+def test_offload_of_replicated_state_is_for_one_rank():
+    plan = expand("offload=optimizer")
+    assert validate(plan, 1, "cuda") == validate(plan) == []
+    assert validate(plan, 3, "cuda") == [
+        "offload=optimizer and state=replicated on 3 ranks contradict each other; nearest legal: "
+        "state=zero1,offload=optimizer"
+    ]
+
+
+@pytest.mark.parametrize("text", ["zero1,offload=optimizer", "zero3,offload=all"])
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_offload_needs_a_device(text: str, ranks: int | None):
+    item = text.partition(",")[2]
+    assert validate(expand(text), ranks, "cuda") == []
+    assert validate(expand(text), ranks, "cpu") == [
+        f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their state "
+        f"is there already; leave {item} out"
+    ]
+    with pytest.raises(PlanError, match="are on the CPU"):
+        read_plan(text, ranks=ranks, device="cpu")
+    assert validate(expand("zero3"), ranks, "cpu") == []
+
+
 @pytest.mark.parametrize("text", ["update=local,adaptive=true", "local-sgd,adaptive=true"])
 def test_adaptive_local_steps_may_have_a_first_interval_or_none(text: str):
     assert [error for error in validate(expand(text)) if "needs" in error or "contradict" in error] == []
@@ -193,13 +225,13 @@ def test_fitting_degrees_and_one_rank_raise_no_contradiction(text: str, ranks: i
 
 
 def test_all_errors_are_told_at_once():
-    plan = expand("zero3,offload=all,tensor=2,every=4,optimizer-on=server,data=3")
+    plan = expand("zero2,offload=all,tensor=2,every=4,optimizer-on=server,data=3")
     errors = validate(plan, 4)
     assert [error.split(" ")[0] for error in errors] == [
         "tensor=2",
-        "offload=all",
         "every=4",
         "optimizer-on=server",
+        "offload=all",
         "data=3,tensor=2",
     ]
     with pytest.raises(PlanError) as caught:

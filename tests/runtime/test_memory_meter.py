@@ -49,6 +49,17 @@ def test_what_has_no_memory_counts_nothing() -> None:
     assert not any(census.bytes.values())
 
 
+def test_what_lies_beside_a_device_is_told_apart() -> None:
+    """Here all tensors are in host memory, as those of an optimizer that steps there."""
+    census = StorageCensus(on_cuda=True)
+    census.count("optimizer", torch.zeros(2 * KIB))
+    census.count("parameters", torch.zeros(KIB))
+    census.count_at("buckets", 1 << 20, 100)
+    assert (census.bytes["optimizer"], census.on_host["optimizer"]) == (8 * KIB, 8 * KIB)
+    assert (census.bytes["buckets"], census.on_host["buckets"]) == (100, 0)
+    assert census.coming == 0  # activations are on the device
+
+
 def test_an_optimizers_state_may_be_nested() -> None:
     census = StorageCensus()
     old = [torch.zeros(KIB), torch.zeros(KIB)]
@@ -162,4 +173,14 @@ def test_what_the_user_is_told() -> None:
         "activations 0.98 KiB; device 5.00 GiB"
     )
     assert memory_line(memory, None).startswith("peak memory: parameters 3.00 MiB")
+    beside = Memory(
+        peaks={"parameters": 4 << 20, "gradients": 4 << 20, "optimizer": (8 << 20) + 12, "buckets": 4 << 20},
+        total=5 << 30,
+        where="device",
+        on_host={"parameters": 3 << 20, "optimizer": 8 << 20, "gradients": 40},
+    )
+    assert memory_line(beside, None) == (
+        "peak memory: parameters 4.00 MiB (3.00 MiB in host memory), gradients 4.00 MiB, "
+        "optimizer 8.00 MiB in host memory, buckets 4.00 MiB; device 5.00 GiB"
+    )
     assert show_bytes(999) == "999 B"

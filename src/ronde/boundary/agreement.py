@@ -35,7 +35,7 @@ class Agreement:
         if self._comm.rank == 0:
             value = self.proposed(name, value)
         kind, bits = _packed(value)
-        device = torch.device("cuda") if self._comm.on_cuda else torch.device("cpu")
+        device = self._comm.control_device
         sent = torch.tensor([zlib.crc32(name.encode()), kind, bits], dtype=torch.int64, device=device)
         place, kind, bits = self._comm.broadcast(sent).tolist()
         if place != zlib.crc32(name.encode()):

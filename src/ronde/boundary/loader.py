@@ -150,8 +150,7 @@ class LoaderEdge:
     def _agree(self, iterator: Any, loading: _Loading, still: bool) -> None:
         """Slice from now on if no rank has seen a reason against it: workers are not in step."""
         context = self._context
-        device = torch.device("cuda") if context.comm.on_cuda else torch.device("cpu")
-        votes = context.comm.all_reduce(torch.tensor([int(still)], device=device))
+        votes = context.comm.all_reduce(torch.tensor([int(still)], device=context.comm.control_device))
         loading.proven = int(votes) == context.world_size
         if not loading.proven:
             loading.sliceable = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class ShardedCall:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
             return _NoDraws()
+        if cut.world_size == 1:  # the whole batch, as on one device
+            return nullcontext()
         if self.stream is not None:
             return self.stream.drawing(self.verdict.draws, cut)
         return SlicedDraws(self.verdict.draws, cut, self.context.rank)

@@ -33,6 +33,7 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
+from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.plan import check, expand
@@ -85,7 +86,7 @@ def dp(  # noqa: PLR0913 - each is an option
     check_linux()
     check_known([method], METHODS, what="method")
     peers = choose(_names(against))
-    check(expand(plan), ranks)
+    check(expand(plan), ranks, device_of_ranks(os.environ))
     _check_writable(json=json, plot=plot)
     report = data_parallel.compare(
         _names(workloads),

@@ -86,7 +86,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     count = _count(ranks, devices, place)
     items = {"rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
-    canonical = str(read_plan(plan, *shorthand, ranks=count))
+    canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
     check_module(script) if module else check_script(script)
     directory = _directory(run_dir, place)
     job = Job(

@@ -79,7 +79,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         steps=steps,
         seed=seed,
         dtype=dtype,
-        plan=str(read_plan(plan, ranks=ranks)),
+        plan=str(read_plan(plan, ranks=ranks, device="cuda" if devices else "cpu")),
         threads=threads or max(1, available_cores() // ranks),
         devices=devices[:ranks],
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ronde.cluster.torch_install import torch_version_file
 
-__all__ = ["cuda_devices", "torch_has_cuda"]
+__all__ = ["cuda_devices", "device_of_ranks", "torch_has_cuda"]
 
 
 def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
@@ -35,6 +35,11 @@ def cuda_devices(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
             break
         chosen.append(name)
     return tuple(chosen)
+
+
+def device_of_ranks(environment: Mapping[str, str]) -> str:
+    """Where ranks compute that are started here: "cuda" or "cpu"."""
+    return "cuda" if torch_has_cuda() and cuda_devices(environment) else "cpu"
 
 
 def torch_has_cuda() -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ronde.comm import ring, tree
+from ronde.comm.alone import Alone
 from ronde.comm.backend import Backend, SharedMemoryBackend, TorchBackend
 from ronde.comm.background import BackgroundBackend
 from ronde.comm.hierarchical import Hierarchical
@@ -74,7 +75,12 @@ def join(  # noqa: PLR0913 - each is one word of what is joined
         with keep_alive(silence):
             store = dist.PrefixStore(f"ronde/{name}", connect_store(address, world_size, timeout))
             meeting = _Meeting(store, place, device, timeout, host)
-            joined = meeting.one_host(algorithm) if place.on_one_host else meeting.several_hosts(algorithm)
+            if world_size == 1:
+                joined = meeting.nobody()
+            elif place.on_one_host:
+                joined = meeting.one_host(algorithm)
+            else:
+                joined = meeting.several_hosts(algorithm)
     except RuntimeError as error:
         raise LaunchError(
             f"rank {rank} could not join its {world_size - 1} peers at {address}: {error}"
@@ -110,6 +116,10 @@ class _Meeting:
         self._device = device
         self._timeout = timeout
         self._host = host
+
+    def nobody(self) -> _Joined:
+        """The plan's algorithm is switched off with the rest of communication."""
+        return _Joined(backend=Alone(on_cuda=self._device == "cuda"), choice=choose("auto", (1,)))
 
     def one_host(self, algorithm: Algorithm) -> _Joined:
         choice = choose(algorithm, (self._place.world_size,), device=self._device)

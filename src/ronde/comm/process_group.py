@@ -226,7 +226,7 @@ class Comm:
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Every rank's picklable object, in rank order."""
-        device = self._control_device
+        device = self.control_device
         payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         sizes = self.all_gather(torch.tensor([payload.numel()], device=device)).view(-1).tolist()
         received = self.all_gather_uneven(payload, sizes)
@@ -252,7 +252,7 @@ class Comm:
 
     def broadcast_object(self, obj: Any, source: int = 0) -> Any:
         """Return rank `source`'s picklable `obj` on every rank."""
-        device = self._control_device
+        device = self.control_device
         payload = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
         size = self.broadcast(torch.tensor([payload.numel()], device=device), source)
         if self.rank != source:
@@ -280,12 +280,12 @@ class Comm:
         """How many ranks say yes to each; nothing is sent for no question."""
         if not flags:
             return []
-        votes = torch.tensor(flags, dtype=torch.int32, device=self._control_device)
+        votes = torch.tensor(flags, dtype=torch.int32, device=self.control_device)
         return self.all_reduce(votes).tolist()
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.all_reduce(torch.zeros(1, device=self._control_device))
+        self.all_reduce(torch.zeros(1, device=self.control_device))
 
     def close(self) -> None:
         """Close the connections and end the backend's threads; a second call does nothing."""
@@ -302,8 +302,9 @@ class Comm:
             self.check.mark(what)
 
     @property
-    def _control_device(self) -> torch.device:
-        return torch.device("cuda" if self.on_cuda else "cpu")
+    def control_device(self) -> torch.device:
+        """Where small things lie that ranks tell each other; one rank alone need not wait for its device."""
+        return torch.device("cuda" if self.on_cuda and self.world_size > 1 else "cpu")
 
     def _announce(self, operation: str, tensor: torch.Tensor) -> int:
         """Compare with peers what this rank is about to do; the number to wait under."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
+from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import FunctionError, UsageError
 from ronde.launch.failure_report import ErrorFile, first_failure, read_error
@@ -72,7 +73,9 @@ def launch(
     if not callable(fn):
         raise UsageError(f"ronde.launch takes a function, not {fn!r}; pass train, not train()")
     check_linux()
-    words = [] if plan is None else ["--plan", str(read_plan(str(plan), ranks=ranks))]
+    words: list[str] = []
+    if plan is not None:
+        words += ["--plan", str(read_plan(str(plan), ranks=ranks, device=device_of_ranks(os.environ)))]
     words += [] if seed is None else ["--seed", str(seed)]
     call = _pickled(fn, tuple(args))
     directory = RunDirectory.create(None, os.environ)

@@ -27,13 +27,14 @@ def clip_parts(
     """Scale the gradients of `tensors` in place so that their norm is at most `max_norm`.
 
     Returns:
-        the norm of all gradients before, in their dtype and on their device, the same on all ranks; None
-        where gradients of several dtypes or devices, or a norm that is no sum of powers, want the whole.
+        the norm of all gradients before, in their dtype and on their device (wherever parts live), the same
+        on all ranks; None where gradients of several dtypes or devices, or a norm that is no sum of powers,
+        want the whole.
     """
     order = float(norm_type)
     own = parts.parts(tensors)
     whole = [gradient for tensor in tensors if tensor not in parts and (gradient := tensor.grad) is not None]
-    kinds = {(gradient.dtype, gradient.device) for gradient in (*own, *whole)}
+    kinds = parts.kinds(tensors) | {(gradient.dtype, gradient.device) for gradient in whole}
     if len(kinds) != 1 or not own or order <= 0:
         return None
     (dtype, device), *_ = kinds
@@ -51,9 +52,14 @@ def clip_parts(
             f"clipped; with error_if_nonfinite=False they are scaled by it all the same"
         )
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    gradients: list[Any] = [*own, *whole]
-    torch._foreach_mul_(gradients, factor)
+    _scale(own, factor)
+    _scale(whole, factor)
     return total
+
+
+def _scale(gradients: list[Any], factor: torch.Tensor) -> None:
+    if gradients:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
 
 def _measure(
@@ -66,5 +72,5 @@ def _measure(
     ]
     if not found:
         return torch.zeros((), dtype=wide, device=device)
-    norms = torch.stack(found)
+    norms = torch.stack(found).to(device)
     return norms.amax() if math.isinf(order) else norms.pow(order).sum()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ronde.comm.home import Home
 from ronde.comm.process_group import Comm, Pending
 from ronde.parallel.unit import OF_A_PARAMETER, Member, references
 from ronde.plan.resident import Census
@@ -82,20 +83,24 @@ class CopiedMember(Member):
 
 
 class CopiedUnit:
-    """A `Unit` in memory of each rank's own; its members are whole when it is made."""
+    """A `Unit` in memory of each rank's own; its members are whole when it is made.
 
-    def __init__(self, number: int, members: Sequence[CopiedMember], comm: Comm) -> None:
+    Args:
+        home: where parts live.
+    """
+
+    def __init__(self, number: int, members: Sequence[CopiedMember], comm: Comm, home: Home) -> None:
         self.number = number
         self.members = list(members)
         self._comm = comm
+        self._home = home
         self.whole = True
         self.written = False
         self.lingers = False
         self._coming: Pending | None = None
         sizes = [stop - start for start, stop in (member.own for member in members)]
-        first = members[0].elements
         # One memory for all parts, so that they are few blocks.
-        parts = torch.empty(sum(sizes), dtype=first.dtype, device=first.device).split(sizes)
+        parts = home.room(sum(sizes), members[0].elements).split(sizes)
         for member, part in zip(members, parts, strict=True):
             member.part = part
         self._keep()
@@ -156,8 +161,9 @@ class CopiedUnit:
             self._free()
 
     def _keep(self) -> None:
-        for member in self.members:
-            member.keep()
+        self._home.down(
+            [member.part for member in self.members], [member.elements for member in self.members]
+        )
 
     def _arrive(self) -> None:
         coming, self._coming = self._coming, None
@@ -166,9 +172,8 @@ class CopiedUnit:
 
     def _complete(self) -> Pending:
         """Start to put every rank's part into the whole."""
-        for member in self.members:
-            if member.there:
-                member.elements.copy_(member.part)
+        there = [member for member in self.members if member.there]
+        self._home.up([member.elements for member in there], [member.part for member in there])
         ranks = range(self._comm.world_size)
         parts = [[part for each in self.members if (part := each.bytes[rank]) is not None] for rank in ranks]
         return self._comm.share_async(parts)
@@ -179,8 +184,8 @@ class CopiedUnit:
 
 
 def copy_unit(
-    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm
+    number: int, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges], comm: Comm, home: Home
 ) -> CopiedUnit:
     """A unit of whole parameters, with each rank's elements of each."""
     pairs = zip(tensors, ranges, strict=True)
-    return CopiedUnit(number, [CopiedMember(tensor, each, comm.rank) for tensor, each in pairs], comm)
+    return CopiedUnit(number, [CopiedMember(tensor, each, comm.rank) for tensor, each in pairs], comm, home)

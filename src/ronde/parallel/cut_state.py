@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
+from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
@@ -41,16 +42,20 @@ class Piece:
     Attributes:
         tensor: the parameter.
         ranges: for each rank its elements, in the order in which they lie in memory.
-        own: this rank's elements, which the optimizer takes for a parameter; None without any.
+        elements: this rank's, where they lie; None without any.
+        own: what stands for them at home, and the optimizer takes for a parameter; None without any.
         bytes: for each rank a view of the bytes of its elements, where it has any; none where the parameter
             itself is in parts.
     """
 
-    __slots__ = ("_kind", "_pointer", "bytes", "own", "ranges", "tensor")
+    __slots__ = ("_home", "_kind", "_pointer", "bytes", "elements", "own", "ranges", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, ranges: Ranges, rank: int, part: torch.Tensor | None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, ranges: Ranges, rank: int, part: torch.Tensor | None, home: Home
+    ) -> None:
         self.tensor = tensor
         self.ranges = ranges
+        self._home = home
         self._kind = tensor.dtype, tensor.device, tensor.shape, tensor.stride()
         self.follow(rank, part)
 
@@ -68,13 +73,14 @@ class Piece:
         """Go by where the elements lie now: in `part`, this rank's own, or all in the tensor."""
         self._pointer = _pointer(self.tensor, part)
         if part is not None:
-            self.own = part if part.numel() else None
+            self.elements = part if part.numel() else None
             self.bytes = [None for _ in self.ranges]
-            return
-        whole = flat(self.tensor)
-        parts = [None if held is None else whole[slice(*held)] for held in self.ranges]
-        self.own = parts[rank]
-        self.bytes = [None if each is None else each.view(torch.uint8) for each in parts]
+        else:
+            whole = flat(self.tensor)
+            parts = [None if held is None else whole[slice(*held)] for held in self.ranges]
+            self.elements = parts[rank]
+            self.bytes = [None if each is None else each.view(torch.uint8) for each in parts]
+        self.own = None if self.elements is None else self._home.lodge(self.elements)
 
 
 def _pointer(tensor: torch.Tensor, part: torch.Tensor | None) -> tuple[bool, int]:
@@ -139,7 +145,7 @@ class CutState:
             for tensor, ranges in zip(apart, self._held.divide(apart), strict=True):
                 if ranges is None:
                     continue
-                piece = Piece(tensor, ranges, self._comm.rank, self._held.part(tensor))
+                piece = Piece(tensor, ranges, self._comm.rank, self._held.part(tensor), self._held.home)
                 self.pieces[id(tensor)] = piece
                 self._cut(piece)
         return True
@@ -151,11 +157,14 @@ class CutState:
         return bool(tensor.dim() and tensor.numel()) and self._held.fits(tensor) and is_dense(tensor)
 
     def tell(self, census: Census) -> None:
-        """Count this rank's part."""
+        """Count this rank's part, and where elements of parameters are copied to for a step."""
         for entry in self.local.values():
             for value in entry.values():
                 if isinstance(value, torch.Tensor):
                     census.count("optimizer", value)
+        for piece in self.pieces.values():
+            if piece.own is not piece.elements:
+                census.count("buckets", piece.own)
 
     def _entwined_with(self, new: Sequence[torch.Tensor]) -> set[int]:
         tensors = [*(piece.tensor for piece in self.pieces.values()), *self._entwined.values(), *new]
@@ -166,12 +175,14 @@ class CutState:
         if entry is None or piece.own is None:
             return
         start, stop = piece.ranges[self._comm.rank] or (0, 0)
-        self.local[piece.own] = {
-            key: flat_like(value, piece.tensor)[start:stop].clone()
-            if _is_elements(value, piece.tensor)
-            else value
-            for key, value in entry.items()
-        }
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            own = _is_elements(value, piece.tensor)
+            return self._held.home.keep(flat_like(value, piece.tensor)[start:stop] if own else value)
+
+        self.local[piece.own] = {key: cut(value) for key, value in entry.items()}
 
     def present(self, tensors: Iterable[torch.Tensor]) -> list[Piece]:
         """The pieces among parameters that have a gradient, with views of where they lie now."""
@@ -242,7 +253,7 @@ class CutState:
 
     def _write_own(self, whole: torch.Tensor, piece: Piece, key: Any) -> None:
         if piece.own is not None:
-            whole[slice(*piece.ranges[self._comm.rank] or ())] = self.local[piece.own][key]
+            whole[slice(*piece.ranges[self._comm.rank] or ())].copy_(self.local[piece.own][key])
 
     def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
         """Entries by number of the piece, less the elements; the first rank that has any of a piece tells."""

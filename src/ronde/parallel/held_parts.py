@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ronde.comm.home import Home
 from ronde.parallel.division import Division
 from ronde.parallel.flat import flat_like
 from ronde.parallel.sharded_parameters import ShardedParameters
@@ -21,15 +22,18 @@ class HeldParts:
         division: who updates which elements.
         gradients: parts of gradients; None where every rank has all of each.
         parameters: parts of parameters; None where every rank has all of each.
+        home: where this rank's part of an optimizer's state lives, and its step runs.
     """
 
     def __init__(
         self,
         division: Division,
+        home: Home,
         gradients: GradientParts | None = None,
         parameters: ShardedParameters | None = None,
     ) -> None:
         self.division = division
+        self.home = home
         self.gradients = gradients
         self.parameters = parameters
 

@@ -139,7 +139,7 @@ class MappedUnit:
         """What one rank keeps, no other may read before it has written the same, nor too late."""
         self._comm.barrier()
         for member in self.members:
-            member.keep()
+            member.part.copy_(member.elements)
         self._comm.barrier()
         self._memory.forget_writes()
 

@@ -8,6 +8,7 @@ does is right; what it costs is memory where the script itself holds on to whole
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.context import Context, Region
+from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
 from ronde.parallel.copied_unit import copy_unit
@@ -42,11 +44,13 @@ class ShardedParameters:
 
     Args:
         division: who has which elements.
+        home: where parts live.
     """
 
-    def __init__(self, context: Context, division: Division) -> None:
+    def __init__(self, context: Context, division: Division, home: Home) -> None:
         self._context = context
         self._division = division
+        self._home = home
         self._kind: Any = sharded_parameter(self.holding)
         self._units: list[Unit] = []
         self._count = 0
@@ -238,9 +242,9 @@ class ShardedParameters:
         return []
 
     def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> None:
-        comm = self._context.comm
-        mapped = map_unit(self._count, tensors, ranges, comm)
-        unit: Unit = copy_unit(self._count, tensors, ranges, comm) if mapped is None else mapped
+        comm, home = self._context.comm, self._home
+        mapped = None if home.on_host else map_unit(self._count, tensors, ranges, comm)
+        unit: Unit = copy_unit(self._count, tensors, ranges, comm, home) if mapped is None else mapped
         self._count += 1
         self._units.append(unit)
         self._whole.append(unit)
@@ -253,7 +257,7 @@ class ShardedParameters:
             self._whole.append(unit)
             return
         context = self._context
-        if not context.on_main_thread():
+        if not (context.on_main_thread() or _in_backward()):
             raise UsageError(
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread"
@@ -361,6 +365,16 @@ class ShardedParameters:
         for unit, count in zip(list(self._units), there, strict=True):
             if not count:
                 self._drop(unit)
+
+
+def _in_backward() -> bool:
+    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
+
+    Python has not started it; in one that it has started, the script would call backward by itself.
+    """
+    return torch._C._current_graph_task_id() != -1 and isinstance(
+        threading.current_thread(), threading._DummyThread
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ronde.parallel.flat import flat_like
 from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
+from ronde.parallel.host_options import as_on_device, options_on_host
 
 __all__ = ["ShardedUpdate"]
 
@@ -76,7 +77,7 @@ class ShardedUpdate:
                 f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another "
                 f"thread than the script's main one, where ranks are not in step; read it in the main thread"
             )
-        whole = vars(optimizer)["state"] = held.whole()
+        whole = vars(optimizer)["state"] = as_on_device(optimizer, held.whole())
         self._read_out.add(optimizer)
         return whole
 
@@ -126,7 +127,10 @@ class ShardedUpdate:
         pieces = state.present(parameters)
         vars(optimizer)["state"] = state.local
         try:
-            with _own_parts(optimizer, state, pieces, self._held, self._context.rank):
+            with (
+                options_on_host(optimizer) if self._held.home.on_host else nullcontext(),
+                _own_parts(optimizer, state, pieces, self._held, self._context.rank),
+            ):
                 plain(optimizer)
             _unscale_others(optimizer, pieces, self._held, self._context.rank)
         finally:
@@ -155,11 +159,18 @@ class ShardedUpdate:
 def _own_parts(
     optimizer: Any, state: CutState, pieces: Sequence[Piece], held: HeldParts, rank: int
 ) -> Iterator[None]:
-    """Inside, groups hold this rank's parts of what has a gradient, with that part of the gradient."""
+    """Inside, groups hold this rank's parts of what has a gradient, with that part of it; both at home."""
+    home = held.home
+    mine = [piece for piece in pieces if piece.own is not None]
+    elements: list[Any] = [piece.elements for piece in mine]
+    own: list[Any] = [piece.own for piece in mine]
     with DisableTorchFunctionSubclass():  # what only some ranks do must not gather anything
-        for piece in pieces:
-            if piece.own is not None:
-                piece.own.grad = held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0))
+        gradients = [held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0)) for piece in mine]
+        theirs = [home.lodge(gradient) for gradient in gradients]
+        # Each time: a script writes to parameters by ways that no version tells of.
+        home.down([*own, *theirs], [*elements, *gradients])
+        for part, gradient in zip(own, theirs, strict=True):
+            part.grad = gradient
     before = [group["params"] for group in optimizer.param_groups]
     try:
         for group in optimizer.param_groups:
@@ -168,9 +179,11 @@ def _own_parts(
     finally:
         for group, parameters in zip(optimizer.param_groups, before, strict=True):
             group["params"] = parameters
-        for piece in pieces:
-            if piece.own is not None:
-                piece.own.grad = None
+        for part in own:
+            part.grad = None
+    home.up(elements, own)
+    if getattr(optimizer, "grad_scale", None) is not None:  # a fused step has taken the scale off
+        home.up(gradients, theirs)
 
 
 def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, rank: int) -> None:

@@ -65,10 +65,6 @@ class Member:
         """Whether the script has laid the parameter elsewhere."""
         raise NotImplementedError
 
-    def keep(self) -> None:
-        """Take this rank's elements of the whole for its part."""
-        self.part.copy_(self.elements)
-
 
 class Unit(Protocol):
     """Members of one dtype and device.

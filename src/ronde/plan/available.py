@@ -15,7 +15,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "expert": (1,),
         "state": ("replicated", "zero1", "zero2", "zero3", "central"),
         "sparse": ("replicated",),
-        "offload": ("none",),
+        "offload": ("none", "optimizer", "all"),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
         "update": ("sync",),

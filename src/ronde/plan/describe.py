@@ -81,8 +81,22 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
 
 def _holds(plan: Plan, ranks: int | None) -> str:
     """What is kept where; W is the number of ranks."""
-    if ranks == 1:
-        return "one rank keeps everything, and nothing moves"
+    kept = _kept(plan) if ranks != 1 else "one rank keeps everything"
+    if plan.state.offloads_parts:
+        return (
+            f"{kept};\nall of that lies in host memory, where the optimizer's step runs on the CPU;\n"
+            "units are copied to the device when they are used, gradients to the host as backward runs"
+        )
+    if plan.state.offloads_optimizer:
+        return (
+            f"{kept};\nthe optimizer's state lies in host memory, where its step runs on the CPU;\n"
+            "for it gradients and parameters are copied to the host, and parameters back to the device"
+        )
+    return kept if ranks != 1 else f"{kept}, and nothing moves"
+
+
+def _kept(plan: Plan) -> str:
+    """What each of several ranks keeps."""
     match plan.state.placement:
         case "replicated":
             return "each rank keeps everything"
@@ -189,21 +203,32 @@ def _exactness(plan: Plan) -> str:
 
 
 def _family(plan: Plan) -> Plan:
-    """The plan less what its systems leave to the user: degrees, sizes, compute and data values."""
+    """The plan less what its systems leave to the user: degrees, sizes, offload, compute and data values."""
     update = dataclasses.replace(
         plan.update,
         every=None if plan.update.every is None else 1,
         staleness=None if plan.update.staleness is None else 0,
     )
     communication = dataclasses.replace(plan.communication, bucket_mb=Communication().bucket_mb)
+    state = dataclasses.replace(plan.state, offload="none")
     return dataclasses.replace(
-        plan, mesh=Mesh(), communication=communication, update=update, compute=Compute(), data=Data()
+        plan,
+        mesh=Mesh(),
+        state=state,
+        communication=communication,
+        update=update,
+        compute=Compute(),
+        data=Data(),
     )
 
 
 def _systems(plan: Plan, presets: tuple[Preset, ...]) -> tuple[str, ...]:
     """Systems that cut the data by this plan, and those that cut the model by its degrees."""
     systems = [system for preset in presets for system in preset.equals]
+    if plan.state.offloads_parts:
+        systems.append(f"{plan.item('offload')}: PyTorch FSDP's CPUOffloadPolicy, DeepSpeed ZeRO-Infinity")
+    elif plan.state.offloads_optimizer:
+        systems.append(f"{plan.item('offload')}: DeepSpeed ZeRO-Offload")
     if plan.mesh.tensor > 1:
         systems.append(f"{plan.item('tensor')}: Megatron-LM, OneFlow SBP")
     if plan.mesh.pipeline > 1:

@@ -95,10 +95,13 @@ def expand(*sources: str) -> Plan:
     return _assemble(settle(item for source in sources for item in items_of_source(source)))
 
 
-def read_plan(*sources: str, ranks: int | None = None) -> Plan:
-    """As `expand`, but raises one `PlanError` with everything that keeps it from running on `ranks`."""
+def read_plan(*sources: str, ranks: int | None = None, device: str | None = None) -> Plan:
+    """As `expand`, but raises one `PlanError` with everything that keeps it from running on `ranks`.
+
+    `device`: where these compute, "cpu" or "cuda".
+    """
     plan = expand(*sources)
-    check(plan, ranks)
+    check(plan, ranks, device)
     return plan
 
 

@@ -25,7 +25,8 @@ class State:
             others fetch units of parameters from it. `server`: parameter servers own it.
         sparse: where the rows of sparse embedding tables live: with the other parameters
             (`replicated`), or `sharded` by row over the ranks.
-        offload: what is kept in host memory.
+        offload: what lies in host memory instead of on a CUDA device: the state of optimizers, which then
+            step on the CPU (`optimizer`), with `zero3` and `central` parameters and gradients too (`all`).
     """
 
     placement: Annotated[Placement, Spelled("state", choice(Placement))] = "replicated"
@@ -37,15 +38,29 @@ class State:
 
     @property
     def cuts_optimizer(self) -> bool:
-        """Whether each rank has a part of the optimizer's state, or one rank has all."""
-        return self.placement in ("zero1", "zero2", "zero3", "central")
+        """Whether an optimizer steps on parts: each rank on its own, or one rank on all."""
+        return self.placement in ("zero1", "zero2", "zero3", "central") or self.offloads_optimizer
 
     @property
     def cuts_gradients(self) -> bool:
-        """As `cuts_optimizer`, of gradients."""
+        """Whether each rank keeps a part of the gradients, or one rank all."""
         return self.placement in ("zero2", "zero3", "central")
 
     @property
     def cuts_parameters(self) -> bool:
-        """As `cuts_optimizer`, of parameters."""
+        """As `cuts_gradients`, of parameters."""
         return self.placement in ("zero3", "central")
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's state lies in host memory, and its step runs there."""
+        return self.offload != "none"
+
+    @property
+    def offloads_parts(self) -> bool:
+        """Whether parts of parameters and gradients lie in host memory."""
+        return self.offload == "all"
+
+    def on(self, ranks: int) -> State:
+        """Where state lives on so many ranks: one rank has nothing to divide, and may offload all."""
+        return self if ranks > 1 or self.offloads_optimizer else State()

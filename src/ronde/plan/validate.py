@@ -18,22 +18,23 @@ _AMONG_RANKS = ("local", "decentralized", "async-average")
 _AT_SERVERS = ("async", "bounded", "geo")
 
 
-def validate(plan: Plan, world_size: int | None = None) -> list[str]:
+def validate(plan: Plan, world_size: int | None = None, device: str | None = None) -> list[str]:
     """Everything that is wrong with `plan`, each in a sentence with its remedy; empty if nothing is.
 
-    `world_size` is the number of ranks, where it is known. One rank switches the mesh off, so no
-    degree is compared with it.
+    `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
+    known. One rank switches the mesh off, so no degree is compared with it.
     """
     errors = list(_not_built(plan))
     errors += _refinements(plan)
     errors += _update_and_state(plan)
+    errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
     return errors
 
 
-def check(plan: Plan, world_size: int | None = None) -> None:
+def check(plan: Plan, world_size: int | None = None, device: str | None = None) -> None:
     """Raise one `PlanError` with all that `validate` finds."""
-    errors = validate(plan, world_size)
+    errors = validate(plan, world_size, device)
     if errors:
         raise PlanError("; ".join(errors))
 
@@ -98,6 +99,22 @@ def _update_and_state(plan: Plan) -> Iterator[str]:
         yield _contradiction("optimizer-on=server", "update=geo", "update=geo,optimizer-on=worker")
     if plan.state.sparse == "sharded" and plan.state.placement in ("server", "central"):
         yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
+
+
+def _offload(plan: Plan, world_size: int | None, device: str | None) -> Iterator[str]:
+    """What moves to host memory is this rank's part: there must be one, and another memory to leave."""
+    state, item = plan.state, plan.item("offload")
+    if not state.offloads_optimizer:
+        return
+    if state.offloads_parts and not state.cuts_parameters:
+        yield _contradiction(item, plan.item("state"), f"state=zero3,{item}")
+    elif state.placement == "replicated" and world_size is not None and world_size > 1:
+        yield _contradiction(item, f"{plan.item('state')} on {world_size} ranks", f"state=zero1,{item}")
+    if device == "cpu":
+        yield (
+            f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their "
+            f"state is there already; leave {item} out"
+        )
 
 
 def _mesh(plan: Plan, world_size: int | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
-from ronde.plan import Compute, Plan
+from ronde.plan import Plan
 from ronde.trace.memory import Memory
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
@@ -50,7 +50,7 @@ def summarize(
         sharded=dict(tally.sharded),
         notes=tuple(notes),
         memory=memory,
-        compute_plan=_compute_plan(config),
+        compute_plan=_plan_of_a_rank(config),
     )
 
 
@@ -70,9 +70,11 @@ def give_account(config: RankConfig, summary: RankSummary) -> None:
             say(line)
 
 
-def _compute_plan(config: RankConfig) -> str:
+def _plan_of_a_rank(config: RankConfig) -> str:
+    """What of the plan concerns a rank by itself."""
     plan = Plan.parse(config.plan)
-    return str(Plan(compute=plan.compute)) if plan.compute != Compute() else ""
+    own = Plan(state=plan.state.on(1), compute=plan.compute)
+    return str(own) if own != Plan() else ""
 
 
 def _directory(config: RankConfig) -> RunDirectory:

@@ -16,7 +16,7 @@ from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.torchrun import check_store, shared_run_id, silence
-from ronde.plan import Plan, read_plan
+from ronde.plan import Plan, check, read_plan
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
@@ -61,6 +61,9 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     place = ClusterEnvironment.detect(os.environ)
     if place is None or place.world_size == 1:
         return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked is not None:
+        check(asked, place.world_size, device)
     check_store(place)
     directory = RunDirectory.join(None, shared_run_id(place, os.getppid()), os.environ)
     config = RankConfig(
@@ -75,7 +78,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         script=sys.argv[0],
         plan=str(asked or read_plan("ddp")),
         seed=seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
         terminal=os.isatty(0),
     )
     if config.device == "cuda":

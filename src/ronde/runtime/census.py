@@ -14,14 +14,20 @@ __all__ = ["StorageCensus"]
 class StorageCensus:
     """One count of what lies in memory now; a `ronde.plan.resident.Census`.
 
+    Args:
+        on_cuda: this rank's tensors lie on a CUDA device, unless they are in host memory.
+
     Attributes:
         bytes: by kind.
-        coming: bytes of the allocator's that come and go between steps: parameters, and gradients that lie
-            in no bucket.
+        on_host: those of them that lie in host memory beside a device; on a CPU nothing is told apart.
+        coming: bytes of the allocator's that come and go between steps where activations lie: parameters, and
+            gradients that lie in no bucket.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_cuda: bool = False) -> None:
         self.bytes: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.on_host: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._on_cuda = on_cuda
         self._seen: set[int] = set()
         self._coming: dict[int, int] = {}
         self._outside: set[int] = set()
@@ -30,16 +36,22 @@ class StorageCensus:
         try:
             storage = tensor.untyped_storage()
             address, nbytes = storage.data_ptr(), storage.nbytes()
+            beside = self._on_cuda and storage.device.type == "cpu"
         except (AttributeError, RuntimeError, NotImplementedError, ValueError):
             return  # sparse, fake, not initialized: no storage of its own, or none yet
-        self.count_at(kind, address, nbytes)
+        self._count(kind, address, nbytes, beside=beside)
 
     def count_at(self, kind: Kind, address: int, nbytes: int) -> None:
+        self._count(kind, address, nbytes, beside=False)
+
+    def _count(self, kind: Kind, address: int, nbytes: int, *, beside: bool) -> None:
         if not address or address in self._seen:
             return
         self._seen.add(address)
         self.bytes[kind] += nbytes
-        if kind in ("parameters", "gradients") and address not in self._outside:
+        if beside:
+            self.on_host[kind] += nbytes
+        elif kind in ("parameters", "gradients") and address not in self._outside:
             self._coming[address] = nbytes
 
     @property

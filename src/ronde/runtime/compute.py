@@ -18,6 +18,7 @@ from ronde.plan import Plan
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = [
+    "cuts_batches",
     "install_alone",
     "install_around",
     "install_inside",
@@ -35,9 +36,14 @@ def way(plan: Plan) -> Way:
     return at_once if pieces == 1 else MicroBatches(pieces)
 
 
+def cuts_batches(plan: Plan, ranks: int) -> bool:
+    """Whether a batch is computed in pieces, side by side or one after the other."""
+    return ranks > 1 or plan.compute.micro_batches > 1
+
+
 def needs_boundary(plan: Plan) -> bool:
-    """Whether even a single rank has to know what in a model's arguments is the batch."""
-    return plan.compute.micro_batches > 1
+    """Whether even a single rank has to know when models are called, and on which batch."""
+    return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
 def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Note) -> None:

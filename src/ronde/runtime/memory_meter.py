@@ -67,6 +67,7 @@ class MemoryMeter:
         # Of the first steps, and of those behind.
         self._first: dict[Kind, int] = {}
         self._settled: dict[Kind, int] = {}
+        self._on_host: dict[Kind, int] = {}
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         # What was allocated before the step's first call of a model, less what comes and goes besides.
@@ -107,16 +108,20 @@ class MemoryMeter:
             peaks[kind] = nbytes if kind == "activations" else max(nbytes, peaks.get(kind, 0))
         on_device = self._on_cuda and torch.cuda.is_initialized()
         total = peak_on_device() if on_device else peak_of_process()
-        return Memory(peaks=peaks, total=total, where="device" if on_device else "process")
+        where = "device" if on_device else "process"
+        return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host)
 
     def count(self) -> StorageCensus:
         """Look what is held now."""
-        census = StorageCensus()
+        census = StorageCensus(on_cuda=self._on_cuda)
         with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered, if it were used
             self._fill(census)
         for kind, nbytes in census.bytes.items():
             if kind != "activations":
                 self._reach(kind, nbytes)
+        for kind, nbytes in census.on_host.items():
+            if nbytes:
+                self._on_host[kind] = max(nbytes, self._on_host.get(kind, 0))
         return census
 
     def _reach(self, kind: Kind, nbytes: int) -> None:

@@ -11,17 +11,18 @@ import torch
 from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.patches import Patches
+from ronde.comm.home import HostMemory, OnDevice
 from ronde.comm.process_group import Comm
 from ronde.parallel import gradients, opaque
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.held_parts import HeldParts
+from ronde.parallel.host_options import can_step_on_host
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
-from ronde.plan.state import State
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["Sharding"]
@@ -41,11 +42,14 @@ class Sharding:
 
     def __init__(self, plan: Plan, comm: Comm) -> None:
         self._plan = plan
-        self._state = plan.state if comm.world_size > 1 else State()
+        self._state = plan.state.on(comm.world_size)
+        # Where an optimizer works, and where parts of parameters and gradients live.
+        self._home = HostMemory() if self._state.offloads_optimizer else OnDevice()
+        self._home_of_parts = self._home if self._state.offloads_parts else OnDevice()
         split = owned_by_main if plan.state.placement == "central" else in_equal_parts
         self._division = Division(comm.world_size, split)
         cut = self._state.cuts_gradients
-        self.gradients = GradientParts(comm, self._division.assign) if cut else None
+        self.gradients = GradientParts(comm, self._division.assign, self._home_of_parts) if cut else None
         self._parameters: ShardedParameters | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
@@ -53,10 +57,10 @@ class Sharding:
     def bind(self, context: Context) -> None:
         """Give what is in parts its ranks."""
         if self._state.cuts_parameters:
-            self._parameters = ShardedParameters(context, self._division)
+            self._parameters = ShardedParameters(context, self._division, self._home_of_parts)
             self._saved = SavedParameters(self._parameters)
         if self._state.cuts_optimizer:
-            held = HeldParts(self._division, self.gradients, self._parameters)
+            held = HeldParts(self._division, self._home, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes)
 
     def bucket_bytes(self, asked: int) -> int:
@@ -121,15 +125,32 @@ class Sharding:
 
     def note_whole_state(self, context: Context, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
-        if self._update is not None and not is_elementwise(optimizer):
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        if self._update is None:
+            return
+        state = f"the optimizer state of {type(optimizer).__name__}"
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        offload = self._plan.item("offload")
+        if not self._state.offloads_optimizer:
+            if not is_elementwise(optimizer):
+                context.note(
+                    f"{state} is whole on every rank: {self._plan.item('state')} cuts that of {known}, which "
+                    f"update each element by itself"
+                )
+        elif not is_elementwise(optimizer):
             context.note(
-                f"the optimizer state of {type(optimizer).__name__} is whole on every rank: "
-                f"{self._plan.item('state')} cuts that of {known}, which update each element by itself"
+                f"{state} is whole, and stays on the device: {offload} moves that of {known}, which update "
+                f"each element by itself"
+            )
+        elif not can_step_on_host(optimizer):
+            context.note(
+                f"{state} is whole, and stays on the device: a step with capturable=True is for devices "
+                f"only; leave that out to have {offload}"
             )
 
     def _takes(self, optimizer: Any) -> bool:
         """Without state, to share whole parameters would cost more than to update all of them."""
+        if self._state.offloads_optimizer and not can_step_on_host(optimizer):
+            return False
         if self.gradients is not None or type(optimizer) is not torch.optim.SGD:
             return True
         return any(group["momentum"] != 0 for group in optimizer.param_groups)

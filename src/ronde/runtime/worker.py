@@ -132,10 +132,10 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
     Args:
         notes: sentences about what one rank without a session has done.
     """
-    from ronde.plan import Compute, Plan
+    from ronde.plan import Compute, Plan, State
 
     plan = Plan.parse(config.plan)
-    if config.world_size == 1 and plan.compute == Compute():
+    if config.world_size == 1 and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.runtime import compute
 

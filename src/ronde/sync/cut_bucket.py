@@ -71,9 +71,8 @@ class CutBucket(Bucket):
             if gradients[place] is not None:
                 self.leaves[place].gradient = None
         del elements, gradients
-        device = self.leaves[0].device
         flags = [place in self._ready for place in range(len(self.leaves))]
-        self._flags = torch.tensor(flags, dtype=torch.int32, device=device)
+        self._flags = torch.tensor(flags, dtype=torch.int32, device=self._comm.control_device)
         self.launched = True
         self._pending = [self._comm.all_reduce_async(self._flags)]
         self._sum = self._memory_for(sum(part.numel() for part in pieces[self._comm.rank]))
@@ -81,8 +80,17 @@ class CutBucket(Bucket):
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
-        """The group works by itself: there is nothing left to do."""
+        """The group works by itself; what is left to do is to make room on the device."""
+        if self._parts.leave_device:
+            self._send_home()
         return True
+
+    @torch.no_grad()
+    def _send_home(self) -> None:
+        self.reduce()
+        if self._sum is not None:
+            self._mean = self._parts.send_home(self._sum.div_(self._comm.world_size))
+            self._sum = None
 
     def reduce(self) -> None:
         for pending in self._pending:
@@ -109,7 +117,7 @@ class CutBucket(Bucket):
         if self._room is not None:
             census.count("gradients", self._room.tensor)
             census.outside(self._room.tensor)
-        for flat in [self._sum, *(flat for _, flat in self._whole)]:
+        for flat in [self._sum, self._mean, *(flat for _, flat in self._whole)]:
             if flat is not None:
                 census.count("buckets", flat)
 
@@ -118,7 +126,9 @@ class CutBucket(Bucket):
         self._forget()
 
     def _forget(self) -> None:
+        # Of all ranks' gradients this rank's elements, then their mean, where parts live.
         self._sum: torch.Tensor | None = None
+        self._mean: torch.Tensor | None = None
         self._places_cut: list[int] = []
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._pending: list[Pending] = []
@@ -126,8 +136,9 @@ class CutBucket(Bucket):
     @torch.no_grad()
     def _keep(self) -> None:
         computed = set(self._computed_somewhere())
-        mean: Any = self._sum
-        mean.div_(self._comm.world_size)
+        self._send_home()
+        self._parts.wait_for_sent()
+        mean: Any = self._mean
         own = dict(self._spans(self._comm.rank))
         begin = 0
         for place in self._places_cut:
@@ -170,6 +181,8 @@ class CutBucket(Bucket):
 
     def _memory_for(self, count: int) -> torch.Tensor:
         """Where this rank's sums go: the same memory in each step, unless there are parts in it."""
+        if self._parts.leave_device:
+            return torch.empty(count, dtype=self.leaves[0].dtype, device=self.leaves[0].device)
         if self._room is None or self._room.tensor.numel() < count:
             leaf = self.leaves[0]
             self._room = Storage(standing_memory(count, leaf.dtype, leaf.device))

@@ -95,9 +95,8 @@ class GradientHooks:
         """What any rank reached, in the lowest such rank's order; forgets what is gone on every rank."""
         hooks = [reference() for reference in self._registered]
         arrival = {id(later): place for place, later in enumerate(reached)}
-        device: Any = "cuda" if comm.on_cuda else "cpu"
         mine = [_GONE if hook is None else arrival.get(id(hook), _NOT_REACHED) for hook in hooks]
-        everywhere = comm.all_gather(torch.tensor(mine, device=device)).t().tolist()
+        everywhere = comm.all_gather(torch.tensor(mine, device=comm.control_device)).t().tolist()
         order: list[tuple[int, int, int]] = []
         for place, arrivals in enumerate(everywhere):
             found = [(rank, arrived) for rank, arrived in enumerate(arrivals) if arrived >= 0]

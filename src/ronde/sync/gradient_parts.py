@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 from ronde.sync.leaf import Leaf
@@ -33,13 +34,16 @@ class GradientParts:
 
     Args:
         divide: who has which elements of leaves that come together; None for a leaf that is not divided.
+        home: where parts live.
     """
 
-    def __init__(self, comm: Comm, divide: Callable[[Sequence[torch.Tensor]], list[Ranges | None]]) -> None:
+    def __init__(
+        self, comm: Comm, divide: Callable[[Sequence[torch.Tensor]], list[Ranges | None]], home: Home
+    ) -> None:
         self._comm = comm
         self._held: dict[int, _Held] = {}
         self.divide = divide
-
+        self._home = home
         self._aside = False
 
     def __bool__(self) -> bool:
@@ -62,6 +66,24 @@ class GradientParts:
         held = self._of(tensor)
         return None if held is None else held.part
 
+    def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:
+        """Of the gradients in parts of these tensors, as a script sees them: on the device."""
+        found = [self._of(tensor) for tensor in tensors]
+        return {(held.part.dtype, held.leaf.device) for held in found if held is not None}
+
+    @property
+    def leave_device(self) -> bool:
+        """Whether parts that are sent home make room on the device."""
+        return self._home.on_host
+
+    def send_home(self, elements: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of a mean, on their way to where parts of it may stay."""
+        return self._home.send_down(elements)
+
+    def wait_for_sent(self) -> None:
+        """What has been sent home is there."""
+        self._home.down([], [])
+
     def tell(self, census: Census) -> None:
         """Count this rank's parts."""
         for held in self._held.values():
@@ -69,7 +91,7 @@ class GradientParts:
 
     @torch.no_grad()
     def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:
-        """Accumulate a part of the mean of one backward."""
+        """Accumulate a part of the mean of one backward, which has been sent home."""
         tensor = leaf.tensor
         if tensor is None:
             return
@@ -103,7 +125,7 @@ class GradientParts:
         flat = gradient.as_strided((gradient.numel(),), (1,))
         own = held.ranges[self._comm.rank]
         if own is not None:
-            flat[slice(*own)] = held.part
+            self._home.up([flat[slice(*own)]], [held.part])
         self._comm.share([[flat[slice(*each)]] if each is not None else [] for each in held.ranges])
         self.drop(tensor)
         leaf.gradient = gradient

@@ -130,8 +130,9 @@ class Reducer:
         for group in self._groups:
             for bucket in group.buckets:
                 bucket.tell(census, on_the_way=self.busy)
+        on_the_way = self.busy and any(group.buckets for group in self._groups)
         for leaf in leaves:
-            census.count("buckets" if self.busy else "gradients", leaf.gradient)
+            census.count("buckets" if on_the_way else "gradients", leaf.gradient)
 
     @property
     def busy(self) -> bool:
@@ -186,6 +187,8 @@ class Reducer:
     @torch.no_grad()
     def _scale(self, factor: float) -> None:
         """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
+        if factor == 1:
+            return
         leaves = [leaf for group in self._groups for leaf in group.leaves]
         gradients = [gradient for leaf in leaves if (gradient := leaf.gradient) is not None]
         if gradients:
@@ -215,7 +218,8 @@ class Reducer:
         parts = self._parts
         if parts is not None:
             return [CutBucket(members, self._comm, parts, self.memory) for members in cut]
-        if not cut:
+        # On one rank the average is there already, without memory to send it from.
+        if not cut or self._comm.world_size == 1:
             return []
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
         buffers = self._comm.allocate(shapes, [members[0].device for members in cut])
@@ -283,7 +287,7 @@ class Reducer:
 
     def _active_groups(self) -> list[_Group]:
         """Groups of which some rank computed a gradient in this backward."""
-        groups = [group for group in self._groups if group.leaves]
+        groups = [group for group in self._groups if group.leaves and group.buckets]
         if len(groups) <= 1:
             return groups
         votes = self._comm.votes([any(bucket.touched for bucket in group.buckets) for group in groups])

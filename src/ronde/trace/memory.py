@@ -21,11 +21,14 @@ class Memory:
         peaks: of each kind by itself; they need not come together. What could not be measured is missing.
         total: the peak of all memory: of the process on a CPU, of torch's allocator on a CUDA device.
         where: whose total that is.
+        on_host: what of a kind was in host memory beside a CUDA device, at most; it is in `peaks`, and not in
+            the total.
     """
 
     peaks: Mapping[Kind, int]
     total: int
     where: Literal["process", "device"]
+    on_host: Mapping[Kind, int] = dataclasses.field(default_factory=dict)
 
     @property
     def state(self) -> int:
@@ -44,10 +47,16 @@ class Memory:
         Raises:
             KeyError, TypeError: for anything else.
         """
-        peaks: dict[Kind, int] = {
-            kind: int(fields["peaks"][kind]) for kind in KINDS if kind in fields["peaks"]
-        }
-        return cls(peaks=peaks, total=int(fields["total"]), where=fields["where"])
+        return cls(
+            peaks=_by_kind(fields["peaks"]),
+            total=int(fields["total"]),
+            where=fields["where"],
+            on_host=_by_kind(fields.get("on_host", {})),
+        )
+
+
+def _by_kind(values: Mapping[str, Any]) -> dict[Kind, int]:
+    return {kind: int(values[kind]) for kind in KINDS if kind in values}
 
 
 def largest(memories: Sequence[Memory]) -> int:
@@ -57,11 +66,22 @@ def largest(memories: Sequence[Memory]) -> int:
 
 def memory_line(memory: Memory, rank: int | None) -> str:
     """What the user is told of the rank with the most; None where there is only one."""
-    kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind in KINDS if (nbytes := memory.peaks.get(kind)))
+    kinds = ", ".join(
+        f"{kind} {show_bytes(nbytes)}{_beside(nbytes, memory.on_host.get(kind, 0))}"
+        for kind in KINDS
+        if (nbytes := memory.peaks.get(kind))
+    )
     told = f"{kinds}; {memory.where} {show_bytes(memory.total)}"
     if rank is None:
         return f"peak memory: {told}"
     return f"peak memory on rank {rank}, which had the most: {told}"
+
+
+def _beside(nbytes: int, on_host: int) -> str:
+    """How much of it the device did not have; counts of steps and the like are not worth a word."""
+    if on_host < nbytes / 100:
+        return ""
+    return " in host memory" if on_host > nbytes * 0.99 else f" ({show_bytes(on_host)} in host memory)"
 
 
 def show_bytes(nbytes: int) -> str:

@@ -33,7 +33,8 @@ class RankSummary:
         sharded: calls of modules on this rank's rows, by the modules' class.
         notes: sentences about what ran otherwise than asked, and why.
         memory: its peaks.
-        compute_plan: the plan's compute values, as items; "" where they are the script's own.
+        compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); ""
+            where that is nothing.
     """
 
     rank: int

@@ -18,6 +18,7 @@ from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.process_set import Process, run_together
 from ronde.bench.rounds import ROUNDING
 from ronde.bench.sample import parse
+from ronde.cluster.devices import device_of_ranks
 from ronde.errors import BenchError, UsageError
 from ronde.plan import check, expand
 from ronde.plan.available import BUILT
@@ -56,7 +57,7 @@ def compare(
     """
     check_known([workload], WORKLOADS, what="workload")
     for plan in plans:
-        check(expand(plan), ranks)
+        check(expand(plan), ranks, device_of_ranks(environment))
         if expand(plan).state.placement not in FORMULAS:
             known = ", ".join(available_plans())
             raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")

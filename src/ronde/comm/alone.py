@@ -1,0 +1,45 @@
+"""One rank by itself: every collective is complete before it begins, and nothing travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from ronde.comm.scattering import end_to_end
+
+__all__ = ["Alone"]
+
+
+class Alone:
+    """The backend of a single rank; see `Backend`."""
+
+    name = "nothing"
+    blocks = False
+
+    def __init__(self, *, on_cuda: bool) -> None:
+        self.on_cuda = on_cuda
+
+    def all_reduce(self, flat: torch.Tensor) -> None:
+        """The sum is there."""
+
+    @torch.no_grad()
+    def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> None:
+        out.view(-1).copy_(flat)
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """Everybody has it."""
+
+    def share(self, rank: int, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Every part is this rank's."""
+
+    @torch.no_grad()
+    def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
+        out.copy_(end_to_end(pieces[rank], out))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """There is nobody to wait for."""
+
+    def close(self) -> None:
+        """There are no connections."""

@@ -1,0 +1,61 @@
+"""What of an optimizer that was made for a device has to be elsewhere when it steps in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["as_on_device", "can_step_on_host", "options_on_host"]
+
+# What GradScaler gives an optimizer whose step takes the scale off.
+_OF_SCALER = ("grad_scale", "found_inf")
+
+
+def can_step_on_host(optimizer: Any) -> bool:
+    """Whether torch lets it: a step that CUDA graphs may capture is for devices only."""
+    return not any(group.get("capturable", False) for group in optimizer.param_groups)
+
+
+@contextmanager
+def options_on_host(optimizer: Any) -> Iterator[None]:
+    """Inside, options that are tensors (a learning rate, GradScaler's scale) lie in host memory.
+
+    torch's fused step would fetch the scale by itself, and not wait for it.
+    """
+    places = [vars(optimizer), *optimizer.param_groups]
+    found = [
+        (place, name, value)
+        for place in places
+        for name, value in place.items()
+        if (place is not places[0] or name in _OF_SCALER) and _elsewhere(value)
+    ]
+    for place, name, value in found:
+        place[name] = value.cpu()
+    try:
+        yield
+    finally:
+        for place, name, value in found:
+            place[name] = value
+
+
+def as_on_device(optimizer: Any, state: Any) -> Any:
+    """Put single numbers of a whole state where a step on the device would have made them; gives the state.
+
+    torch makes them on the CPU, but for its fused steps, and for ASGD.
+    """
+    for group in optimizer.param_groups:
+        if not (group.get("fused") or type(optimizer) is torch.optim.ASGD):
+            continue
+        for tensor in group["params"]:
+            entry = state.get(tensor, {})
+            for key, value in entry.items():
+                if isinstance(value, torch.Tensor) and not value.dim() and value.device != tensor.device:
+                    entry[key] = value.to(tensor.device)
+    return state
+
+
+def _elsewhere(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
