@@ -34,7 +34,7 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = leaks.leaks_since(before)
     os.environ.update(before.environment)
-    for name in leaks.Snapshot.take().environment.keys() - before.environment.keys():
+    for name in leaks.environment().keys() - before.environment.keys():
         del os.environ[name]
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
