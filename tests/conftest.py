@@ -55,6 +55,15 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
     forkserver._forkserver._stop()
 
 
+@pytest.fixture(scope="session")
+def host() -> Iterator[Any]:
+    """A host that has imported torch, for recorded runs; its processes end with each run."""
+    from ronde.testing.warm import WarmHost
+
+    with WarmHost() as host:
+        yield host
+
+
 @pytest.fixture
 def network() -> Iterator[Any]:
     """Two hosts made of network namespaces; skips where they cannot be made, saying why."""

@@ -39,7 +39,8 @@ def install(patches: Patches, context: Context) -> None:
 def _pass_over(call: Any) -> None:
     """Have the compiler see a model's own code, as in plain python, not ronde's around it.
 
-    That is one piece of code for all models, and the compiler gives a piece up that it has compiled a few times.
+    That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few
+    times.
     """
     from torch._dynamo.eval_frame import skip_code
 

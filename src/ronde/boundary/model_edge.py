@@ -176,7 +176,7 @@ class ModelEdge:
         return self._made_global(module, call, output, batch, verdict)
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
-        """Say where the compiler steps aside: while draws are watched, and where ranks meet inside a model."""
+        """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""
         names = [
             type(getattr(part, "_orig_mod", part)).__name__ for part in module.modules() if is_compiled(part)
         ]

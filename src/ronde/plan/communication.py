@@ -24,8 +24,8 @@ class Communication:
         compressed: what is encoded: the gradient, or the optimizer's momentum.
         error_feedback: add to the next message what encoding lost of this one.
         bucket_mb: gradients travel in buckets of about this many MiB, overlapped with backward; the first is
-            no larger than 1. `auto` is 25, and 4 where gradients are cut, because these take memory twice while
-            they are sent.
+            no larger than 1. `auto` is 25, and 4 where gradients are cut: these take memory twice while they
+            are sent.
     """
 
     algorithm: Annotated[Algorithm, Spelled("algorithm", choice(Algorithm))] = "auto"
