@@ -10,7 +10,7 @@ from ronde.errors import UsageError
 from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
 from ronde.verify.compare import compare, noise_floor
 from ronde.verify.curves import Curve, loss_curves
-from ronde.verify.runs import Job, Run, run_on_ranks, run_plain
+from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
 
 __all__ = ["Proof", "judge", "verify"]
 
@@ -39,18 +39,20 @@ class Proof:
         return not self.failure and all(each.status is not Status.broken for each in self.verdicts)
 
 
-def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = ()) -> Proof:
+def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: Starter = spawn) -> Proof:
     """Prove, or refute, that `ranks` ranks give the script's single-device answer."""
     with tempfile.TemporaryDirectory(prefix="ronde-verify-") as name:
         place = Path(name)
-        plain = run_plain(job, place / "plain")
+        plain = run_plain(job, place / "plain", starter=starter)
         if plain.exit_code:
             raise UsageError(
                 f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
                 f"compare with; make it run first:\n{plain.stderr.rstrip()}"
             )
-        halves = run_plain(job, place / "halves", halves=True, like=plain)
-        run = run_on_ranks(job, place / "ranks", ranks=ranks, like=plain, extensions=extensions)
+        halves = run_plain(job, place / "halves", halves=True, like=plain, starter=starter)
+        run = run_on_ranks(
+            job, place / "ranks", ranks=ranks, like=plain, extensions=extensions, starter=starter
+        )
         return judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
 
 
