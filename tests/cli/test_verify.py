@@ -14,6 +14,8 @@ import pytest
 from ronde.cli.app import main
 from ronde.testing.warm import WarmHost
 from ronde.verify import proof
+from ronde.verify.record import Writer, read_record
+from ronde.verify.runs import Job, Run
 
 SCRIPT = """
 import torch
@@ -87,3 +89,28 @@ def test_nothing_to_compare_is_exit_code_2(
     code, _, err = verified("other.py")
     assert code == 2
     assert "there is no script 'other.py'" in err
+
+
+def test_a_refusal_is_no_broken_law(verified: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    layers = "torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("torch.nn.Linear(4, 2)", layers))
+    code, out, err = verified("--plan", "micro-batches=2", "train.py")
+    assert (code, out) == (2, "")
+    told = (
+        "train.py does not run under the plan micro-batches=2, so there is nothing to compare: micro-batches"
+    )
+    assert err.startswith(
+        f"ronde: error: {told} cannot give the single-device answer for a model with batch norm"
+    )
+
+
+def test_logs_that_are_gone_are_not_told_of(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    Writer(str(record), 0)
+    stderr = (
+        "oh\nronde: rank 1 was killed by SIGSEGV; logs of all ranks: /gone/run\nlogs of all ranks: /gone\n"
+    )
+    run = Run(records=(read_record(record, 0),), files={}, stdout="", stderr=stderr, exit_code=139)
+    found = proof.judge(Job(script="train.py"), run, run, ranks=2)
+    assert found.failure == "oh\nronde: rank 1 was killed by SIGSEGV"
