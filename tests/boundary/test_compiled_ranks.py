@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import trace_rules
 
 from ronde.testing.run_ranks import Rank
 
@@ -107,8 +108,10 @@ def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tens
         traced += 1
         return graph.forward
 
-    torch._dynamo.reset()
     with rank.session("ddp") as session:
+        # These ranks have had other sessions, and the compiler knows torch's functions as it found them there.
+        torch._dynamo.reset()
+        trace_rules.clear_lru_cache()
         return _results(make, torch.compile(backend=counting)), list(session.context.notes), traced
 
 
