@@ -109,7 +109,7 @@ def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tens
         return graph.forward
 
     with rank.session("ddp") as session:
-        # These ranks have had other sessions, and the compiler knows torch's functions as it found them there.
+        # These ranks have had other sessions: the compiler knows torch's functions from there.
         torch._dynamo.reset()
         trace_rules.clear_lru_cache()
         return _results(make, torch.compile(backend=counting)), list(session.context.notes), traced
