@@ -24,7 +24,8 @@ endif
 
 RONDE := $(PYTHON) -m ronde
 IMPORT_LINTER := $(PYTHON) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
-# `make test ARGS="-k reducer -x"` hands words on to pytest; other verbs take ARGS alike.
+# `make test ARGS="-k reducer -x"` hands words on to pytest; other verbs take ARGS alike. Two processes share the
+# tests, which mostly wait for one core; `make test ARGS="-n 0 --pdb"` has one, with a terminal.
 ARGS ?=
 
 # Debian's package dataset-fashion-mnist holds 60,000 images, scikit-learn's digits 1,797: fewer epochs do.
@@ -49,7 +50,7 @@ demo: $(READY) ## train on real data on 2 ranks, then prove that one device give
 	@$(DEMO) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
 
 test: lint ## lint, types, import contract, tests
-	$(PYTHON) -m pytest -m 'not soak and not gpu' $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m 'not soak and not gpu' $(ARGS)
 
 lint: $(READY) ## format check, lint, types, import contract
 	$(PYTHON) -m ruff format --check --quiet

@@ -34,7 +34,7 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = leaks.leaks_since(before)
     os.environ.update(before.environment)
-    for name in leaks.Snapshot.take().environment.keys() - before.environment.keys():
+    for name in leaks.environment().keys() - before.environment.keys():
         del os.environ[name]
     if left:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
@@ -53,6 +53,15 @@ def ranks() -> Iterator[Callable[..., list[Any]]]:
         pool.close()
     # The server from which ranks were forked would end by itself, but only after this process.
     forkserver._forkserver._stop()
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Any]:
+    """A host that has imported torch, for recorded runs; its processes end with each run."""
+    from ronde.testing.warm import WarmHost
+
+    with WarmHost() as host:
+        yield host
 
 
 @pytest.fixture

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from ronde.testing.warm import WarmHost
+from ronde.verify.runs import Job, Start
 
 SCRIPT = """
 import os, sys, torch
@@ -35,22 +39,30 @@ for epoch in range(first, int(sys.argv[1])):
 """
 
 
-def epochs(place: Path, until: int, ranks: int | None) -> str:
-    place.mkdir(exist_ok=True)
-    (place / "train.py").write_text(SCRIPT)
-    command = [] if ranks is None else ["-m", "ronde", "run", "--ranks", str(ranks), "--seed", "0"]
+def plain(place: Path, until: int) -> str:
     run = subprocess.run(
-        [sys.executable, *command, "train.py", str(until)],
-        cwd=place, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [sys.executable, "train.py", str(until)], cwd=place, capture_output=True, text=True, timeout=100
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
-def test_the_number_of_ranks_may_change_at_a_checkpoint(tmp_path: Path) -> None:
-    expected = epochs(tmp_path / "plain", 3, None)
-    found = "".join(
-        epochs(tmp_path / "ranks", until, ranks) for until, ranks in enumerate((2, 3, None), start=1)
-    )
+def on_ranks(host: WarmHost, place: Path, until: int, ranks: int) -> str:
+    """The main rank's output."""
+    job = Job(script="train.py", arguments=(str(until),))
+    kept = place.parent / f"{ranks}-ranks"
+    kept.mkdir()
+    code = host.start(Start(job=job, ranks=ranks, place=kept, directory=place, environment=os.environ))
+    assert code == 0, (kept / "stderr").read_text()
+    return (kept / "stdout").read_text()
+
+
+def test_the_number_of_ranks_may_change_at_a_checkpoint(host: WarmHost, tmp_path: Path) -> None:
+    for name in ("plain", "ranks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(SCRIPT)
+    place = tmp_path / "ranks"
+    expected = plain(tmp_path / "plain", 3)
+    found = on_ranks(host, place, 1, 2) + on_ranks(host, place, 2, 3) + plain(place, 3)
     assert found == expected
     assert found.count("\n") == 15

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 
 import pytest
 
@@ -16,6 +16,7 @@ import leaks
 @pytest.fixture
 def before(monkeypatch: pytest.MonkeyPatch) -> leaks.Snapshot:
     monkeypatch.setattr(leaks, "GRACE_SECONDS", 0.05)
+    resource_tracker.ensure_running()  # shared memory starts it, and it has no name until it runs
     return leaks.Snapshot.take()
 
 

@@ -104,12 +104,6 @@ Plain = Callable[[Path, str, str], Run]
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[WarmHost]:
-    with WarmHost() as host:
-        yield host
-
-
-@pytest.fixture(scope="module")
 def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """Plain runs, recorded once for each script and precision, the default type's and the plan's."""
     known: dict[tuple[Path, str, str], Run] = {}

@@ -7,7 +7,6 @@ tells of such examples as they were found.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,12 +45,6 @@ SAID: dict[str, tuple[str, ...]] = {
 }
 # One that is cut, one with batches on the second axis and one that cannot be cut; `make soak` runs all.
 EVERY_DAY = {"mingpt", "snli", "gcn"}
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[WarmHost]:
-    with WarmHost() as host:
-        yield host
 
 
 @pytest.mark.parametrize(

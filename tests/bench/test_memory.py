@@ -113,8 +113,10 @@ def test_a_workloads_parameters_are_counted(sizes: Sizes) -> None:
     [pytest.param(plan, marks=[] if plan == "zero1" else pytest.mark.soak) for plan in available_plans()],
 )
 def test_what_ranks_hold_is_what_the_formula_says(plan: str, sizes: Sizes) -> None:
-    """The figures to reach: at most 1.05 times, on every rank."""
+    """The figures to reach: at most 1.05 times, on every rank. Two units are the most that is gathered."""
     measured = measure_plan("mlp-512", plan, ranks=2, environment=ENVIRONMENT)
+    gathered = 2 * sizes.largest_unit * sizes.itemsize if expand(plan).state.cuts_parameters else 0
     for rank in (0, 1):
-        assert 0.95 < measured.ratio(sizes, rank) <= 1.05
+        assert 0.95 * (measured.formula(sizes, rank) - gathered) < measured.ranks[rank].state
+        assert measured.ratio(sizes, rank) <= 1.05
     assert "--plan " + plan in measured.command

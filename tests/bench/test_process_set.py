@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from ronde.bench import process_set
 from ronde.bench.process_set import Process, run_together
 from ronde.errors import BenchError
 
@@ -42,7 +43,8 @@ def test_one_that_fails_ends_the_others_and_is_quoted() -> None:
     assert psutil.Process().children() == before
 
 
-def test_one_that_does_not_end_is_ended() -> None:
+def test_one_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_set, "_GRACE", 0.5)
     before = psutil.Process().children()
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     with pytest.raises(BenchError, match="did not end in time"):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import trace_rules
 
 from ronde.testing.run_ranks import Rank
 
@@ -70,3 +74,64 @@ def test_a_compiled_model_that_draws_says_that_it_runs_uncompiled(ranks: Any) ->
     for notes in ranks(2, _dropping):
         (note,) = notes
         assert note.startswith("Sequential was given to torch.compile and runs uncompiled where it draws")
+
+
+class _Net(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 5), middle, nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x)).tanh())
+
+
+def _results(make: Callable[[], nn.Module], compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """A step in training and a call in evaluation."""
+    torch.manual_seed(0)
+    net = _Net(make()).double()
+    model: Any = compiled(net)
+    x = torch.randn(7, 4, dtype=_D)
+    model(x).square().sum().backward()
+    out = model.eval()(x)
+    return [
+        out.detach() + 0,
+        *(p.grad.clone() for p in net.parameters() if p.grad is not None),
+        *net.buffers(),
+    ]
+
+
+def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tensor], list[str], int]:
+    traced = 0
+
+    def counting(graph: Any, _: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        return graph.forward
+
+    with rank.session("ddp") as session:
+        # These ranks have had other sessions: the compiler knows torch's functions from there.
+        torch._dynamo.reset()
+        trace_rules.clear_lru_cache()
+        return _results(make, torch.compile(backend=counting)), list(session.context.notes), traced
+
+
+@pytest.mark.parametrize(
+    ("make", "note", "traced"),
+    [
+        (nn.Tanh, "", 1),
+        (nn.Dropout, "runs uncompiled where it draws random numbers", 1),
+        (partial(nn.BatchNorm1d, 5), "runs uncompiled in training because of its batch norm", 1),
+    ],
+    ids=["plain", "dropout", "batch norm"],
+)
+def test_a_compiled_model_is_compiled_but_where_ranks_meet_in_it(
+    ranks: Any, make: Callable[[], nn.Module], note: str, traced: int
+) -> None:
+    """In evaluation in any case, though it was rehearsed, and called in training, before."""
+    expected = _results(make, lambda plain: plain)
+    for found, notes, count in ranks(2, _counted, make):
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+        assert count == traced
+        assert len(notes) == bool(note)
+        assert all(f"_Net was given to torch.compile and {note}" in each for each in notes)

@@ -26,7 +26,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
         "state          state=replicated  sparse=replicated  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
-        "  bucket-mb=25",
+        "  bucket-mb=auto",
         "update         update=sync  every not set  adaptive=false  peers not set  staleness not set"
         "  optimizer-on=worker",
         "compute        precision=fp32  micro-batches=1  recompute=none  schedule not set  compile=false",

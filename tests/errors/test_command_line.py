@@ -102,7 +102,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         ),
         (
             "--plan bucket-mb=big train.py",
-            "bucket-mb=big is not a value of bucket-mb; write a number above 0",
+            "bucket-mb=big is not a value of bucket-mb; write a number above 0, or auto",
         ),
         (
             "--plan rng=globl train.py",

@@ -46,6 +46,24 @@ def test_data_takes_the_ranks_that_other_degrees_leave(text: str, ranks: int, de
     assert expand(text).for_ranks(ranks).mesh.data == degree
 
 
+@pytest.mark.parametrize(
+    ("text", "mebibytes"),
+    [
+        ("ddp", 25),
+        ("zero1", 25),
+        ("zero2", 4),
+        ("zero3", 4),
+        ("central", 4),
+        ("zero3,bucket-mb=auto", 4),
+        ("zero3,bucket-mb=25", 25),
+        ("central,bucket-mb=0.5", 0.5),
+        ("bucket-mb=4", 4),
+    ],
+)
+def test_buckets_are_as_large_as_was_asked(text: str, mebibytes: float):
+    assert expand(text).bucket_bytes == mebibytes * 2**20
+
+
 def test_a_description_holds_every_item():
     description = describe(Plan(), ranks=4)
     assert [name for name, _ in description.axes] == [

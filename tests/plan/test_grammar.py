@@ -43,7 +43,8 @@ def test_every_preset_round_trips(name: str):
     [
         ("ddp", "ddp"),
         ("state=replicated", "ddp"),
-        ("bucket-mb=25.0", "ddp"),
+        ("bucket-mb=25.0", "bucket-mb=25"),
+        ("bucket-mb=auto", "ddp"),
         ("data=auto", "ddp"),
         (" ddp , bucket-mb = 10.0 ", "bucket-mb=10"),
         ("batch-dim=1,rng=global,bucket-mb=0.25", "bucket-mb=0.25,rng=global,batch-dim=1"),

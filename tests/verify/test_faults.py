@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ JOB = Job(
     plan="ddp",
     threads=1,
 )
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[WarmHost]:
-    with WarmHost() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

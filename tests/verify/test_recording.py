@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,12 +48,6 @@ with open("data/new.txt", "w") as new:
 torch.save(model.state_dict(), "data/model.pt")
 shutil.rmtree("old")
 """
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[WarmHost]:
-    with WarmHost() as host:
-        yield host
 
 
 @pytest.fixture

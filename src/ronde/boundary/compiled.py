@@ -8,7 +8,9 @@ traced through them would hold this rank's rows and collectives as constants.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from ronde.boundary.context import Context, Region
 from ronde.boundary.patches import Patches
 
-__all__ = ["install", "is_compiled"]
+__all__ = ["aside", "install", "is_compiled"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -26,11 +28,25 @@ def install(patches: Patches, context: Context) -> None:
         if model is None:
             return lambda decorated: compile_(decorated, **options)
         compiled = plain(model, **options)
+        _pass_over(torch.nn.Module.__call__)
         if isinstance(model, torch.nn.Module) or not callable(model):
             return compiled
         return _eager_in_scripts(context, model, compiled)
 
     patches.set(torch, "compile", functools.wraps(plain)(compile_))
+
+
+def _pass_over(call: Any) -> None:
+    """Have the compiler see a model's own code, as in plain python, not ronde's around it.
+
+    That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few
+    times.
+    """
+    from torch._dynamo.eval_frame import skip_code
+
+    while getattr(call, "__module__", "").startswith("ronde."):
+        skip_code(call.__code__)
+        call = inspect.getclosurevars(call).nonlocals["plain"]
 
 
 def _eager_in_scripts(
@@ -51,6 +67,18 @@ def _eager_in_scripts(
         return function(*args, **kwargs)
 
     return call
+
+
+def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
+    """Inside, what of a module was compiled runs as it was written.
+
+    Where draws are watched the compiler would step aside by itself, but for ever: it passes over code that it
+    has met once inside a dispatch mode.
+    """
+    if not any(map(is_compiled, module.modules())):
+        return nullcontext()
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.candidates import Batch, batches
-from ronde.boundary.compiled import is_compiled
+from ronde.boundary.compiled import aside, is_compiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
@@ -160,6 +160,7 @@ class ModelEdge:
             context.enter(Region.SHARDED, batch.rows),
             self._entered(module),
             self._calling(module),
+            aside(module) if verdict.joint or self._watches_draws(verdict) else nullcontext(),
         ):
             output = self._way(made)
         context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
@@ -175,16 +176,24 @@ class ModelEdge:
         return self._made_global(module, call, output, batch, verdict)
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
-        """The compiler steps aside while draws are watched."""
-        if not verdict.draws or not (self._stream is None or self._stream.watches):
-            return
-        for part in module.modules():
-            if is_compiled(part):
-                name = type(getattr(part, "_orig_mod", part)).__name__
+        """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""
+        names = [
+            type(getattr(part, "_orig_mod", part)).__name__ for part in module.modules() if is_compiled(part)
+        ]
+        for name in names:
+            if self._watches_draws(verdict):
                 self._context.note(
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
                     f"(dropout), which are made for the whole batch and then cut"
                 )
+            if verdict.joint:
+                self._context.note(
+                    f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
+                    f"norm: ranks meet in the midst of it for the statistics of the whole batch"
+                )
+
+    def _watches_draws(self, verdict: Verdict) -> bool:
+        return bool(verdict.draws) and (self._stream is None or self._stream.watches)
 
     def _made_global(
         self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict

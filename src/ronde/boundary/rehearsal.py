@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import custom_backwards, leaves_behind
 from ronde.boundary.guards import Refusal, memory
@@ -61,6 +62,7 @@ class Verdict:
         candidate: which of the places where the batch could lie this is about.
         raised: it could not be run on a part of the batch at all.
         keeps: something on itself or around it that each call changes, the same way for whatever rows.
+        joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
     """
 
     sharded: bool
@@ -73,6 +75,7 @@ class Verdict:
     candidate: int = 0
     raised: bool = False
     keeps: str = ""
+    joint: bool = False
 
 
 def rehearse(
@@ -95,9 +98,11 @@ def rehearse(
 
     def judged() -> Verdict:
         trial = Trial(module, call, values, axes)
-        return dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
+        context.norm_met = False
+        verdict = _judge(trial, module, rows)
+        return dataclasses.replace(verdict, inputs=tuple(axes), joint=context.norm_met)
 
-    return _agreed(context, rows, judged)
+    return _agreed(context, module, rows, judged)
 
 
 def prove(
@@ -134,14 +139,15 @@ def prove(
                 )
         return verdict
 
-    return _agreed(context, rows, judged)
+    return _agreed(context, module, rows, judged)
 
 
-def _agreed(context: Context, rows: int, judged: Callable[[], Verdict]) -> Verdict:
+def _agreed(context: Context, module: torch.nn.Module, rows: int, judged: Callable[[], Verdict]) -> Verdict:
     """The main rank's verdict, found out without a trace."""
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
-        with context.enter(Region.REHEARSAL, rows), saved_tensors_hooks(_as_it_is, _as_it_is):
+        hooks = saved_tensors_hooks(_as_it_is, _as_it_is)
+        with context.enter(Region.REHEARSAL, rows), hooks, aside(module):
             verdict = judged()
     except Refusal as refusal:
         verdict = Verdict(False, str(refusal))

@@ -51,7 +51,7 @@ _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write every sample and the machine to FILE.")
 ]
 _Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the medians and quartiles.")
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the report: a .png, .svg or .pdf.")
 ]
 
 

@@ -106,19 +106,25 @@ class Integer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Number:
-    """A positive, finite number."""
+    """A positive, finite number; `open_word` as of an `Integer`."""
+
+    open_word: str | None = None
 
     @property
     def expected(self) -> str:
-        return "a number above 0"
+        return "a number above 0" if self.open_word is None else f"a number above 0, or {self.open_word}"
 
-    def read(self, text: str) -> float:
+    def read(self, text: str) -> float | None:
+        if text == self.open_word:
+            return None
         value = float(text)
         if not self.holds(value):
             raise ValueError(text)
         return value
 
-    def write(self, value: float) -> str:
+    def write(self, value: float | None) -> str:
+        if value is None:
+            return str(self.open_word)
         return str(int(value)) if float(value).is_integer() and value < 1e15 else repr(float(value))
 
     def holds(self, value: object) -> bool:
@@ -165,7 +171,7 @@ class Key:
 
     def write(self, value: Any) -> str:
         """The item `name=value`, in its one spelling."""
-        if value is None and not (isinstance(self.kind, Integer) and self.kind.open_word):
+        if value is None and not (isinstance(self.kind, Integer | Number) and self.kind.open_word):
             return f"{self.name} not set"
         return f"{self.name}={self.kind.write(value)}"
 

@@ -21,6 +21,10 @@ __all__ = ["DEFAULT", "Plan", "expand", "read_plan"]
 DEFAULT = "ddp"
 """How the plan with no value changed is spelled."""
 
+# Of `bucket-mb=auto`. Gradients that are cut take memory twice while they are sent, so there is less of it.
+_BUCKET_MB = 25.0
+_CUT_BUCKET_MB = 4.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -72,6 +76,14 @@ class Plan:
     def exact(self) -> bool:
         """Whether parameters equal the single-device ones up to floating-point reordering."""
         return not self.inexact_because
+
+    @property
+    def bucket_bytes(self) -> int:
+        """How many bytes of gradients travel together."""
+        asked = self.communication.bucket_mb
+        if asked is None:
+            asked = _CUT_BUCKET_MB if self.state.cuts_gradients else _BUCKET_MB
+        return int(asked * 2**20)
 
     def for_ranks(self, ranks: int) -> Plan:
         """This plan as it takes effect on so many ranks.

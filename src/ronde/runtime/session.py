@@ -98,8 +98,7 @@ class Session:
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
         self._sharding = Sharding(plan, reducer_comm)
-        bucket_bytes = self._sharding.bucket_bytes(int(plan.communication.bucket_mb * 2**20))
-        self.reducer = Reducer(reducer_comm, bucket_bytes, self._sharding.gradients)
+        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, self._sharding.gradients)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,

@@ -27,8 +27,6 @@ from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["Sharding"]
 
-_CUT_BUCKET_BYTES = 4 << 20
-
 
 class Sharding:
     """What is in parts on this rank, under this plan: perhaps nothing.
@@ -62,10 +60,6 @@ class Sharding:
         if self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes)
-
-    def bucket_bytes(self, asked: int) -> int:
-        """How large buckets are: gradients in parts take memory twice while they are sent."""
-        return asked if self.gradients is None else min(asked, _CUT_BUCKET_BYTES)
 
     @property
     def residents(self) -> list[Resident]:

@@ -53,7 +53,8 @@ class _Group:
     def rebuild(self, made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int) -> None:
         """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
         order = self.leaves if self.arrival is None else self.leaves[::-1]
-        self.buckets = made(assign_buckets(order, _FIRST_BUCKET_BYTES, bucket_bytes))
+        first_bytes = min(_FIRST_BUCKET_BYTES, bucket_bytes)
+        self.buckets = made(assign_buckets(order, first_bytes, bucket_bytes))
         self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
         self.outdated = False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ronde.bench.choice import check_known
-from ronde.bench.contenders import FOLDER, plain_words, shown
+from ronde.bench.contenders import plain_words, shown
 from ronde.bench.data_parallel import WORKLOADS
 from ronde.bench.machine import Machine
 from ronde.bench.memory.formula import FORMULAS, Sizes
@@ -73,7 +73,7 @@ def compare(
 
 def sizes_of(workload: str, environment: Mapping[str, str]) -> Sizes:
     """Count a workload's parameters, in a process of its own."""
-    command = (sys.executable, str(FOLDER / "sizes.py"), workload)
+    command = (sys.executable, "-m", "ronde.bench.memory.sizes", workload)
     output, _ = run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
     return Sizes(**json.loads(output))
 

@@ -29,7 +29,7 @@ class Sizes:
 
     Attributes:
         parameters: how many a model has.
-        largest_unit: how many the largest part has that is gathered at once where parameters are cut.
+        largest_unit: how many the largest part has that ronde gathers at once where parameters are cut.
         slots: how many numbers the optimizer keeps for each: two for Adam.
         itemsize: bytes of a number.
     """
