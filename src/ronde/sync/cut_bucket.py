@@ -42,8 +42,10 @@ class CutBucket(Bucket):
         divided = iter(parts.divide([tensor for tensor in tensors if tensor is not None]))
         self._ranges = [None if tensor is None else next(divided) for tensor in tensors]
         spans = [ranges[comm.rank] or (0, 0) for ranges in self._ranges if ranges is not None]
-        count = sum(stop - start for start, stop in spans)
-        self._room: Storage | None = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
+        count = 0 if parts.leave_device else sum(stop - start for start, stop in spans)
+        # Memory that nobody has written to yet is none: pages come with the first sum.
+        self._room = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
+        self._used = False
         self._forget()
 
     def begin(self, *, graph: bool = False) -> None:
@@ -114,7 +116,7 @@ class CutBucket(Bucket):
 
     def tell(self, census: Census, *, on_the_way: bool) -> None:
         """Where parts lie, and whole gradients that are on their way."""
-        if self._room is not None:
+        if self._used:
             census.count("gradients", self._room.tensor)
             census.outside(self._room.tensor)
         for flat in [self._sum, self._mean, *(flat for _, flat in self._whole)]:
@@ -181,11 +183,8 @@ class CutBucket(Bucket):
 
     def _memory_for(self, count: int) -> torch.Tensor:
         """Where this rank's sums go: the same memory in each step, unless there are parts in it."""
-        if self._parts.leave_device:
-            return torch.empty(count, dtype=self.leaves[0].dtype, device=self.leaves[0].device)
-        if self._room is None or self._room.tensor.numel() < count:
-            leaf = self.leaves[0]
-            self._room = Storage(standing_memory(count, leaf.dtype, leaf.device))
-        free = not self._room.users()
-        room = self._room.tensor[:count]
-        return room if free else torch.empty_like(room)
+        whole = self._room.tensor
+        if whole.numel() < count or self._room.users():
+            return torch.empty(count, dtype=whole.dtype, device=whole.device)
+        self._used = True
+        return whole[:count]
