@@ -56,9 +56,13 @@ class Snapshot:
 
 
 def leaks_since(before: Snapshot) -> list[str]:
-    """Leaks that are still there after a moment of grace: ends of processes and threads take a little."""
+    """Leaks that are still there after a moment of grace: ends of processes and threads take a little.
+
+    What comes only meanwhile is somebody else's: tests run in several processes.
+    """
     deadline = time.monotonic() + GRACE_SECONDS
-    while leaks := Snapshot.take().leaks_since(before):
+    leaks = Snapshot.take().leaks_since(before)
+    while leaks := sorted({*leaks} & {*Snapshot.take().leaks_since(before)}):
         if time.monotonic() > deadline:
             return leaks + torch_leaks()
         multiprocessing.active_children()  # reaps the ones that have ended

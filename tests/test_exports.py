@@ -15,6 +15,7 @@ def test_the_public_names_are_these():
     assert sorted(ronde.__all__) == [
         "Plan",
         "__version__",
+        "deferred",
         "init",
         "is_main",
         "launch",
@@ -30,7 +31,7 @@ def test_names_are_found_on_first_use():
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match="has no attribute 'plam'; it has Plan, __version__, init"):
+    with pytest.raises(AttributeError, match="has no attribute 'plam'; it has Plan, __version__, deferred"):
         _ = ronde.plam  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -29,6 +28,9 @@ def seen(data: bytes) -> list[str]:
             lines[-1] = lines[-1][:column].ljust(column) + part + lines[-1][column + len(part) :]
             column += len(part)
     return lines
+
+
+_END = b"\x00"
 
 
 class Terminal:
@@ -58,10 +60,12 @@ class Terminal:
         return self.shown()
 
     def shown(self) -> list[str]:
-        os.set_blocking(self.ours, False)
-        with contextlib.suppress(BlockingIOError):
-            # The terminal makes "\r\n" of what was "\n".
-            self.data += os.read(self.ours, 65536).replace(b"\r\n", b"\n\r")
+        os.write(self.theirs, _END)  # the kernel carries bytes over when it likes, in their order
+        fresh = b""
+        while not fresh.endswith(_END):
+            fresh += os.read(self.ours, 65536)
+        # The terminal makes "\r\n" of what was "\n".
+        self.data += fresh.removesuffix(_END).replace(b"\r\n", b"\n\r")
         return seen(self.data)
 
 
