@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,23 +40,24 @@ class Behaviour:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._parts = list(module.modules())
-        self._own = [vars(part) for part in self._parts]
-        self._children = [
-            (part._modules, list(part._modules.values())) for part in self._parts if part._modules
-        ]
+        # Not the module itself: whoever knows its behaviour is to forget it when the module goes.
+        parts = list(module.modules())
+        self._own = [vars(part) for part in parts]
+        # TorchScript has no such entry: its modules are asked.
+        self._elsewhere = [part for part in parts if "training" not in vars(part)]
+        self._children = [(part._modules, list(part._modules.values())) for part in parts if part._modules]
         self._sizes = [len(own) for own in self._own]
-        self._hooks = [getattr(part, kind) for part in self._parts for kind in _HOOKS]
-        self._parameters = [part._parameters for part in self._parts if part._parameters]
+        self._hooks = [getattr(part, kind) for part in parts for kind in _HOOKS]
+        self._parameters = [part._parameters for part in parts if part._parameters]
         self.places: list[Place] = []
         self._functions: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._find_places(module)
+        self._find_places(parts)
         self._read = [(place.namespace, place.name) for place in self.places]
 
-    def _find_places(self, module: torch.nn.Module) -> None:
+    def _find_places(self, parts: Sequence[torch.nn.Module]) -> None:
         reach = Reach()
         seen: set[tuple[int, str]] = set()
-        for part in self._parts:
+        for part in parts:
             reach.visit(part)
             users = is_users(type(part))
             for name, value in vars(part).items():
@@ -111,7 +112,8 @@ class Behaviour:
 
     def modes(self) -> Any:
         """What is compared as it is: training or not, and hooks."""
-        return tuple([part.training for part in self._parts]), self.hooked()
+        training = [own.get("training") for own in self._own]
+        return tuple(training), tuple([part.training for part in self._elsewhere]), self.hooked()
 
     def numbers(self) -> list[Any]:
         """What is at each place now; of what is neither number nor text any more, the type."""

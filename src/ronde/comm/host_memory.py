@@ -7,15 +7,20 @@ all ranks have all of it to read, and one part each to keep up to date.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ronde.comm.shared_segment import open_of_peer
 
 __all__ = ["HostMemory", "share_once"]
 
+_FAILED = ctypes.c_void_p(-1).value
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -28,13 +33,45 @@ class HostMemory:
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        self.common = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
-        flags = mmap.MAP_PRIVATE | _NORESERVE
-        self.private = mmap.mmap(descriptor, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self.common = _mapped(descriptor, nbytes, mmap.MAP_SHARED)
+        self.private = _mapped(descriptor, nbytes, mmap.MAP_PRIVATE | _NORESERVE)
 
     def forget_writes(self) -> None:
         """Have `private` read as `common` again."""
-        self.private.madvise(mmap.MADV_DONTNEED)
+        address, nbytes = ctypes.addressof(self.private), ctypes.sizeof(self.private)
+        _checked(_libc().madvise(address, nbytes, mmap.MADV_DONTNEED))
+
+
+def _mapped(descriptor: int, nbytes: int, flags: int) -> ctypes.Array[Any]:
+    """A buffer, unmapped when nobody refers to it any more.
+
+    Python's own keeps a descriptor of each, of which a process may have a thousand: a model has hundreds of
+    these.
+    """
+    libc = _libc()
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+    if address == _FAILED:
+        _checked(-1)
+    buffer = (ctypes.c_char * nbytes).from_address(address)
+    weakref.finalize(buffer, libc.munmap, address, nbytes).atexit = False
+    return buffer
+
+
+@functools.cache
+def _libc() -> Any:
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.restype = pointer
+    libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_long]
+    libc.munmap.argtypes = [pointer, size]
+    libc.madvise.argtypes = [pointer, size, number]
+    return libc
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def share_once(

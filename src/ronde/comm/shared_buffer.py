@@ -44,6 +44,7 @@ class SharedBuffer:
         self._parts = list(parts)
         self._storage = Storage(self._parts[comm.rank])
         self._open = self._storage.tensor
+        self._begin = self._open.data_ptr()
         self._turn = 0
         self._number = 0
         self._summed = False
@@ -57,7 +58,8 @@ class SharedBuffer:
     def open(self, users: int) -> tuple[torch.Tensor, bool]:
         """This rank's shared memory; ordinary memory while the script still holds gradients in it."""
         shared = self._storage.tensor
-        same = self._storage.users() <= users
+        # `share_memory_()` of a gradient here puts other memory under all of them, which no peer sees.
+        same = shared.data_ptr() == self._begin and self._storage.users() <= users
         self._open = shared if same else torch.zeros_like(shared)
         return self._open, same
 

@@ -69,9 +69,9 @@ class CopiedMember(Member):
     def free(self) -> bool:
         """Let go of the memory; whether the parameter had to be given other memory for it.
 
-        What numpy was shown once cannot be resized any more.
+        What numpy was shown once cannot be resized any more, nor what several processes have.
         """
-        fixed = not self._storage.resizable()
+        fixed = not self._storage.resizable() or (not self._base.is_cuda and self._storage.is_shared())
         if fixed:
             dtype, shape, stride, device = self._kind
             tensor, fresh = self.ref(), torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -31,7 +31,7 @@ class _MappedMember(Member):
         begin: its first byte there.
     """
 
-    __slots__ = ("_empty", "whole")
+    __slots__ = ("_address", "_empty", "whole")
 
     def __init__(self, tensor: torch.Tensor, own: tuple[int, int], memory: HostMemory, begin: int) -> None:
         super().__init__(tensor, own)
@@ -47,6 +47,7 @@ class _MappedMember(Member):
         self._empty.untyped_storage().resize_(0)
         base = torch.frombuffer(memory.private, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
         self.whole = base.as_strided(tensor.shape, tensor.stride())
+        self._address = base.data_ptr()
         self.lie_in(base)
 
     def show(self) -> None:
@@ -66,7 +67,8 @@ class _MappedMember(Member):
         self.version = tensor._version
 
     def moved(self, tensor: torch.Tensor) -> bool:
-        return tensor.data_ptr() not in (0, self._base.data_ptr())
+        # Not where the base is now: `share_memory_()` puts other memory under all that lie in it.
+        return tensor.data_ptr() not in (0, self._address)
 
     @property
     def held(self) -> bool:
@@ -122,8 +124,12 @@ class MappedUnit:
         return False
 
     def takes_over(self, member: _MappedMember, tensor: torch.Tensor) -> bool:
-        """Not what somebody else lies in too, who would see no change of it here."""
-        if self._comm.votes([is_held(tensor)]) != [0]:
+        """Not what somebody else lies in too, who would see no change of it here.
+
+        Nor where somebody lies in what the parameter had before, which is to stay as it is: a script puts
+        averages in the place of its parameters, and its parameters back.
+        """
+        if self._comm.votes([is_held(tensor) or member.held]) != [0]:
             return False
         member.take(tensor)
         return True

@@ -15,6 +15,8 @@ from ronde.parallel.sharded_parameters import ShardedParameters
 
 __all__ = ["install"]
 
+_DATA: Any = torch._C.TensorBase.data  # pyright: ignore[reportAttributeAccessIssue]
+
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
     def touching(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +48,19 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         return plain_new(cls, data, *args, **kwargs)
 
     patches.set(torch.nn.Parameter, "__new__", staticmethod(new))
+    patches.add(torch.nn.Parameter, "data", _telling(parameters))
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
+
+
+def _telling(parameters: ShardedParameters) -> property:
+    """`Parameter.data`, which has no version: hooks in backward write to parameters by it."""
+
+    def read(tensor: torch.Tensor) -> torch.Tensor:
+        found = _DATA.__get__(tensor)
+        parameters.shown(tensor)
+        return found
+
+    return property(read, _DATA.__set__)
 
 
 def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.context import Context, Region
@@ -139,6 +140,12 @@ class ShardedParameters:
         for unit in units:
             self._unshard(unit, units)
 
+    def shown(self, tensor: torch.Tensor) -> None:
+        """Somebody may write to a parameter from now on, and no version will tell."""
+        found = self._entry(tensor)
+        if found is not None and found[1].whole:
+            found[1].written = True
+
     def need(self, member: Member) -> None:
         """Gather what autograd has saved of."""
         found = self._by_storage.get(member.cdata)
@@ -214,7 +221,7 @@ class ShardedParameters:
         return found if found is not None and found[0].ref() is tensor else None
 
     def _uncut_bytes(self, module: torch.nn.Module) -> int:
-        uncut = [each for each in module.parameters() if self._entry(each) is None]
+        uncut = [each for each in module.parameters() if self._entry(each) is None and not is_lazy(each)]
         return sum(each.numel() * each.element_size() for each in uncut)
 
     def _shard(self, module: torch.nn.Module) -> None:

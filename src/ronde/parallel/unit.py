@@ -125,8 +125,8 @@ class Unit(Protocol):
 
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is a plain one that fills its memory."""
-    if type(tensor) is not torch.nn.Parameter or tensor.storage_offset():
+    """Whether a parameter is a plain one that fills its memory, and has a version."""
+    if type(tensor) is not torch.nn.Parameter or tensor.storage_offset() or tensor.is_inference():
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 

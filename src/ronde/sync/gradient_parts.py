@@ -42,6 +42,8 @@ class GradientParts:
     ) -> None:
         self._comm = comm
         self._held: dict[int, _Held] = {}
+        # Tensors whose end is waited for, by id.
+        self._watched: set[int] = set()
         self.divide = divide
         self._home = home
         self._aside = False
@@ -100,7 +102,9 @@ class GradientParts:
             held.part.add_(part)
             return
         key = id(tensor)
-        weakref.finalize(tensor, self._held.pop, key, None).atexit = False
+        if key not in self._watched:  # once, not in each step: it stays as long as the tensor does
+            self._watched.add(key)
+            weakref.finalize(tensor, self._gone, key).atexit = False
         self._held[key] = _Held(leaf, ranges, part)
 
     def drop(self, tensor: torch.Tensor) -> None:
@@ -142,6 +146,10 @@ class GradientParts:
         """This rank's parts of those among `tensors` whose gradient is in parts."""
         found = [self.part(tensor) for tensor in tensors]
         return [part for part in found if part is not None]
+
+    def _gone(self, key: int) -> None:
+        self._watched.discard(key)
+        self._held.pop(key, None)
 
     def _of(self, tensor: torch.Tensor) -> _Held | None:
         held = self._held.get(id(tensor)) if self._held else None

@@ -1,0 +1,162 @@
+"""Ways round a parameter's class and version: what one device gives is given where they lie in parts too."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import ronde
+from ronde.comm.process_group import Comm
+from ronde.runtime import api
+from ronde.testing.run_ranks import Rank
+
+Ranks = Callable[..., list[Any]]
+
+
+def net(width: int = 24) -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).double()
+
+
+class Training:
+    def __init__(self, model: nn.Module, width: int = 24) -> None:
+        self.model = model
+        self.width = width
+        self.draw = torch.Generator().manual_seed(3)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def batch(self) -> torch.Tensor:
+        return torch.randn(8, self.width, generator=self.draw, dtype=torch.float64)
+
+    def steps(self, count: int) -> list[float]:
+        losses: list[float] = []
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            loss = self.model(self.batch()).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+def averages_in_their_place() -> list[float]:
+    """Parameters are laid aside by `.data`, others put in their place for a while."""
+    training = Training(net())
+    found = training.steps(1)
+    backup = {name: each.data for name, each in training.model.named_parameters()}
+    for each in training.model.parameters():
+        each.data = 0.5 * each.data
+    with torch.no_grad():
+        found.append(training.model(training.batch()).sum().item())
+    for name, each in training.model.named_parameters():
+        each.data = backup[name]
+    return found + training.steps(2)
+
+
+def written_by_hooks_in_backward() -> list[float]:
+    training = Training(net())
+    for each in training.model.parameters():
+        each.register_post_accumulate_grad_hook(lambda parameter: parameter.data.mul_(0.9))
+    return training.steps(3)
+
+
+def in_memory_of_several_processes() -> list[float]:
+    """It lies elsewhere after that, its gradient too."""
+    training = Training(net())
+    found = training.steps(1)
+    training.model.share_memory()
+    return found + training.steps(3)
+
+
+def built_in_inference_mode() -> list[float]:
+    with torch.inference_mode():
+        model = net()
+        batch = Training(model).batch()
+        first = next(model.parameters())
+        return [model(batch).sum().item(), model(batch).sum().item(), first.sum().item()]
+
+
+def lazy_and_deferred() -> list[float]:
+    torch.manual_seed(5)
+    with ronde.deferred():
+        model = nn.Sequential(nn.LazyLinear(370), nn.Sequential(nn.LazyLinear(370), nn.Linear(370, 370)))
+    model.double()(torch.ones(8, 24, dtype=torch.float64))
+    return Training(model).steps(2)
+
+
+USES = (
+    *(averages_in_their_place, written_by_hooks_in_backward, in_memory_of_several_processes),
+    *(built_in_inference_mode, lazy_and_deferred),
+)
+
+
+def compared(rank: Rank, copied: bool) -> list[str]:
+    problems: list[str] = []
+    for use in USES:
+        outcomes: list[list[float]] = []
+        for plan in ("ddp", "zero3"):
+            apart = mock.patch.object(Comm, "shares_host", False) if copied else nullcontext()
+            with apart, rank.session(plan) as session, mock.patch.object(api._Process, "session", session):
+                outcomes.append(use())
+        if outcomes[1] != pytest.approx(outcomes[0], rel=1e-11):
+            problems.append(f"{use.__name__}: {outcomes[1]} instead of {outcomes[0]}")
+    return problems
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_odd_uses(ranks: Ranks, copied: bool) -> None:
+    assert ranks(2, compared, copied) == [[]] * 2
+
+
+def shared_under_ddp(rank: Rank) -> tuple[list[float], list[float]]:
+    with rank.session("ddp"):
+        return Training(net()).steps(4), in_memory_of_several_processes()
+
+
+def test_gradients_whose_memory_is_replaced_are_averaged_still(ranks: Ranks) -> None:
+    for expected, found in ranks(2, shared_under_ddp):
+        assert found == pytest.approx(expected, rel=1e-11)
+
+
+def left(rank: Rank, plan: str) -> list[int]:
+    """Models, mappings, descriptors and finalizers more, after several models and steps than after one."""
+
+    def counted() -> tuple[int, int, int, int]:
+        gc.collect()
+        with open("/proc/self/maps") as maps:
+            mapped = sum("memfd:ronde" in line for line in maps)
+        finalizers = len(weakref.finalize._registry)  # pyright: ignore[reportAttributeAccessIssue]
+        return sum(each() is not None for each in made), mapped, len(os.listdir("/proc/self/fd")), finalizers
+
+    made: list[weakref.ref[nn.Module]] = []
+    with rank.session(plan):
+        staying = Training(net())
+        staying.steps(2)
+        before = counted()
+        for _ in range(3):
+            training = Training(net())
+            training.steps(1)
+            made.append(weakref.ref(training.model))
+            del training
+        staying.steps(5)
+        Training(net()).steps(1)  # ranks see then that the others are gone
+        return [now - then for now, then in zip(counted(), before, strict=True)]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3"])
+def test_models_that_go_leave_nothing(ranks: Ranks, plan: str) -> None:
+    a_model = 40  # the last one is not known to be gone yet
+    for models, mapped, descriptors, finalizers in ranks(2, left, plan):
+        assert models == 0
+        assert mapped <= 16
+        assert descriptors <= 4
+        assert finalizers <= a_model
