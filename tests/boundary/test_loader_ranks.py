@@ -203,6 +203,7 @@ LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
     "own generator": lambda: _epochs(DataLoader(OwnGenerator(), 6, shuffle=True)),
     "augmented": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True)),
     "augmented by workers": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True, num_workers=2)),
+    "transformed": lambda: _epochs(DataLoader(Transformed(), 6, shuffle=True)),
     "transformed by workers": lambda: _epochs(DataLoader(Transformed(), 6, shuffle=True, num_workers=2)),
     "sometimes augmented": lambda: _epochs(DataLoader(SometimesAugmented(), 6, shuffle=True)),
     "loader's generator": _resampled,
