@@ -84,7 +84,7 @@ class Context:
         return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
 
     def on_main_thread(self) -> bool:
-        """Only the script's main thread is in lockstep with the other ranks, and no process forked from it."""
+        """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
         return threading.get_ident() == self._thread
 
     def in_transform(self) -> bool:
@@ -113,7 +113,7 @@ _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def _fall_out_of_step() -> None:
-    """In a process that was forked, a worker that loads samples say: ranks meet in their own processes only."""
+    """In a process that was forked, as workers that load samples: ranks meet in their own only."""
     for context in _contexts:
         context._thread = 0
 

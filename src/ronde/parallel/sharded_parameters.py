@@ -57,8 +57,8 @@ class ShardedParameters:
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
         self._by_storage: dict[int, tuple[Member, Unit]] = {}
-        # Units that are whole, the one whose turn was longest ago first, and their parameters: what becomes of
-        # these is the same on all ranks, so none may be collected on one of them meanwhile.
+        # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
+        # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
         self._pinned: set[Unit] = set()
         # Those that somebody held a view of when the update began, on whatever rank.
