@@ -55,6 +55,18 @@ class Augmented(Items):
         return super().__getitem__(index)[0] + torch.rand(3) + random.random() + np.random.rand(), index
 
 
+class Transformed(Items):
+    """Each sample goes through a module, which is no model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Softmax(0))
+
+    def __getitem__(self, index: int) -> Any:
+        with torch.no_grad():
+            return self.transform(super().__getitem__(index)[0].repeat(4, 1)), index
+
+
 class SometimesAugmented(Items):
     """The first samples draw nothing."""
 
@@ -191,6 +203,8 @@ LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
     "own generator": lambda: _epochs(DataLoader(OwnGenerator(), 6, shuffle=True)),
     "augmented": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True)),
     "augmented by workers": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True, num_workers=2)),
+    "transformed": lambda: _epochs(DataLoader(Transformed(), 6, shuffle=True)),
+    "transformed by workers": lambda: _epochs(DataLoader(Transformed(), 6, shuffle=True, num_workers=2)),
     "sometimes augmented": lambda: _epochs(DataLoader(SometimesAugmented(), 6, shuffle=True)),
     "loader's generator": _resampled,
     "zip": lambda: _zipped(DataLoader(Items(), 5, shuffle=True), DataLoader(Items("list"), 4, shuffle=True)),

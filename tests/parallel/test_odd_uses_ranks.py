@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import nn
 
 import ronde
 from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
 from ronde.runtime import api
 from ronde.testing.run_ranks import Rank
 
@@ -125,6 +127,60 @@ def shared_under_ddp(rank: Rank) -> tuple[list[float], list[float]]:
 def test_gradients_whose_memory_is_replaced_are_averaged_still(ranks: Ranks) -> None:
     for expected, found in ranks(2, shared_under_ddp):
         assert found == pytest.approx(expected, rel=1e-11)
+
+
+def read_in_a_fork(rank: Rank) -> tuple[str, list[float], list[float]]:
+    """What a forked process is told, and steps with one and without."""
+    with rank.session("ddp"):
+        expected = Training(net()).steps(4)
+    with rank.session("zero3"):
+        training = Training(net())
+        found = training.steps(2)
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        with sender, receiver:
+            child = os.fork()
+            if not child:
+                try:
+                    sender.send(str(next(training.model.parameters()).sum().item()))
+                except UsageError as error:
+                    sender.send(str(error))
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            return receiver.recv(), found + training.steps(2), expected
+
+
+def test_a_forked_process_is_in_step_with_nobody(ranks: Ranks) -> None:
+    for told, found, expected in ranks(2, read_in_a_fork):
+        assert "a parameter that is spread over the ranks was used in another thread" in told
+        assert found == pytest.approx(expected, rel=1e-11)
+
+
+def dropped(rank: Rank) -> list[float]:
+    """A model that refers to itself goes on one rank at once, on the other when its garbage is collected."""
+    with rank.session("zero3"):
+        staying = Training(net())
+        losses = staying.steps(1)
+        gc.disable()
+        try:
+            for _ in range(2):
+                training = Training(net())
+                training.steps(1)
+                training.model.float()
+                circle: list[Any] = [training]
+                circle.append(circle)
+                del training, circle
+                if rank.rank:
+                    gc.collect()
+                losses += staying.steps(1)
+        finally:
+            gc.enable()
+    return losses
+
+
+def test_when_garbage_is_collected_decides_nothing(ranks: Ranks) -> None:
+    one, other = ranks(2, dropped)
+    assert one == other
 
 
 def left(rank: Rank, plan: str) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -74,6 +76,7 @@ class Context:
         self.in_pieces = False
         self.norm_met = False
         self._thread = threading.get_ident()
+        _contexts.add(self)
 
     @property
     def gradient_factor(self) -> int:
@@ -81,7 +84,7 @@ class Context:
         return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
 
     def on_main_thread(self) -> bool:
-        """Only the script's main thread is in lockstep with the other ranks."""
+        """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
         return threading.get_ident() == self._thread
 
     def in_transform(self) -> bool:
@@ -104,3 +107,15 @@ class Context:
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""
         self.notes.setdefault(sentence)
+
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def _fall_out_of_step() -> None:
+    """In a process that was forked, as workers that load samples: ranks meet in their own only."""
+    for context in _contexts:
+        context._thread = 0
+
+
+os.register_at_fork(after_in_child=_fall_out_of_step)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from ronde.boundary.context import Context
+from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
 from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
@@ -124,12 +124,14 @@ class LoaderEdge:
             if not isinstance(watched, _Watched):
                 return plain_fetch(fetcher, index)
             before, drawn = generators.state(), torch.default_generator.get_state()
-            data = plain_fetch(fetcher, index)
-            moved = not torch.equal(drawn, torch.default_generator.get_state())
-            if moved or not generators.same(before, generators.state()):
-                watched.flag.value = _MOVED
-            elif watched.flag.value == _UNKNOWN:
-                watched.flag.value = _STILL if _repeats(plain_fetch, fetcher, index, data) else _ORDERED
+            # Modules that samples go through are no models: each rank has samples of its own.
+            with edge._context.enter(Region.REPLICATED, None):
+                data = plain_fetch(fetcher, index)
+                moved = not torch.equal(drawn, torch.default_generator.get_state())
+                if moved or not generators.same(before, generators.state()):
+                    watched.flag.value = _MOVED
+                elif watched.flag.value == _UNKNOWN:
+                    watched.flag.value = _STILL if _repeats(plain_fetch, fetcher, index, data) else _ORDERED
             return data
 
         patches.set(_BaseDataLoaderIter, "__init__", init)

@@ -57,8 +57,9 @@ class ShardedParameters:
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
         self._by_storage: dict[int, tuple[Member, Unit]] = {}
-        # Units that are whole, the one whose turn was longest ago first.
-        self._whole: list[Unit] = []
+        # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
+        # same about these, so none may be collected on one of them meanwhile.
+        self._whole: dict[Unit, list[torch.Tensor]] = {}
         self._pinned: set[Unit] = set()
         # Those that somebody held a view of when the update began, on whatever rank.
         self._lingering: list[Unit] = []
@@ -192,7 +193,7 @@ class ShardedParameters:
             return
         self._abandon()
         keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
-        for unit in list(self._whole[:-1] if keep_last else self._whole):
+        for unit in list(self._whole)[: -1 if keep_last else None]:
             self._reshard(unit)
         for unit in self._whole:
             unit.written = True  # the script has it before it
@@ -204,7 +205,8 @@ class ShardedParameters:
     def release(self) -> None:
         """Make everything whole again, for good. All ranks come here."""
         for unit in list(self._units):
-            self._dissolve(unit)
+            if unit in self._units:  # making room for one may have done so for another
+                self._dissolve(unit)
 
     def tell(self, census: Census) -> None:
         """Count this rank's parts; what is whole is there to be counted."""
@@ -254,14 +256,13 @@ class ShardedParameters:
         unit: Unit = copy_unit(self._count, tensors, ranges, comm, home) if mapped is None else mapped
         self._count += 1
         self._units.append(unit)
-        self._whole.append(unit)
+        self._whole[unit] = list(tensors)
         for member, tensor in unit.parameters:
             self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
 
     def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
         if unit.whole:
-            self._whole.remove(unit)
-            self._whole.append(unit)
+            self._whole[unit] = self._whole.pop(unit)
             return
         context = self._context
         if not (context.on_main_thread() or _in_backward()):
@@ -279,7 +280,7 @@ class ShardedParameters:
             for member, tensor in unit.parameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version
-        self._whole.append(unit)
+        self._whole[unit] = [tensor for _, tensor in unit.parameters]
         if not unit.written and not context.comm.shares_host:
             self._have_next(unit, together)
 
@@ -313,8 +314,7 @@ class ShardedParameters:
                 unit.written = unit.written or tensor._version != member.version
             if unit.rest():
                 self._locate(unit)
-            self._whole.remove(unit)
-            for _, tensor in unit.parameters:
+            for tensor in self._whole.pop(unit):
                 tensor.__class__ = self._kind
 
     def _locate(self, unit: Unit) -> None:
@@ -358,9 +358,8 @@ class ShardedParameters:
                 self._reshard(new)
 
     def _drop(self, unit: Unit) -> None:
-        for register in (self._units, self._whole):
-            if unit in register:
-                register.remove(unit)
+        self._units.remove(unit)
+        self._whole.pop(unit, None)
         self._pinned.discard(unit)
         self._prefetch.forget(unit)
         self._of = {key: found for key, found in self._of.items() if found[1] is not unit}
