@@ -15,6 +15,7 @@ from ronde.boundary.context import Context
 from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.clipping import clip_parts
+from ronde.parallel.tensor_attribute import TensorAttribute
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["install"]
@@ -42,7 +43,7 @@ def install(patches: Patches, context: Context, parts: GradientParts) -> None:
         parts.drop(tensor)
         _NATIVE.__delete__(tensor)
 
-    patches.set(torch.Tensor, "grad", property(read, write, delete))
+    patches.set(torch.Tensor, "grad", TensorAttribute(_NATIVE, read=read, write=write, delete=delete))
     patches.set(
         torch.optim.Optimizer, "zero_grad", _zeroing(torch.optim.Optimizer.zero_grad, _of_optimizer, parts)
     )

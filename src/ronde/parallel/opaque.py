@@ -12,6 +12,7 @@ import torch
 from ronde.boundary.patches import Patches
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.parallel.tensor_attribute import TensorAttribute
 
 __all__ = ["install"]
 
@@ -60,7 +61,7 @@ def _telling(parameters: ShardedParameters) -> property:
         parameters.shown(tensor)
         return found
 
-    return property(read, _DATA.__set__)
+    return TensorAttribute(_DATA, read=read)
 
 
 def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[..., Any]:
