@@ -53,7 +53,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
 
 
-def _telling(parameters: ShardedParameters) -> property:
+def _telling(parameters: ShardedParameters) -> TensorAttribute:
     """`Parameter.data`, which has no version: hooks in backward write to parameters by it."""
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
