@@ -48,6 +48,7 @@ def replayed(
     copies = [_copy(value) for value in values] if in_place else []
     originals = list(values) if in_place else []
     first = True
+    failed: list[Exception] = []
 
     def carried_out(*given: Any) -> Any:
         nonlocal first
@@ -55,6 +56,12 @@ def replayed(
             with moment.restored(), _Kept(kept, results) if kept else nullcontext():
                 return function(*(copies if in_place else given))
         first = False
+        try:
+            return forward(*given)
+        except Exception as error:  # raised in here, torch before 2.12 would go on noting what is saved
+            failed.append(error)
+
+    def forward(*given: Any) -> Any:
         with _Keeping(kept, results) if kept else nullcontext():
             result = function(*(originals if in_place else given))
         originals.clear()
@@ -71,7 +78,10 @@ def replayed(
     given = [tensor.new_empty(0) for tensor, _ in before] if in_place else values
     # By its name: the boundary has replaced it by one that goes on in the same region.
     checkpoint: Any = torch.utils.checkpoint.checkpoint
-    return checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
+    result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
+    if failed:
+        raise failed.pop()
+    return result
 
 
 class _Keeping(TorchDispatchMode):
