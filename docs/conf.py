@@ -27,8 +27,8 @@ nitpicky = True
 # Names of other projects: their inventories would be fetched from the network.
 nitpick_ignore_regex = [
     ("py:class", r"ronde\.(verify|plan\.key|comm|testing\.hosts)\..*"),
-    ("py:.*", r"(torch|numpy|pathlib|collections|datetime|typing|subprocess|np|optional)\b.*"),
-    ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
+    ("py:.*", r"(torch|numpy|pathlib|collections|contextlib|datetime|typing|subprocess|np|optional)\b.*"),
+    ("py:.*", r"(Path|Any|AbstractContextManager|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
