@@ -28,7 +28,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:class", r"ronde\.(verify|plan\.key|comm|testing\.hosts)\..*"),
     ("py:.*", r"(torch|numpy|pathlib|collections|contextlib|datetime|typing|subprocess|np|optional)\b.*"),
-    ("py:.*", r"(Path|Any|\w*ContextManager|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
+    ("py:.*", r"AbstractContextManager\b.*"),
+    ("py:.*", r"(Path|Any|Callable|Mapping|Sequence|Iterable|Iterator|timedelta|Literal)\b.*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
