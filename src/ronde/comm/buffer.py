@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Buffer", "Source", "Storage", "TorchBuffer"]
+__all__ = ["Buffer", "Source", "Storage", "TorchBuffer", "references"]
 
 # Where in a buffer a flat tensor would have been copied to.
 Source = tuple[int, torch.Tensor]
@@ -74,8 +74,13 @@ class Storage:
         return self._count() - self._own
 
     def _count(self) -> int:
-        count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
-        return count(self._storage._cdata)
+        return references(self._storage)
+
+
+def references(storage: Any) -> int:
+    """How many tensors and names lie in a storage, the caller's included."""
+    count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
+    return count(storage._cdata)
 
 
 class TorchBuffer:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ronde.comm.buffer import references
 from ronde.comm.home import Home
 from ronde.comm.process_group import Comm, Pending
-from ronde.parallel.unit import OF_A_PARAMETER, Member, references
-from ronde.plan.resident import Census
+from ronde.parallel.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
@@ -82,21 +82,16 @@ class CopiedMember(Member):
         return fixed
 
 
-class CopiedUnit:
-    """A `Unit` in memory of each rank's own; its members are whole when it is made.
+class CopiedUnit(Unit):
+    """A unit in memory of each rank's own; its members are whole when it is made.
 
     Args:
         home: where parts live.
     """
 
     def __init__(self, number: int, members: Sequence[CopiedMember], comm: Comm, home: Home) -> None:
-        self.number = number
-        self.members = list(members)
-        self._comm = comm
+        super().__init__(number, members, comm, whole=True)
         self._home = home
-        self.whole = True
-        self.written = False
-        self.lingers = False
         self._coming: Pending | None = None
         sizes = [stop - start for start, stop in (member.own for member in members)]
         # One memory for all parts, so that they are few blocks.
@@ -104,15 +99,6 @@ class CopiedUnit:
         for member, part in zip(members, parts, strict=True):
             member.part = part
         self._keep()
-
-    @property
-    def parameters(self) -> list[tuple[CopiedMember, Any]]:
-        found = [(member, member.ref()) for member in self.members]
-        return [(member, tensor) for member, tensor in found if tensor is not None]
-
-    def tell(self, census: Census) -> None:
-        for member in self.members:
-            census.count("parameters", member.part)
 
     def start(self) -> None:
         if self.lingers:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from ronde.comm.buffer import references
 from ronde.comm.host_memory import HostMemory
 from ronde.comm.process_group import Comm
-from ronde.parallel.unit import Member, is_held, references
+from ronde.parallel.unit import Member, Unit, is_held
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 
@@ -76,28 +77,18 @@ class _MappedMember(Member):
         return references(self._storage) > self._alone
 
 
-class MappedUnit:
-    """A `Unit` in memory of the host's; its members are whole when it is made."""
+class MappedUnit(Unit):
+    """A unit in memory of the host's; its members are whole when it is made."""
 
     def __init__(self, number: int, members: Sequence[_MappedMember], comm: Comm, memory: HostMemory) -> None:
-        self.number = number
-        self.members = list(members)
-        self._comm = comm
+        super().__init__(number, members, comm, whole=False)
         self._memory = memory
-        self.whole = False
-        self.written = False
-        self.lingers = False
         comm.barrier()
         self.gather()
 
-    @property
-    def parameters(self) -> list[tuple[_MappedMember, Any]]:
-        found = [(member, member.ref()) for member in self.members]
-        return [(member, tensor) for member, tensor in found if tensor is not None]
-
     def tell(self, census: Census) -> None:
+        super().tell(census)
         for member in self.members:
-            census.count("parameters", member.part)
             census.outside(member.part)
             census.outside(member.whole)
 

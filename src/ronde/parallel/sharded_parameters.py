@@ -239,18 +239,14 @@ class ShardedParameters:
         self.rest(keep_last=False)
         give_back()  # what parameters lay in until now
 
-    def _cut(self, tensors: Sequence[torch.Tensor]) -> list[Unit]:
-        """Make units, whole ones, of parameters of one dtype and device that can be cut."""
+    def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
+        """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
         new = [each for each in tensors if can_be_sharded(each)]
-        found = [
-            (each, ranges) for each, ranges in zip(new, self._division.assign(new), strict=True) if ranges
-        ]
-        if found:
-            self._add(*map(list, zip(*found, strict=True)))
-            return [self._units[-1]]
-        return []
+        pairs = zip(new, self._division.assign(new), strict=True)
+        found = [(each, ranges) for each, ranges in pairs if ranges is not None]
+        return self._add(*map(list, zip(*found, strict=True))) if found else None
 
-    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> None:
+    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
         comm, home = self._context.comm, self._home
         mapped = None if home.on_host else map_unit(self._count, tensors, ranges, comm)
         unit: Unit = copy_unit(self._count, tensors, ranges, comm, home) if mapped is None else mapped
@@ -259,6 +255,7 @@ class ShardedParameters:
         self._whole[unit] = list(tensors)
         for member, tensor in unit.parameters:
             self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
+        return unit
 
     def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
         if unit.whole:
@@ -296,8 +293,9 @@ class ShardedParameters:
                 self._prefetch.start(following)
 
     def _abandon(self) -> None:
-        with _aside(self._context):
-            self._prefetch.abandon(self._locate)
+        if self._prefetch.coming is not None:
+            with _aside(self._context):
+                self._prefetch.abandon(self._locate)
 
     def _make_room(self, together: Sequence[Unit]) -> None:
         others = [unit for unit in self._whole if unit not in together]
@@ -337,10 +335,7 @@ class ShardedParameters:
                 self._dissolve(unit)
                 return False
             unit.written = True
-            self._by_storage = {
-                key: found for key, found in self._by_storage.items() if found[0] is not member
-            }
-            self._by_storage[member.cdata] = member, unit
+            self._locate(unit)
         return True
 
     def _dissolve(self, unit: Unit) -> None:
@@ -354,7 +349,8 @@ class ShardedParameters:
         tensors = [tensor for _, tensor in unit.parameters]
         self._drop(unit)
         for members in by_kind(tensors):
-            for new in self._cut(members):
+            new = self._cut(members)
+            if new is not None:
                 self._reshard(new)
 
     def _drop(self, unit: Unit) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from ronde.comm.buffer import references
+from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 
-__all__ = ["OF_A_PARAMETER", "Member", "Unit", "can_be_sharded", "is_held", "references"]
+__all__ = ["OF_A_PARAMETER", "Member", "Unit", "can_be_sharded", "is_held"]
 
 
 class Member:
@@ -66,62 +69,63 @@ class Member:
         raise NotImplementedError
 
 
-class Unit(Protocol):
+class Unit(ABC):
     """Members of one dtype and device.
 
     Attributes:
+        members: its parameters.
         number: in the order in which units were made, the same on all ranks.
         whole: elements of all members are there, for anybody to use; the same on all ranks.
         written: while it was whole, somebody may have changed elements.
         lingers: it is not whole, but somebody on this rank holds a view of its memory still.
     """
 
-    number: int
-    whole: bool
-    written: bool
-    lingers: bool
-
-    @property
-    def members(self) -> Sequence[Any]:
-        """Its parameters."""
-        ...
+    def __init__(self, number: int, members: Sequence[Any], comm: Comm, *, whole: bool) -> None:
+        self.number = number
+        self.members = list(members)
+        self.whole = whole
+        self.written = False
+        self.lingers = False
+        self._comm = comm
 
     @property
     def parameters(self) -> list[tuple[Any, Any]]:
         """Members whose parameter is there still."""
-        ...
+        found = [(member, member.ref()) for member in self.members]
+        return [(member, tensor) for member, tensor in found if tensor is not None]
 
     def tell(self, census: Census) -> None:
         """Count this rank's parts; what is whole is there to be counted."""
-        ...
+        for member in self.members:
+            census.count("parameters", member.part)
 
+    @abstractmethod
     def start(self) -> None:
         """Begin what `gather` completes, or `rest` drops; all ranks come here."""
-        ...
 
+    @abstractmethod
     def gather(self) -> None:
         """Have the elements of all members there; all ranks come here."""
-        ...
 
+    @abstractmethod
     def rest(self) -> bool:
         """It is whole no more; all ranks come here. Returns whether members lie in other memory now."""
-        ...
 
+    @abstractmethod
     def let_go(self) -> bool:
         """Let go of what lingers, if nobody on this rank holds any of it now; returns as `rest`."""
-        ...
 
+    @abstractmethod
     def takes_over(self, member: Any, tensor: torch.Tensor) -> bool:
         """Go by where the script has laid a parameter; False where that cannot be. All ranks come here."""
-        ...
 
+    @abstractmethod
     def begin_update(self) -> None:
         """Parts are about to be updated, and on some rank it lingers; all ranks come here."""
-        ...
 
+    @abstractmethod
     def end_update(self) -> None:
         """Parts have been updated, and on some rank it lingered; all ranks come here."""
-        ...
 
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
@@ -129,12 +133,6 @@ def can_be_sharded(tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.nn.Parameter or tensor.storage_offset() or tensor.is_inference():
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def references(storage: Any) -> int:
-    """How many tensors and names lie in a storage, the caller's included."""
-    count: Any = torch._C._storage_Use_Count  # pyright: ignore[reportAttributeAccessIssue]
-    return count(storage._cdata)
 
 
 def is_held(tensor: torch.Tensor) -> bool:
