@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> None:
     lockstep.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
     lockstep.install(Patches(), int(seed))
-    if config.halves:
-        # Beneath what the script is told, which is replayed: libraries only.
+    if config.replay:
+        # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
     Chances(writer, config.replay).install()
     compute.install_alone(Plan.parse(plan), lambda _: None)
