@@ -73,10 +73,9 @@ class SharedBuffer:
         self._number = 0 if check is None else check.collective("all_reduce", self._open)
         self._turn += 1
         self._summed = False
-        own = self._counters.own
         if self._open is not self._storage.tensor:
-            own[self._words + _ELSEWHERE] = self._turn
-        own[self._words + _FILLED] = self._turn
+            self._counters.own[self._words + _ELSEWHERE] = self._turn
+        self._counters.tell(self._words + _FILLED, self._turn)
 
     def advance(self) -> bool:
         if not self._summed and self._counters.come(self._words + _FILLED, self._turn):
@@ -96,7 +95,7 @@ class SharedBuffer:
         for rank, (begin, end) in enumerate(self._bounds):
             if rank != self._comm.rank:
                 self._open[begin:end].copy_(self._parts[rank][begin:end])
-        self._counters.own[self._words + _TAKEN] = self._turn
+        self._counters.tell(self._words + _TAKEN, self._turn)
 
     def settle(self) -> None:
         self._wait(_TAKEN)
@@ -106,7 +105,7 @@ class SharedBuffer:
         if not self._travels():
             self._sum_part()
             self._sources = ()
-        self._counters.own[self._words + _SUMMED] = self._turn
+        self._counters.tell(self._words + _SUMMED, self._turn)
 
     def _sum_part(self) -> None:
         begin, end = self.own
@@ -140,7 +139,7 @@ class SharedBuffer:
         self._sources = ()
         self._comm.block(lambda: shared.all_reduce(flat), self._number)
         flat.div_(self._comm.world_size)
-        self._counters.own[self._words + _TAKEN] = self._turn
+        self._counters.tell(self._words + _TAKEN, self._turn)
 
     def _wait(self, step: int) -> None:
         word = self._words + step
@@ -158,8 +157,9 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
     header = _up(len(shapes) * _WORDS * 8, _PAGE)
     sizes = [_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
     begins = list(itertools.accumulate(sizes, initial=header))
-    maps = comm.backend.shared.allocate(begins[-1])
-    counters = Counters([memoryview(each) for each in maps], comm.rank, len(shapes) * _WORDS)
+    shared = comm.backend.shared
+    maps = shared.allocate(begins[-1])
+    counters = Counters([memoryview(each) for each in maps], comm.rank, len(shapes) * _WORDS, shared.bell)
     buffers: list[SharedBuffer] = []
     for place, (numel, dtype) in enumerate(shapes):
         # A tensor of the memory itself for each: who refers to one buffer is not counted for another.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ronde.comm.bell import Bell
 from ronde.comm.message_memory import FILLED, TAKEN, Block, MessageMemory, PeerMemory
 from ronde.comm.waiting import Counters, Waiting
 from ronde.errors import LaunchError, PeerLost
@@ -82,16 +83,18 @@ class Mailbox:
         memory: `nbytes(ranks)` bytes of each rank, shared by all, nought at first.
         pids: process number of each rank.
         waiting: among them.
+        bell: wakes who waits.
     """
 
     def __init__(
-        self, rank: int, memory: Sequence[memoryview], pids: Sequence[int], waiting: Waiting
+        self, rank: int, memory: Sequence[memoryview], pids: Sequence[int], waiting: Waiting, bell: Bell
     ) -> None:
         ranks = len(memory)
         self._rank = rank
         self._ranks = ranks
         self._waiting = waiting
-        self._counters = Counters(memory, rank, _words(ranks))
+        self._bell = bell
+        self._counters = Counters(memory, rank, _words(ranks), bell)
         rings = [part[_words(ranks) * 8 :].cast("q") for part in memory]
         length = _SLOTS * _SLOT_WORDS
         self._outgoing = [rings[rank][to * length : (to + 1) * length] for to in range(ranks)]
@@ -134,6 +137,7 @@ class Mailbox:
                 piece = flat[begin : begin + _STEP]
                 block.payload[begin : begin + piece.numel()].copy_(piece)
                 block.words[FILLED] = begin + piece.numel()
+                self._bell.ring()
         return send
 
     def receive(self, flat: torch.Tensor, source: int | None, tag: int = 0) -> Receive:
@@ -184,7 +188,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Stay until peers have seen what was sent to them, a few seconds at most; then let go of all."""
-        self._counters.own[self._closed] = 1
+        self._counters.tell(self._closed, 1)
         unread = [to for to in range(self._ranks) if to != self._rank and not self._is_read(to)]
         patience, self._waiting.timeout = self._waiting.timeout, _LINGER_S
         try:
@@ -235,7 +239,7 @@ class Mailbox:
                 for place, value in enumerate(send.header):
                     self._outgoing[to][begin + place] = value
                 self._posted[to] += 1
-                self._counters.own[to * _LINE_WORDS] = self._posted[to]
+                self._counters.tell(to * _LINE_WORDS, self._posted[to])
                 send.posted = True
 
     def _take_header(self, source: int) -> None:
@@ -252,7 +256,7 @@ class Mailbox:
                     f"{whom} has died, or hides its memory: its message cannot be read ({error.strerror})"
                 ) from error
         self._read[source] += 1
-        self._counters.own[self._read_word(source)] = self._read[source]
+        self._counters.tell(self._read_word(source), self._read[source])
         message = _Message(source, tag, nbytes, block)
         receive = next(
             (each for each in self._receives if each.message is None and _fits(each, message)), None

@@ -20,6 +20,7 @@ from datetime import timedelta
 
 import torch
 
+from ronde.comm.bell import Bell
 from ronde.comm.host_memory import HostMemory, share_once
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
@@ -34,6 +35,8 @@ _PAGE = 4096
 _POSTED = 0
 # Whether the rank has closed the group; in a cache line of its own.
 _LEFT = 8
+# Where the bell begins, in bytes.
+_BELL = 1024
 # What is at most this large is read whole by every rank: one wait in place of two.
 _SMALL = 32 << 10
 _LEAST_CHUNK, _MOST_CHUNK = 1 << 20, 4 << 20
@@ -55,6 +58,7 @@ class SharedMemory:
         numbers: what messages call each rank, where they do not follow the first.
 
     Attributes:
+        bell: wakes ranks that sleep.
         mailbox: messages between two of the ranks.
         numbers: what messages call each rank.
 
@@ -79,13 +83,19 @@ class SharedMemory:
         self._share = self._chunk // ranks // 64 * 64
         mailbox = Mailbox.nbytes(ranks)
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
-        self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1)
+        self.bell = Bell(rank, self._maps, _BELL)
+        self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1, self.bell)
         self.numbers: Sequence[int] = range(first_rank, first_rank + ranks) if numbers is None else numbers
         self.waiting = Waiting(
-            rank, pids, numbers=self.numbers, timeout=timeout.total_seconds(), left=self._has_left
+            rank,
+            pids,
+            numbers=self.numbers,
+            bell=self.bell,
+            timeout=timeout.total_seconds(),
+            left=self._has_left,
         )
         letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
-        self.mailbox = Mailbox(rank, letters, pids, self.waiting)
+        self.mailbox = Mailbox(rank, letters, pids, self.waiting, self.bell)
         memory = [torch.frombuffer(part, dtype=torch.uint8) for part in self._maps]
         self._areas: list[list[torch.Tensor]] = []
         begin = _PAGE + mailbox
@@ -264,7 +274,7 @@ class SharedMemory:
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
         if self._maps:
-            self._counters.own[_LEFT] = 1
+            self._counters.tell(_LEFT, 1)
             self.mailbox.close()
         self.waiting.close()
         self._areas.clear()
@@ -369,7 +379,7 @@ class SharedMemory:
         if started is not None:
             started.wait()
         self._posted += 1
-        self._counters.own[_POSTED] = self._posted
+        self._counters.tell(_POSTED, self._posted)
 
     def _view(self, area: int, dtype: torch.dtype, numel: int) -> list[torch.Tensor]:
         """The first `numel` elements of every rank's area."""

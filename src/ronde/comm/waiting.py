@@ -2,7 +2,7 @@
 
 Spinning answers within a microsecond, but a rank that spins keeps a core from the rank it waits for when
 there are more ranks than cores. So it yields after some looks, and sleeps after a while, which is shorter
-where ranks share cores; the sleep ends at once when a peer dies.
+where ranks share cores, until a peer rings. Between naps it looks whether a peer has died.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 # Bound at import: the module's own are replaced for scripts.
 from time import monotonic, perf_counter_ns
 
+from ronde.comm.bell import Bell
 from ronde.errors import PeerLost
 
 __all__ = ["Counters", "Waiting"]
@@ -24,10 +25,11 @@ _YIELD_NS = 2_000_000
 # Where ranks share cores, who yields takes turns from who computes: steps of 8 ranks on 2 cores, some of them
 # late, with an all-reduce of 4 MB took 0.7 times as long as with the patience above.
 _CROWDED_YIELD_NS = 200_000
-_SLEEP_MS = 1
+# A stroke of the bell may be missed, and a death rings none.
+_NAP_MS = 2
 # A suspended job is resumed as a whole: looks are counted, not seconds, which pass meanwhile.
-_STOPPED_LOOKS = 10_000
-_LOOK_AT_STATE_EVERY = 500
+_STOPPED_LOOKS = 5_000
+_LOOK_AT_STATE_EVERY = 250
 
 
 class Counters:
@@ -37,12 +39,19 @@ class Counters:
         memory: for each rank, what holds its numbers.
         rank: this rank, counted on this host.
         count: how many numbers a rank has; they lie at the beginning, 8 bytes each.
+        bell: wakes who waits for a number.
     """
 
-    def __init__(self, memory: Sequence[memoryview], rank: int, count: int) -> None:
+    def __init__(self, memory: Sequence[memoryview], rank: int, count: int, bell: Bell) -> None:
+        self._bell = bell
         self.all = [part[: count * 8].cast("Q") for part in memory]
         self.own = self.all[rank]
         self.peers = [(each, words) for each, words in enumerate(self.all) if each != rank]
+
+    def tell(self, word: int, value: int) -> None:
+        """Set this rank's number `word`, which is `value` from here on, also for peers that sleep."""
+        self.own[word] = value
+        self._bell.ring()
 
     def come(self, word: int, value: int) -> bool:
         """Whether every peer's number `word` has come to `value`."""
@@ -56,6 +65,7 @@ class Waiting:
         rank: this rank, counted among those that wait for each other.
         pids: process number of each of them.
         numbers: what messages call each of them.
+        bell: theirs, on which this rank sleeps.
         timeout: seconds.
         left: whether a peer has closed the group, though its process may live on.
 
@@ -69,12 +79,14 @@ class Waiting:
         pids: Sequence[int],
         *,
         numbers: Sequence[int],
+        bell: Bell,
         timeout: float,
         left: Callable[[int], bool],
     ) -> None:
         self.timeout = timeout
         self._left = left
         self._numbers = numbers
+        self._bell = bell
         self._pids = pids
         crowded = len(pids) > len(os.sched_getaffinity(0))
         self._spins = 1 if crowded else _SPINS
@@ -144,7 +156,8 @@ class Waiting:
         end = monotonic() + self.timeout
         looks = stopped = 0
         while not come():
-            self._look_for_deaths(_SLEEP_MS)
+            self._bell.sleep(come, _NAP_MS)
+            self._look_for_deaths()
             if come():  # what a peer did before it died counts
                 return
             if (died := lost(peers)) is not None:
@@ -158,10 +171,10 @@ class Waiting:
                 whom = " and ".join(self.name(peer) for peer in peers)
                 raise PeerLost(f"{whom} did not come within {self.timeout:.0f} s")
 
-    def _look_for_deaths(self, milliseconds: int) -> None:
-        for descriptor, _ in self._deaths.poll(milliseconds):
+    def _look_for_deaths(self) -> None:
+        for descriptor, _ in self._deaths.poll(0):
             self._gone[self._processes[descriptor]] = "has died"
-            self._deaths.unregister(descriptor)  # or no sleep would last any more
+            self._deaths.unregister(descriptor)
         for peer in self._processes.values():
             if self._left(peer):
                 self._gone.setdefault(peer, "has left its peers")

@@ -1,0 +1,80 @@
+"""Wakes ranks of a host that sleep until another one has come further.
+
+Each rank has a bell in memory that all share, a futex (Franke, Russell, Kirkwood, "Fuss, Futexes and
+Furwocks", 2002): who goes to sleep says so, and who has counted up wakes those that have said it. Without
+sleepers that costs one look at each peer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Sequence
+
+__all__ = ["Bell"]
+
+_SYS_FUTEX = 202  # x86-64
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_ALL = 2**31 - 1
+# In cache lines of their own.
+_ASLEEP, _STROKES = 0, 8
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Bell:
+    """The bells of all ranks of a host, as one of them uses them.
+
+    Args:
+        rank: this rank, counted on this host.
+        maps: memory of each rank, shared by all; nought at first.
+        begin: where `NBYTES` of it are the bell's.
+    """
+
+    NBYTES = 128
+
+    def __init__(self, rank: int, maps: Sequence[mmap.mmap], begin: int) -> None:
+        words = [memoryview(each)[begin : begin + self.NBYTES].cast("Q") for each in maps]
+        addresses = [ctypes.addressof(ctypes.c_char.from_buffer(each, begin + _STROKES * 8)) for each in maps]
+        self._own, self._address = words[rank], addresses[rank]
+        self._peers = [
+            (each, address)
+            for place, (each, address) in enumerate(zip(words, addresses, strict=True))
+            if place != rank
+        ]
+        self._futex = ctypes.CDLL(None).syscall
+
+    def ring(self) -> None:
+        """Wake the peers that sleep; they look for themselves what has changed."""
+        for words, address in self._peers:
+            if words[_ASLEEP]:
+                words[_STROKES] += 1
+                self._call(address, _FUTEX_WAKE, _ALL, None)
+
+    def sleep(self, come: Callable[[], bool], milliseconds: int) -> None:
+        """Return when a peer has rung since `come()` was false, or time is up.
+
+        A stroke may be missed, where a peer counts up just as this rank says that it sleeps: the time should
+        be short.
+        """
+        strokes = self._own[_STROKES]
+        self._own[_ASLEEP] = 1
+        try:
+            if not come():
+                limit = _Time(milliseconds // 1000, milliseconds % 1000 * 1_000_000)
+                self._call(self._address, _FUTEX_WAIT, strokes & 0xFFFFFFFF, ctypes.byref(limit))
+        finally:
+            self._own[_ASLEEP] = 0
+
+    def _call(self, address: int, operation: int, value: int, limit: object) -> None:
+        self._futex(
+            ctypes.c_long(_SYS_FUTEX),
+            ctypes.c_void_p(address),
+            ctypes.c_int(operation),
+            ctypes.c_uint32(value),
+            limit,
+            None,
+            ctypes.c_uint32(0),
+        )
