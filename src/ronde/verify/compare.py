@@ -21,8 +21,7 @@ def compare(
     """The six clauses' verdicts on `run`, against plain python; all ranks are compared."""
     floor = noise_floor(plain, halves) if halves is not None else None
     reference = plain.records[0]
-    measured = halves is not None and floor is not None
-    gradient_floor = values.norm_difference(halves.records[0], reference) if measured else None
+    gradient_floor = None if halves is None else values.norm_difference(halves.records[0], reference)
     tolerance = Tolerance.of(dtype, floor, precision, gradient_floor)
     repeat = files.Output(halves.files, halves.stdout) if halves is not None else None
     return (
