@@ -84,7 +84,8 @@ def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[[Inputs], Any]:
         y = x.view(-1)
         result = change(x)
         returned = result if isinstance(result, torch.Tensor) else None
-        return [x * 1, x.sum(), y + 0, x[:, 1], x.mean(1), returned]
+        same = [x.to("cpu"), x.to(torch.float32), x.type_as(y), x.cpu()]
+        return [x * 1, x.sum(), y + 0, x[:, 1], x.mean(1), returned, *same]
 
     return case
 
