@@ -84,9 +84,16 @@ def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[[Inputs], Any]:
         y = x.view(-1)
         result = change(x)
         returned = result if isinstance(result, torch.Tensor) else None
-        return [x * 1, x.sum(), y + 0, x[:, 1], x.mean(1), returned]
+        same = [x.to("cpu"), x.to(torch.float32), x.type_as(y), x.cpu()]
+        return [x * 1, x.sum(), y + 0, x[:, 1], x.mean(1), returned, *same]
 
     return case
+
+
+def _written_after_a_use(x: torch.Tensor) -> None:
+    array = x.numpy()
+    (x * 2).sum().item()
+    array[:, 0] = 3.0
 
 
 def _no_gradient(function: Callable[[torch.Tensor, Inputs], Any]) -> Callable[[Inputs], Any]:
@@ -108,6 +115,21 @@ _IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "column view": lambda x: x[:, 1].fill_(3.0),
     "row view": lambda x: x[3].mul_(2),
     "flattened view": lambda x: x.view(-1).mul_(2),
+    "numpy": lambda x: x.numpy().fill(3.0),
+    "numpy, forced": lambda x: x.numpy(force=True).fill(3.0),
+    "numpy after a use": _written_after_a_use,
+    "numpy of a column": lambda x: x[:, 1].numpy().fill(3.0),
+    "numpy of a row": lambda x: x[3].numpy().fill(3.0),
+    "numpy of rows": lambda x: [row.numpy().sort() for row in x],
+    "numpy of a transposed view": lambda x: x.t().numpy().__setitem__(1, 3.0),
+    "numpy of a detached one": lambda x: x.detach().cpu().numpy().fill(3.0),
+    "array": lambda x: np.asarray(x).sort(),
+    "written to by numpy": lambda x: np.multiply(x.numpy(), 2, out=x.numpy()),
+    "from_numpy": lambda x: torch.from_numpy(x.numpy()).mul_(2),
+    "dlpack": lambda x: torch.from_dlpack(x).mul_(2),
+    "dlpack to numpy and back": lambda x: torch.from_dlpack(x.numpy()).mul_(2),
+    "numpy of a copy": lambda x: x.clone().numpy().fill(3.0),
+    "numpy of another type": lambda x: x.float().numpy().fill(3.0),
     "chained views": lambda x: x.t().unsqueeze(0)[0].clamp_(0.4, 0.5),
     "data": lambda x: x.data.clamp_(0.4, 0.6),
     "data of a view": lambda x: x[:, :2].data.zero_(),

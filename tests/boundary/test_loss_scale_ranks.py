@@ -30,7 +30,8 @@ class _Script:
 
     Args:
         accumulate: backwards for each step.
-        twist: what else it does: "hook", "retain", "leaf", "penalty", "fails".
+        twist: what else it does: "hook", "retain", "leaf", "penalty", "fails"; "bias" and "wide" add a
+            parameter whose gradient is a sum over all rows, in float16 and in float32.
     """
 
     def __init__(self, share: float, accumulate: int, twist: str) -> None:
@@ -39,7 +40,10 @@ class _Script:
 
     def run(self) -> list[Any]:
         torch.manual_seed(2)
-        net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 1, bias=False))
+        last = nn.Linear(8, 1, bias=self.twist == "bias")
+        net: nn.Module = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), last)
+        if self.twist == "wide":
+            net = _Shifted(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.5)
         scale = self.share * LARGEST * ROWS / 2
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
@@ -76,10 +80,21 @@ class _Script:
         return [*seen, *(p.detach() for p in net.parameters())]
 
 
-def _compare(rank: Rank, share: float, accumulate: int, twist: str) -> list[str]:
+class _Shifted(nn.Module):
+    """A model with a shift behind it, to which autocast does nothing."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.shift = net, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).float() + self.shift
+
+
+def _compare(rank: Rank, share: float, accumulate: int, twist: str, plan: str = "ddp") -> list[str]:
     script = _Script(share, accumulate, twist)
     expected = list(flat(script.run()))
-    with rank.session() as session:
+    with rank.session(plan) as session:
         found = list(flat([_plain(value) for value in script.run()]))
         assert session.tally.sharded
     if len(expected) != len(found):
@@ -119,8 +134,26 @@ def test_gradients_are_those_of_one_device(ranks: Any, share: float, accumulate:
     assert ranks(2, _compare, share, accumulate, twist) == [[], []]
 
 
-def test_the_script_comes_close_to_the_edge() -> None:
+# Sums over eight rows: of those of 0.2 all are too large for float16, and no rank's part of them is.
+SUMS = [(0.2, 1, "bias", True), (0.1, 1, "bias", False), (0.2, 1, "wide", False)]
+# What three backwards accumulate in float32 may be larger than that.
+ACCUMULATED_SUMS = [(0.1, 3, "bias", False), (0.2, 2, "bias", True)]
+
+
+@pytest.mark.parametrize(("share", "accumulate", "twist"), [case[:3] for case in SUMS + ACCUMULATED_SUMS])
+@pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3", "central"])
+def test_what_float16_holds_of_one_rank_only_is_lost(
+    ranks: Any, share: float, accumulate: int, twist: str, plan: str
+) -> None:
+    assert ranks(2, _compare, share, accumulate, twist, plan) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("share", "accumulate", "twist", "skipped"),
+    [(0.7, 1, "", False), (1.5, 1, "", True), *SUMS, *ACCUMULATED_SUMS],
+)
+def test_the_script_comes_close_to_the_edge(share: float, accumulate: int, twist: str, skipped: bool) -> None:
     """A smaller share is not skipped in plain torch, a larger one is: scales that the ranks must keep."""
-    for share, skipped in ((0.7, False), (1.5, True)):
-        scales = [value for value in _Script(share, 1, "").run() if isinstance(value, float) and value > 1e4]
-        assert (min(scales) < share * LARGEST * ROWS / 2) is skipped
+    first = torch.tensor(share * LARGEST * ROWS / 2).item()
+    values = _Script(share, accumulate, twist).run()
+    assert any(value == first / 2 for value in values if isinstance(value, float)) is skipped

@@ -436,6 +436,18 @@ def hooks_after_an_exception(rank: Rank) -> list[str]:
         return problems + ([] if len(called) == 4 else [f"then called {len(called)} times"])
 
 
+def sparse_gradients(rank: Rank) -> list[str]:
+    """Refused, with a way round."""
+    with _inside_a_model(rank) as session:
+        table = nn.Embedding(5, 2, sparse=True)
+        session.reducer.adopt_all(torch.optim.SparseAdam(list(table.parameters())))
+        try:
+            table(torch.tensor([1, 3])).sum().backward()
+            return ["did not raise"]
+        except UsageError as error:
+            return [] if "sparse=False, and Adam in place of SparseAdam" in str(error) else [str(error)]
+
+
 SITUATIONS = {
     function.__name__: function
     for function in (
@@ -461,6 +473,7 @@ SITUATIONS = {
         hooks_where_one_rank_went,
         hooks_of_what_is_gone,
         hooks_after_an_exception,
+        sparse_gradients,
     )
 }
 

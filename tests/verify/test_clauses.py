@@ -79,6 +79,22 @@ def test_single_precision_is_judged_by_the_vector_and_the_noise_floor(tmp_path: 
     assert update.vector_difference(other, plain) == pytest.approx(3e-5 / 2**0.5, rel=1e-4)
 
 
+def test_gradients_close_to_a_minimum_are_judged_by_their_own_noise(tmp_path: Path) -> None:
+    """Parameters have settled there, and of their gradients rounding is what is left."""
+    plain = record_of(tmp_path / "a", [0.5], [1e-6])
+    halves = record_of(tmp_path / "b", [0.5], [1.02e-6])
+    ranks = record_of(tmp_path / "c", [0.5], [1.05e-6])
+    half = record_of(tmp_path / "d", [0.5], [0.5e-6])
+    measured = values.norm_difference(halves, plain)
+    assert measured == pytest.approx(0.02)
+    tolerance = Tolerance.of("float32", gradient_floor=measured)
+    assert "gradient norm of weight" in values.compare(plain, [ranks], SINGLE).divergence
+    assert values.compare(plain, [ranks], tolerance).status is Status.holds
+    assert "gradient norm of weight" in values.compare(plain, [half], tolerance).divergence
+    # In double precision nothing is measured.
+    assert Tolerance.of("float64", gradient_floor=measured) == DOUBLE
+
+
 def test_missing_steps_break_update_and_control(tmp_path: Path) -> None:
     plain = record_of(tmp_path / "a", [1.0, 2.0], [3.0, 4.0])
     fewer = record_of(tmp_path / "b", [1.0, 2.0])

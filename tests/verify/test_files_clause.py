@@ -46,6 +46,13 @@ def test_databases_are_compared_by_their_rows(tmp_path: Path) -> None:
     assert wrong == "table epochs[0][1]: 0.6, in plain python 0.5"
 
 
+def test_lines_that_end_as_csv_writes_them_are_compared(tmp_path: Path) -> None:
+    for name, loss in (("plain", "0.5"), ("again", "0.5"), ("ranks", "0.75")):
+        (tmp_path / name).write_bytes(f"step,loss\r\n1,{loss}\r\n".encode())
+    found = compare_contents(tmp_path / "ranks", tmp_path / "plain", DOUBLE, tmp_path / "again")
+    assert found == Comparison("line 2: 0.75, in plain python 0.5")
+
+
 class _Slotted:
     __slots__ = ("value",)
 

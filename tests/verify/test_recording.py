@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
 from ronde.verify.clauses.verdict import Status
+from ronde.verify.halves import HalvesRecorder
 from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
+from ronde.verify.record import Writer
 from ronde.verify.runs import Job, Run, run_plain
 
 SCRIPT = """
@@ -152,6 +156,21 @@ def test_halves_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path:
     assert proof.floor is not None
     assert proof.floor < 1e-12
     assert proof.holds
+
+
+def test_halves_leave_running_statistics_as_one_pass_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script evaluates with them, and what it prints then is to be the same."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(3).double()
+    plain, rows = copy.deepcopy(norm), torch.randn(8, 3).double()
+    plain(rows)
+    monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
+    HalvesRecorder(Writer(str(tmp_path), 0)).install()
+    norm(rows)
+    for buffer, expected in zip(norm.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(buffer, expected, rtol=1e-12)
 
 
 def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:

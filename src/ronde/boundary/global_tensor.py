@@ -19,8 +19,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Gather, Slice, gather_data
-from ronde.boundary.guards import Refusal
-from ronde.boundary.kinds import METADATA, VIEWS, changes_first, watches
+from ronde.boundary.guards import Refusal, memory
+from ronde.boundary.kinds import METADATA, VIEWS, changes_first, lends_memory, may_copy, watches
 from ronde.boundary.layout import Layout
 from ronde.boundary.tree import map_leaves
 from ronde.errors import RondeError
@@ -98,13 +98,13 @@ class GlobalTensor(torch.Tensor):
 
     # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        return materialize(self).numpy(*args, **kwargs)
+        return _lent(self).numpy(*args, **kwargs)
 
     def tolist(self) -> Any:
         return materialize(self).tolist()
 
     def data_ptr(self) -> int:
-        return materialize(self).data_ptr()
+        return _lent(self).data_ptr()
 
     # These are set on the rows, through which every gradient comes: that of what was computed from them,
     # before or after, and that of the gathered value.
@@ -263,6 +263,35 @@ def _hold_whole(value: GlobalTensor) -> torch.Tensor:
     return value._full
 
 
+def _lent(value: GlobalTensor) -> torch.Tensor:
+    """The whole value, whose memory is about to be handed out: what is written there is not seen to be.
+
+    So from now on the tensor is that memory, if it is a batch. What a model returned with a gradient stays
+    in rows: it is looked at as an array in every loop, and written to in none.
+    """
+    root = _root(value)
+    full = materialize(value)
+    if root._rows is None or root._rows.requires_grad:
+        return full
+    if (root.device, root.dtype) == (value.device, value.dtype):
+        return _hold_whole(value)
+    value._rows = None  # a copy
+    return full
+
+
+def _is_lent(func: Any, result: Any, value: GlobalTensor) -> bool:
+    """Whether a function of the whole value gave a plain tensor that lies in its memory, on any rank."""
+    if isinstance(result, (tuple, list)):
+        return any(_is_lent(func, item, value) for item in result)
+    full = value._full
+    if full is None or not isinstance(result, torch.Tensor) or isinstance(result, GlobalTensor):
+        return False
+    if may_copy(func):
+        return True  # strides could tell ranks apart
+    place = memory(result)
+    return place is not None and place == memory(full)
+
+
 def _root(value: GlobalTensor) -> GlobalTensor:
     root = None if value._origin is None else value._origin[0]()
     return value if root is None else root
@@ -306,9 +335,14 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             full = _hold_whole(args[0])
         result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
         return args[0] if result is full else result
+    if args and isinstance(args[0], GlobalTensor) and lends_memory(func):
+        args = (_lent(args[0]), *args[1:])
     result = func(*_map(materialize, args), **_map(materialize, kwargs))
-    if args and isinstance(args[0], GlobalTensor) and result is args[0]._full:
-        return args[0]  # it worked in place, or had nothing to do
+    if args and isinstance(args[0], GlobalTensor):
+        if result is args[0]._full:
+            return args[0]  # it worked in place, or had nothing to do
+        if _is_lent(func, result, args[0]):
+            _lent(args[0])
     return result
 
 

@@ -10,7 +10,15 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 
-__all__ = ["crosses_ranks", "custom_backwards", "leaves_behind", "leaves_of", "now", "uses_older"]
+__all__ = [
+    "cast_leaves",
+    "crosses_ranks",
+    "custom_backwards",
+    "leaves_behind",
+    "leaves_of",
+    "now",
+    "uses_older",
+]
 
 
 def now() -> int:
@@ -64,6 +72,25 @@ def leaves_of(results: Iterable[Any]) -> Iterator[torch.Tensor]:
     for node in _nodes(results, 0, ()):
         if hasattr(node, "variable"):
             yield node.variable
+
+
+def cast_leaves(results: Iterable[Any], narrow: torch.dtype) -> dict[int, bool]:
+    """By id, every leaf to whose gradient a backward from tensors may add: whether all comes from one cast.
+
+    A leaf that autocast gave to a model in a narrow type has its gradient summed in that type first.
+    """
+    results = [value for value in results if isinstance(value, torch.Tensor)]
+    found = {id(value): False for value in results if value.is_leaf}
+    for node in _nodes(results, 0, ()):
+        for following, _ in node.next_functions:
+            if hasattr(following, "variable"):
+                key = id(following.variable)
+                found[key] = key not in found and _casts(node, narrow)
+    return found
+
+
+def _casts(node: Any, narrow: torch.dtype) -> bool:
+    return node.name() == "ToCopyBackward0" and node._input_metadata[0].dtype is narrow
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:

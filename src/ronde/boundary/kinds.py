@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["METADATA", "VIEWS", "changes_first", "watches"]
+__all__ = ["METADATA", "VIEWS", "changes_first", "lends_memory", "may_copy", "watches"]
 
 # Rules whose result is, or may be, a view of the first argument.
 VIEWS = set(
@@ -60,6 +60,19 @@ METADATA = {
 def watches(func: Any) -> bool:
     """Whether a function's effect is bound to this very tensor of the graph."""
     return getattr(func, "__name__", "") in ("__set__", "requires_grad_", "retain_grad", "register_hook")
+
+
+def lends_memory(func: Any) -> bool:
+    """Whether a function hands out the tensor's memory to somebody whose writes no tensor notices."""
+    return getattr(func, "__name__", "") in _LENDING
+
+
+_LENDING = {"numpy", "__array__", "__dlpack__", "_to_dlpack", "storage", "untyped_storage", "data_ptr"}
+
+
+def may_copy(func: Any) -> bool:
+    """Whether it is a matter of strides if a function gives a view or a copy."""
+    return getattr(func, "__name__", "") in ("reshape", "reshape_as", "flatten", "ravel", "contiguous")
 
 
 def changes_first(func: Any) -> bool:

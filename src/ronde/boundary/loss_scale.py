@@ -5,19 +5,24 @@ the largest number that float16 holds: ranks would overflow earlier, and skip st
 script with a scaler every backward therefore begins with 1/W, and the reducer multiplies what it has averaged
 by W. What the script itself computes on whole values then has gradients divided by W; where it could look at
 them there, with a hook or a backward of its own, nothing is divided.
+
+So each row has the gradient that it has on one device; sums over all rows are the reducer's, which has to be
+told which of them one device would have made in float16.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.graph import cast_leaves
 from ronde.boundary.patches import Patches
 
-__all__ = ["divided", "install"]
+__all__ = ["divided", "install", "through_float16"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -50,3 +55,8 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
         return torch.full_like(root, 1 / divisor, requires_grad=False)
 
     return [seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
+
+
+def through_float16(tensors: Any) -> Mapping[int, bool]:
+    """By id, the leaves behind what backward begins with: whether float16 is what their gradient came in."""
+    return cast_leaves([tensors] if isinstance(tensors, torch.Tensor) else tensors, torch.float16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -213,7 +214,10 @@ class Session:
                 divisor = (self.config.world_size if divide else 1) / scale
                 if divisor != 1:
                     grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
-                with self._sharding.backward(), self.reducer.backward(divided=divide, graph=graph):
+                lossy = divide and self.config.world_size > 1
+                casts = functools.partial(loss_scale.through_float16, tensors) if lossy else None
+                reduced = self.reducer.backward(divided=divide, graph=graph, casts=casts)
+                with self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ronde.comm.buffer import Buffer, Source
-from ronde.errors import RondeError
+from ronde.errors import UsageError
 from ronde.plan.resident import Census
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.leaf import Leaf
@@ -93,14 +93,14 @@ class Bucket:
         """A gradient has been accumulated; after the bucket left, what was sent is `stale`.
 
         Raises:
-            RondeError: for a sparse gradient.
+            UsageError: for a sparse gradient.
         """
         place = self._places[id(tensor)]
         gradient = self.leaves[place].gradient
         if gradient is not None and gradient.layout != torch.strided:
-            raise RondeError(
+            raise UsageError(
                 f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
-                f"in this version; use sparse=False"
+                f"in this version; use sparse=False, and Adam in place of SparseAdam"
             )
         if self.launched:
             self.stale = True

@@ -13,7 +13,7 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
+from ronde.sync.narrow_sums import NarrowSums
 
 __all__ = ["Reducer"]
 
@@ -120,12 +121,12 @@ class Reducer:
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
         """Every adopted leaf that is there still, grouped by optimizer."""
-        tensors = [leaf.tensor for group in self._groups for leaf in group.leaves]
+        tensors = [leaf.tensor for leaf in self._leaves]
         return [tensor for tensor in tensors if tensor is not None]
 
     def tell(self, census: Census) -> None:
         """Count the leaves, the buckets, and gradients that lie in none."""
-        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        leaves = self._leaves
         for leaf in leaves:
             census.count("parameters", leaf.tensor)
         for group in self._groups:
@@ -136,17 +137,28 @@ class Reducer:
             census.count("buckets" if on_the_way else "gradients", leaf.gradient)
 
     @property
+    def _leaves(self) -> list[Leaf]:
+        return [leaf for group in self._groups for leaf in group.leaves]
+
+    @property
     def busy(self) -> bool:
         """A backward is under way."""
         return self._depth > 0
 
     @contextmanager
-    def backward(self, *, divided: bool = False, graph: bool = False) -> Iterator[None]:
+    def backward(
+        self,
+        *,
+        divided: bool = False,
+        graph: bool = False,
+        casts: Callable[[], Mapping[int, bool]] | None = None,
+    ) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced.
 
         Args:
             divided: this backward begins with 1/W, which is undone by multiplying the averages.
             graph: gradients will be differentiable themselves (`create_graph`).
+            casts: where float16 would not hold every sum over all rows; see `NarrowSums`.
         """
         if self._depth:
             self._nested = True
@@ -157,6 +169,7 @@ class Reducer:
                 self._depth -= 1
             return
         self._prepare()
+        narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
         if divided:
             self._scale(1 / self._comm.world_size)
@@ -183,6 +196,8 @@ class Reducer:
                 group.under_way.clear()
                 for bucket in group.buckets:
                     bucket.reset()
+        if narrow is not None:
+            narrow.lose(self._leaves)
         self.hooks.run(self._comm)
 
     @torch.no_grad()
@@ -190,8 +205,7 @@ class Reducer:
         """Multiply every gradient that is there, so that what is accumulated is of one size with it."""
         if factor == 1:
             return
-        leaves = [leaf for group in self._groups for leaf in group.leaves]
-        gradients = [gradient for leaf in leaves if (gradient := leaf.gradient) is not None]
+        gradients = [gradient for leaf in self._leaves if (gradient := leaf.gradient) is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
         if self._parts is not None:
@@ -228,7 +242,7 @@ class Reducer:
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""
-        leaves = [leaf for group in self._groups for leaf in group.leaves]
+        leaves = self._leaves
         there = self._comm.votes([leaf.ref() is not None for leaf in leaves])
         gone = {id(leaf) for leaf, count in zip(leaves, there, strict=True) if not count}
         if not gone:

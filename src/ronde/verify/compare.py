@@ -20,8 +20,9 @@ def compare(
 ) -> tuple[Verdict, ...]:
     """The six clauses' verdicts on `run`, against plain python; all ranks are compared."""
     floor = noise_floor(plain, halves) if halves is not None else None
-    tolerance = Tolerance.of(dtype, floor, precision)
     reference = plain.records[0]
+    gradient_floor = None if halves is None else values.norm_difference(halves.records[0], reference)
+    tolerance = Tolerance.of(dtype, floor, precision, gradient_floor)
     repeat = files.Output(halves.files, halves.stdout) if halves is not None else None
     return (
         data.compare(reference, run.records),

@@ -58,11 +58,12 @@ class HalvesRecorder:
 
     def _call(self, call: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         random_before = torch.get_rng_state()
-        buffers = [(each, each._version, each.clone()) for each in module.buffers()]
+        buffers = [(each, each.clone()) for each in module.buffers()]
         whole = call(module, *args, **kwargs)
         leaves, layout = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
-        changed = [(buffer, before) for buffer, version, before in buffers if buffer._version != version]
+        # By value: running statistics are written past the tensors' versions.
+        changed = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
         noisy = None
         if rows >= 2 and torch.equal(random_before, torch.get_rng_state()):
 

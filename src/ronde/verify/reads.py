@@ -102,7 +102,8 @@ def _tensor_types(kind: type) -> Iterator[type]:
 def to_array(tensor: torch.Tensor) -> numpy.ndarray:
     """A tensor's entries, by ordinary operations, so that a sharded tensor puts itself together."""
     with torch.no_grad():
-        plain = tensor.detach()
+        # A copy: whose memory is handed out is no longer cut.
+        plain = tensor.detach().clone()
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
         if plain.is_quantized:

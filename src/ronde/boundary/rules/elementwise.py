@@ -54,6 +54,8 @@ def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`to` and `type_as`: of another tensor only its type and device matter."""
+    if isinstance(args[0], GlobalTensor) and not is_sharded(args[0]):
+        return NotImplemented  # its rows are not what is asked for
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
     if not is_sharded(args[0]):
         return result

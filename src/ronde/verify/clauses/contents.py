@@ -77,7 +77,7 @@ def compare_contents(
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
         return _compare_bytes(content, expected, None if repeat is None else repeat.read_bytes())
-    again = None if repeat is None else repeat.read_text(errors="replace")
+    again = None if repeat is None else repeat.read_bytes().decode(errors="replace")
     if again is not None and not alike(expected_text, again):
         return Comparison(beyond=Beyond.unstable)
     unstable = unstable_numbers(expected_text, again, tolerance) if again is not None else ()

@@ -11,7 +11,7 @@ from ronde.verify.clauses.text import differing_number
 from ronde.verify.clauses.verdict import Tolerance, Verdict, verdict
 from ronde.verify.record import Gradients, RankRecord, Read
 
-__all__ = ["compare"]
+__all__ = ["compare", "norm_difference"]
 
 
 def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
@@ -113,11 +113,24 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> str
                         f"rank {rank.rank}, step {expected.step}, gradient of {name}: "
                         f"{_pair(_norm_text(other), _norm_text(norm))}"
                     )
-            elif not tolerance.close(other, norm, whole):
+            elif not tolerance.close_norm(other, norm, whole):
                 return (
                     f"rank {rank.rank}, step {expected.step}, gradient norm of {name}: {_pair(other, norm)}"
                 )
     return None
+
+
+def norm_difference(run: RankRecord, reference: RankRecord) -> float:
+    """The largest difference of a gradient's norm, over steps, relative to that of all gradients."""
+    found = 0.0
+    for mine, expected in zip(run.gradients, reference.gradients, strict=False):
+        whole = _whole_norm(expected)
+        for name, norm in expected.norms.items():
+            other = mine.norms.get(name)
+            if norm is not None and other is not None and whole:
+                apart = abs(other - norm) / whole
+                found = max(found, apart) if math.isfinite(apart) else found
+    return found
 
 
 def _norm_text(norm: float | None) -> str:

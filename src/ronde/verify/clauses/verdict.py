@@ -53,28 +53,56 @@ class Tolerance:
     Attributes:
         parameters: in double precision of the largest entry of each tensor, else of the vector of all.
         values: what the script reads, relative to the largest magnitude at that line of the script.
+        gradients: norms of gradients, relative to that of all gradients at this step.
         per_tensor: whether parameters are judged tensor by tensor.
         floor: the noise floor that was measured: plain torch against itself in halves.
     """
 
     parameters: float
     values: float
+    gradients: float
     per_tensor: bool
     floor: float | None = None
 
     @classmethod
-    def of(cls, dtype: str, floor: float | None = None, precision: str = "fp32") -> Tolerance:
-        """What is allowed in a run whose default type is `dtype`, under a plan with this precision."""
+    def of(
+        cls,
+        dtype: str,
+        floor: float | None = None,
+        precision: str = "fp32",
+        gradient_floor: float | None = None,
+    ) -> Tolerance:
+        """What is allowed in a run whose default type is `dtype`, under a plan with this precision.
+
+        Args:
+            gradient_floor: by how much norms of gradients differ between plain torch and itself in halves;
+                close to a minimum they are little more than rounding.
+        """
         if dtype == "float64":
-            return cls(parameters=1e-11, values=1e-9, per_tensor=True)
+            return cls(parameters=1e-11, values=1e-9, gradients=1e-9, per_tensor=True)
         parameters = max(_ROUNDING.get(precision, 1e-5), 3 * (floor or 0.0))
-        return cls(parameters=parameters, values=10 * parameters, per_tensor=False, floor=floor)
+        values = 10 * parameters
+        return cls(
+            parameters=parameters,
+            values=values,
+            gradients=max(values, 3 * (gradient_floor or 0.0)),
+            per_tensor=False,
+            floor=floor,
+        )
 
     def close(self, value: float, reference: float, scale: float) -> bool:
         """Whether two values agree; not-a-number and infinities agree with themselves."""
-        if value == reference or (math.isnan(value) and math.isnan(reference)):
-            return True
-        return math.isfinite(value) and abs(value - reference) <= self.values * max(abs(reference), scale)
+        return _close(value, reference, self.values * max(abs(reference), scale))
+
+    def close_norm(self, norm: float, reference: float, whole: float) -> bool:
+        """Whether two norms of a gradient agree; `whole` is that of all gradients."""
+        return _close(norm, reference, self.gradients * max(reference, whole))
+
+
+def _close(value: float, reference: float, allowed: float) -> bool:
+    if value == reference or (math.isnan(value) and math.isnan(reference)):
+        return True
+    return math.isfinite(value) and abs(value - reference) <= allowed
 
 
 def verdict(
