@@ -135,9 +135,9 @@ class ShardedParameters:
         """Have nothing whole any longer than it is used: an update, of whatever kind, is about to begin."""
         self._pinned.clear()
 
-    def touch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Gather the units of parameters that an operation needs together."""
-        units = self._units_of(tensors)
+    def touch(self, values: Iterable[Any]) -> None:
+        """Gather the units of parameters among values that an operation needs together."""
+        units = self._units_of(values)
         for unit in units:
             self._unshard(unit, units)
 
@@ -213,14 +213,14 @@ class ShardedParameters:
         for unit in self._units:
             unit.tell(census)
 
-    def _units_of(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
+    def _units_of(self, values: Iterable[Any]) -> list[Unit]:
         """The units of those that are in parts, each once."""
-        found = (self._entry(tensor) for tensor in tensors)
+        found = (self._entry(value) for value in values)
         return list(dict.fromkeys(entry[1] for entry in found if entry is not None))
 
-    def _entry(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
-        found = self._of.get(id(tensor))
-        return found if found is not None and found[0].ref() is tensor else None
+    def _entry(self, value: Any) -> tuple[Member, Unit] | None:
+        found = self._of.get(id(value))
+        return found if found is not None and found[0].ref() is value else None
 
     def _uncut_bytes(self, module: torch.nn.Module) -> int:
         uncut = [each for each in module.parameters() if self._entry(each) is None and not is_lazy(each)]
