@@ -12,7 +12,8 @@ def test_what_joins_rows_is_met_where_it_is_watched() -> None:
     with Joints() as watched:
         copied = row_by_row(x)
     assert watched.met
-    assert torch.equal(copied, x) and copied.data_ptr() != x.data_ptr()
+    assert torch.equal(copied, x)
+    assert copied.data_ptr() != x.data_ptr()
 
 
 def test_other_operations_join_nothing() -> None:

@@ -119,6 +119,28 @@ def test_odd_uses(ranks: Ranks, copied: bool) -> None:
     assert ranks(2, compared, copied) == [[]] * 2
 
 
+def assigned_anew(rank: Rank) -> tuple[list[float], list[float], list[bool]]:
+    """Losses under both plans, and whether a parameter that was put in another's place is in parts."""
+    outcomes: list[list[float]] = []
+    in_parts: list[bool] = []
+    for plan in ("ddp", "zero3"):
+        with rank.session(plan):
+            training = Training(net())
+            losses = training.steps(1)
+            fresh = nn.Parameter(torch.full((24, 24), 0.01, dtype=torch.float64))
+            training.model.get_submodule("1").weight = fresh
+            training.optimizer.add_param_group({"params": [fresh]})
+            outcomes.append(losses + training.steps(2))
+            in_parts.append(type(fresh) is not nn.Parameter)
+    return outcomes[0], outcomes[1], in_parts
+
+
+def test_a_parameter_put_in_the_place_of_another_is_cut_too(ranks: Ranks) -> None:
+    for expected, found, in_parts in ranks(2, assigned_anew):
+        assert found == pytest.approx(expected, rel=1e-11)
+        assert in_parts == [False, True]
+
+
 def shared_under_ddp(rank: Rank) -> tuple[list[float], list[float]]:
     with rank.session("ddp"):
         return Training(net()).steps(4), in_memory_of_several_processes()

@@ -18,6 +18,7 @@ from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context, Region
 from ronde.comm.home import Home
 from ronde.errors import UsageError
@@ -60,16 +61,13 @@ class ShardedParameters:
         self._prefetch = Prefetch()
 
     @contextmanager
-    def calling(self, module: torch.nn.Module, *, pinned: bool = False) -> Iterator[None]:
-        """Around an outermost call of a model.
-
-        Args:
-            pinned: what runs inside does not ask for parameters one by one, as compiled code.
-        """
-        self._shard(module)
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around an outermost call of a model."""
+        parts = list(module.modules())
+        self._shard(module, parts)
         self._prefetch.begin()
         before = set(self._pinned)
-        if pinned:
+        if any(map(_is_opaque, parts)):
             self.pin(module.parameters())
         try:
             yield
@@ -84,7 +82,7 @@ class ShardedParameters:
         def cut(_parent: Any, _name: str, module: Any) -> None:
             # What is smaller waits for its neighbours.
             if isinstance(module, torch.nn.Module) and self._table.uncut_bytes(module) >= LEAST_BYTES:
-                self._shard(module)
+                self._shard(module, module.modules())
 
         handle = register_module_module_registration_hook(cut)
         try:
@@ -203,9 +201,13 @@ class ShardedParameters:
         for unit in self._table.units:
             unit.tell(census)
 
-    def _shard(self, module: torch.nn.Module) -> None:
-        """Cut what is new in a module."""
-        if not self._table.has_new(module):
+    def _shard(self, module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -> None:
+        """Cut what is new in a module.
+
+        Args:
+            parts: it, and those inside it.
+        """
+        if not self._table.has_new(parts):
             return
         with DisableTorchFunctionSubclass(), _aside(self._context):
             for unit in self._table.gone():
@@ -299,6 +301,11 @@ class ShardedParameters:
         self._whole.pop(unit, None)
         self._pinned.discard(unit)
         self._prefetch.forget(unit)
+
+
+def _is_opaque(part: torch.nn.Module) -> bool:
+    """Whether code runs in it that does not ask parameters for their elements one by one."""
+    return isinstance(part, torch.jit.ScriptModule) or is_compiled(part)
 
 
 def _in_backward() -> bool:

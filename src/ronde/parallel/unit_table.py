@@ -58,7 +58,8 @@ class UnitTable:
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
         self._by_storage: dict[int, tuple[Member, Unit]] = {}
-        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        # Those that could not be cut, by their ids.
+        self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def entry(self, value: Any) -> tuple[Member, Unit] | None:
         """Where a parameter is; None for whatever is in no unit."""
@@ -78,17 +79,18 @@ class UnitTable:
         uncut = [each for each in module.parameters() if self.entry(each) is None and not is_lazy(each)]
         return sum(each.numel() * each.element_size() for each in uncut)
 
-    def has_new(self, module: torch.nn.Module) -> bool:
-        """Whether the script has given a module parameters since it was asked for last."""
-        count = sum(1 for _ in module.parameters())
-        if self._seen.get(module) == count:
-            return False
-        self._seen[module] = count
-        return True
+    def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
+        """Whether the script has given any of these modules a parameter that nobody has tried to cut.
 
-    def look_again(self) -> None:
-        """There may be new ones in every module."""
-        self._seen.clear()
+        What is looked at is the parameters that they have now, each by itself: there is nothing remembered of
+        a module that the script could have changed since.
+        """
+        # One in parts has another class, and most are so: the first question is the cheapest.
+        return any(
+            type(each) is torch.nn.Parameter and self.entry(each) is None and not self._stays_whole(each)
+            for part in parts
+            for each in part._parameters.values()
+        )
 
     def cut_module(self, module: torch.nn.Module) -> Iterator[Unit]:
         """Cut what is new in a module; gives the units, whole ones, as they are made."""
@@ -96,6 +98,9 @@ class UnitTable:
             unit = self._cut([each for each in found if self.entry(each) is None])
             if unit is not None:
                 yield unit
+        for each in module.parameters():
+            if self.entry(each) is None and not is_lazy(each):
+                self._leave_whole(each)
 
     def cut_again(self, tensors: Sequence[torch.Tensor]) -> Iterator[Unit]:
         """Cut those that were in one unit; as `cut_module`."""
@@ -103,6 +108,10 @@ class UnitTable:
             unit = self._cut(members)
             if unit is not None:
                 yield unit
+
+    def look_again(self) -> None:
+        """What could not be cut before perhaps can be now."""
+        self._whole.clear()
 
     def gone(self) -> list[Unit]:
         """Units whose parameters are gone on every rank; all ranks come here."""
@@ -133,6 +142,18 @@ class UnitTable:
             unit.written = True
             self.locate(unit)
         return Fate.STAYS
+
+    def _stays_whole(self, tensor: torch.Tensor) -> bool:
+        found = self._whole.get(id(tensor))
+        return found is not None and found() is tensor
+
+    def _leave_whole(self, tensor: torch.Tensor) -> None:
+        key = id(tensor)
+        self._whole[key] = weakref.ref(tensor, lambda gone: self._forget(key, gone))
+
+    def _forget(self, key: int, gone: weakref.ref[torch.Tensor]) -> None:
+        if self._whole.get(key) is gone:
+            del self._whole[key]
 
     def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
         """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
