@@ -64,6 +64,25 @@ def averages_in_their_place() -> list[float]:
     return found + training.steps(2)
 
 
+def laid_elsewhere_before_backward() -> list[float]:
+    """Backward of a linear layer goes by the elements of forward, that of a norm by the new ones."""
+    torch.manual_seed(5)
+    layers = (layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.LayerNorm(24), nn.Tanh()))
+    training = Training(nn.Sequential(*layers).double())
+    found: list[float] = []
+    for _ in range(2):
+        training.optimizer.zero_grad()
+        loss = training.model(training.batch()).square().mean()
+        for each in training.model.parameters():
+            each.data = 0.9 * each.data + 0.01
+        loss.backward()
+        training.optimizer.step()
+        found += [
+            each.grad.square().sum().item() for each in training.model.parameters() if each.grad is not None
+        ]
+    return found + training.steps(2)
+
+
 def written_by_hooks_in_backward() -> list[float]:
     training = Training(net())
     for each in training.model.parameters():
@@ -96,7 +115,12 @@ def lazy_and_deferred() -> list[float]:
 
 
 USES = (
-    *(averages_in_their_place, written_by_hooks_in_backward, in_memory_of_several_processes),
+    *(
+        averages_in_their_place,
+        laid_elsewhere_before_backward,
+        written_by_hooks_in_backward,
+        in_memory_of_several_processes,
+    ),
     *(built_in_inference_mode, lazy_and_deferred),
 )
 

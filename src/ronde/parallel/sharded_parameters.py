@@ -138,8 +138,13 @@ class ShardedParameters:
     def need(self, member: Member) -> None:
         """Gather what autograd has saved of."""
         found = self._table.lying_in(member.cdata)
-        if found is not None and found[0] is member:
+        if found is not None:  # perhaps another member, where a unit was cut anew
             self._unshard(found[1], [found[1]])
+
+    def left(self, member: Member, tensor: torch.Tensor) -> bool:
+        """Whether the script has laid a parameter elsewhere since its member was made."""
+        found = self._table.entry(tensor)
+        return found is None or found[0] is not member or (found[1].whole and member.moved(tensor))
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """This rank's elements of a parameter in parts, flat, perhaps none; None for a whole one."""

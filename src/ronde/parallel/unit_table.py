@@ -137,11 +137,15 @@ class UnitTable:
                 return Fate.CUT_ANEW
             if not member.moved(tensor):
                 continue
-            if not can_be_sharded(tensor) or not unit.takes_over(member, tensor):
+            if not can_be_sharded(tensor) or self._is_saved(member) or not unit.takes_over(member, tensor):
                 return Fate.DISSOLVES
             unit.written = True
             self.locate(unit)
         return Fate.STAYS
+
+    def _is_saved(self, member: Member) -> bool:
+        """Whether backward may need what was there before, on whatever rank; all ranks come here."""
+        return self._comm.votes([member.is_saved]) != [0]
 
     def _stays_whole(self, tensor: torch.Tensor) -> bool:
         found = self._whole.get(id(tensor))
