@@ -90,3 +90,30 @@ def test_rounding_is_no_difference() -> None:
 
 def test_dropout_of_its_own_is_allowed_more() -> None:
     check_same_training(sample(100), sample(90, loss=1.7), peer="ddp", tolerance=0.3)
+
+
+def failing(name: str, times: int, order: list[str]) -> Contender:
+    def run() -> Sample:
+        order.append(name)
+        if order.count(name) <= times:
+            raise BenchError("it ended with exit code -6")
+        return sample(100)
+
+    return Contender(name=name, command=f"python {name}", run=run)
+
+
+def test_a_peer_that_fails_once_runs_again_and_the_round_says_so() -> None:
+    order: list[str] = []
+    contenders = [contender("ronde", 90, order), failing("ddp", 1, order)]
+    measured = measure("mlp", contenders, rounds=2, progress=lambda number, round_: None)
+    assert order == ["ronde", "ddp", "ddp", "ddp", "ronde"]
+    assert [each.failed for each in measured.rounds] == [{"ddp": "it ended with exit code -6"}, {}]
+
+
+@pytest.mark.parametrize(("name", "times"), [("ddp", 2), ("ronde", 1)])
+def test_a_peer_that_always_fails_and_ourselves_end_the_measurement(name: str, times: int) -> None:
+    order: list[str] = []
+    others = [contender(other, 90, order) for other in ("ronde", "ddp") if other != name]
+    with pytest.raises(BenchError, match="exit code -6"):
+        measure("mlp", [*others, failing(name, times, order)], rounds=1, progress=lambda number, round_: None)
+    assert order.count(name) == times

@@ -10,6 +10,7 @@ import pytest
 from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
 from ronde.verify.clauses.verdict import Status
+from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
 from ronde.verify.runs import Job, Run, run_plain
 
@@ -189,3 +190,35 @@ def test_a_run_that_is_like_another_has_its_clock_and_seeds(host: WarmHost, tmp_
     assert list(first.files) == list(second.files)
     other = run_plain(job, tmp_path / "other", starter=host.start)
     assert not judge(job, first, other, ranks=1).holds
+
+
+HURRIED = """
+import logging, time, torch
+
+def run_time():  # as a library tells it, by its own clock
+    return logging.LogRecord("name", 20, "path", 1, "", (), None).created
+
+start, own = run_time(), time.perf_counter()
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(4, 2)).mean().backward()
+optimizer.step()
+time.sleep(0.1)
+print(f"{run_time() - start:.6f}", repr(time.perf_counter() - own))
+"""
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_the_clock_of_libraries_goes_faster_in_the_second_run(
+    host: WarmHost, tmp_path: Path, halves: bool
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(HURRIED)
+    job = Job(script="train.py", directory=tmp_path / "project")
+    plain = run_plain(job, tmp_path / "plain", starter=host.start)
+    second = run_plain(job, tmp_path / "second", halves=halves, like=plain, starter=host.start)
+    (_, own), (library, second_own) = plain.stdout.split(), second.stdout.split()
+    assert float(library) >= 0.1 * PACE  # whatever the machine does meanwhile
+    assert second_own == own  # the script's own readings are replayed
+    proof = judge(job, plain, plain, ranks=1, halves=second)
+    assert "1 numbers left out" in str(proof.verdicts)

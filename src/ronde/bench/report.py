@@ -72,7 +72,10 @@ def _figures(result: Result, peer: str) -> dict[str, Any]:
 
 def _result(fields: dict[str, Any]) -> Result:
     rounds = tuple(
-        Round(samples={name: _sample(sample) for name, sample in each["samples"].items()})
+        Round(
+            samples={name: _sample(sample) for name, sample in each["samples"].items()},
+            failed=each.get("failed", {}),
+        )
         for each in fields["rounds"]
     )
     return Result(workload=fields["workload"], commands=fields["commands"], rounds=rounds)

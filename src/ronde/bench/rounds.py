@@ -30,9 +30,14 @@ ROUNDING = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """One run of each contender, one behind the other; by name, in the order in which they ran."""
+    """One run of each contender, one behind the other; by name, in the order in which they ran.
+
+    Attributes:
+        failed: how a peer failed that then ran once more, by its name.
+    """
 
     samples: Mapping[str, Sample]
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,14 +136,26 @@ def measure(
     by_name = {contender.name: contender for contender in contenders}
     measured: list[Round] = []
     for number, order in enumerate(orders(list(by_name), rounds), 1):
-        samples = {name: by_name[name].run() for name in order}
+        failed: dict[str, str] = {}
+        samples = {name: _run(by_name[name], failed) for name in order}
         for name, sample in samples.items():
             if name != OURS:
                 check_same_training(samples[OURS], sample, peer=name, tolerance=tolerance)
-        measured.append(Round(samples=samples))
+        measured.append(Round(samples=samples, failed=failed))
         progress(number, measured[-1])
     commands = {contender.name: contender.command for contender in contenders}
     return Result(workload=workload, commands=commands, rounds=tuple(measured))
+
+
+def _run(contender: Contender, failed: dict[str, str]) -> Sample:
+    """One run. A peer's may fail once: torch now and then aborts at its exit, which is no figure of ours."""
+    try:
+        return contender.run()
+    except BenchError as error:
+        if contender.name == OURS:
+            raise
+        failed[contender.name] = str(error)
+        return contender.run()
 
 
 def check_same_training(ours: Sample, other: Sample, *, peer: str, tolerance: float = ROUNDING) -> None:

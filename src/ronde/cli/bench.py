@@ -247,6 +247,8 @@ def _say(workload: str, rounds: int, number: int, measured: Round) -> None:
             if name != OURS
         ]
     print(f"ronde: {workload}, round {number} of {rounds}: {', '.join(figures)}", file=sys.stderr, flush=True)
+    for name, failure in measured.failed.items():
+        print(f"ronde: {name} failed in this round and ran once more: {failure}", file=sys.stderr, flush=True)
 
 
 def _say_case(result: Result) -> None:

@@ -15,6 +15,7 @@ from ronde.plan import Plan
 from ronde.runtime import compute
 from ronde.runtime.script import execute
 from ronde.verify.chances import Chances
+from ronde.verify.pace import hurry
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
 
@@ -28,6 +29,9 @@ def main(arguments: list[str]) -> None:
     lockstep.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
     lockstep.install(Patches(), int(seed))
+    if config.replay:
+        # The second run. Beneath what the script is told, which is replayed: libraries only.
+        hurry(Patches())
     Chances(writer, config.replay).install()
     compute.install_alone(Plan.parse(plan), lambda _: None)
     record(config, writer)

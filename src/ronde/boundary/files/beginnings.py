@@ -35,17 +35,21 @@ class Beginnings:
         """All ranks have met over this file or folder: from here on it begins anew."""
         self._changes[located] += 1
 
-    def save(self, located: str, *, content: bool = True) -> None:
+    def save(self, located: str, *, content: bool = True, parents: bool = False) -> None:
         """The main rank's thread is about to make, change or remove this.
 
         Args:
             content: what a file holds may be needed.
+            parents: folders above that are missing are made along with it.
         """
         key = self._key(located)
         if key in self._saved:
             return
         self._saved.add(key)
         word = _SOMETHING if os.path.lexists(located) else _NOTHING
+        above = os.path.dirname(located)
+        if parents and not os.path.lexists(above):
+            self.save(above, parents=True)
         if content and os.path.isfile(located):
             word = self._new_place(os.path.basename(located))
             shutil.copyfile(located, word)
@@ -69,10 +73,12 @@ class Beginnings:
 
     def was_there(self, located: str) -> bool:
         """Whether this was there before threads came, or is there and none has changed it."""
+        there = os.path.lexists(located)
+        # Asked afterwards, because the main rank leaves word first: without any, it had not made what was there.
         word = self._meeting.told(self._key(located))
         if word is not None:
             return word != _NOTHING
-        return os.path.lexists(located) and not self.made_around(located)
+        return there and not self.made_around(located)
 
     def made_around(self, located: str) -> bool:
         """Whether the main rank's threads have made a folder above it."""

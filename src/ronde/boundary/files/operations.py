@@ -88,7 +88,8 @@ class Operations:
                     if not mediation.is_main:
                         return self._change_aside(operation, original, paths, args, kwargs)
                     for path in paths:
-                        mediation.beginnings.save(path, content=False)
+                        parents = operation.name in _MAKES_PARENTS
+                        mediation.beginnings.save(path, content=False, parents=parents)
                     return original(*args, **kwargs)
             return self._meet(label, operation, paths, functools.partial(original, *args, **kwargs))
 
@@ -184,6 +185,7 @@ class Operations:
 
 
 _MAKES_FOLDERS = ("mkdir", "makedirs")
+_MAKES_PARENTS = ("makedirs", "renames", "copytree", "make_archive", "unpack_archive")
 _REMOVES = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
 # What is said about a file beside its content is of no use to those who read a copy.
 _DESCRIBES = (
