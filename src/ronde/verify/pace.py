@@ -1,8 +1,8 @@
 """A clock that goes faster for libraries, so that what depends on it differs between two plain runs.
 
 A library may write how long something took (`train_runtime` of Hugging Face's Trainer). Two runs of plain
-python often round it alike, and it would pass for a number that ranks must repeat. The clock of the script's own
-code is replayed, and that of waiting, `time.monotonic`, is left alone.
+python often round it alike, and it would pass for a number that ranks must repeat. The clock of the script's
+own code is replayed, and that of waiting, `time.monotonic`, is left alone.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Beginnings:
     def was_there(self, located: str) -> bool:
         """Whether this was there before threads came, or is there and none has changed it."""
         there = os.path.lexists(located)
-        # Asked afterwards, because the main rank leaves word first: without any, it had not made what was there.
+        # Asked afterwards, because the main rank leaves word first: without any, it had made nothing of this.
         word = self._meeting.told(self._key(located))
         if word is not None:
             return word != _NOTHING
