@@ -39,10 +39,12 @@ _COMPILING = ("trace", "script", "trace_module")
 
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
-    def touching(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def touching(plain: Callable[..., Any], first: int) -> Callable[..., Any]:
+        """Have what is given, from an argument on, whole before."""
+
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
-            parameters.touch((*args, *kwargs.values()))
+            parameters.touch((*args[first:], *kwargs.values()))
             return plain(*args, **kwargs)
 
         return call
@@ -57,16 +59,17 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
 
     for owner, names in _READING.items():
         for name in names:
-            patches.set(owner, name, touching(getattr(owner, name)))
+            # A tensor whose method it is was asked itself.
+            patches.set(owner, name, touching(getattr(owner, name), 1 if owner is torch.Tensor else 0))
     for owner, name in _MAKING.items():
-        patches.set(owner, name, staticmethod(touching(getattr(owner, name))))
+        patches.set(owner, name, staticmethod(touching(getattr(owner, name), 1)))
     for name in _COMPILING:
         patches.set(torch.jit, name, whole(getattr(torch.jit, name)))
     plain_nested: Any = torch.nested.nested_tensor
 
     @functools.wraps(plain_nested)
     def nested_tensor(tensor_list: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        parameters.touch(tensor_list)
+        parameters.touch(tensor_list if isinstance(tensor_list, (list, tuple)) else ())
         return plain_nested(tensor_list, *args, **kwargs)
 
     patches.set(torch.nested, "nested_tensor", nested_tensor)
