@@ -64,6 +64,25 @@ def averages_in_their_place() -> list[float]:
     return found + training.steps(2)
 
 
+def laid_elsewhere_before_backward() -> list[float]:
+    """Backward of a linear layer goes by the elements of forward, that of a norm by the new ones."""
+    torch.manual_seed(5)
+    layers = (layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.LayerNorm(24), nn.Tanh()))
+    training = Training(nn.Sequential(*layers).double())
+    found: list[float] = []
+    for _ in range(2):
+        training.optimizer.zero_grad()
+        loss = training.model(training.batch()).square().mean()
+        for each in training.model.parameters():
+            each.data = 0.9 * each.data + 0.01
+        loss.backward()
+        training.optimizer.step()
+        found += [
+            each.grad.square().sum().item() for each in training.model.parameters() if each.grad is not None
+        ]
+    return found + training.steps(2)
+
+
 def written_by_hooks_in_backward() -> list[float]:
     training = Training(net())
     for each in training.model.parameters():
@@ -96,7 +115,12 @@ def lazy_and_deferred() -> list[float]:
 
 
 USES = (
-    *(averages_in_their_place, written_by_hooks_in_backward, in_memory_of_several_processes),
+    *(
+        averages_in_their_place,
+        laid_elsewhere_before_backward,
+        written_by_hooks_in_backward,
+        in_memory_of_several_processes,
+    ),
     *(built_in_inference_mode, lazy_and_deferred),
 )
 
@@ -117,6 +141,28 @@ def compared(rank: Rank, copied: bool) -> list[str]:
 @pytest.mark.parametrize("copied", [False, True])
 def test_odd_uses(ranks: Ranks, copied: bool) -> None:
     assert ranks(2, compared, copied) == [[]] * 2
+
+
+def assigned_anew(rank: Rank) -> tuple[list[float], list[float], list[bool]]:
+    """Losses under both plans, and whether a parameter that was put in another's place is in parts."""
+    outcomes: list[list[float]] = []
+    in_parts: list[bool] = []
+    for plan in ("ddp", "zero3"):
+        with rank.session(plan):
+            training = Training(net())
+            losses = training.steps(1)
+            fresh = nn.Parameter(torch.full((24, 24), 0.01, dtype=torch.float64))
+            training.model.get_submodule("1").weight = fresh
+            training.optimizer.add_param_group({"params": [fresh]})
+            outcomes.append(losses + training.steps(2))
+            in_parts.append(type(fresh) is not nn.Parameter)
+    return outcomes[0], outcomes[1], in_parts
+
+
+def test_a_parameter_put_in_the_place_of_another_is_cut_too(ranks: Ranks) -> None:
+    for expected, found, in_parts in ranks(2, assigned_anew):
+        assert found == pytest.approx(expected, rel=1e-11)
+        assert in_parts == [False, True]
 
 
 def shared_under_ddp(rank: Rank) -> tuple[list[float], list[float]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
@@ -14,6 +15,9 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.patches import Patches
 
 __all__ = ["install"]
+
+# By it checkpoints of torch before 2.13 keep arguments; it computes nothing of them.
+_KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -64,6 +68,8 @@ def _install_function(patches: Patches, context: Context) -> None:
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """A user's own function sees whole values, and makes such: it may do anything with its data."""
+        if cls is _KEEPS_ARGUMENTS:
+            return plain(cls, *args, **kwargs)  # the same as in forward are there to compute again
         if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):
             args = tuple(materialize(value) for value in args)
         if context.region is not Region.SCRIPT or cls.__module__.startswith("ronde."):

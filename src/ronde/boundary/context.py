@@ -49,7 +49,6 @@ class Context:
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
-        norm_met: a trial run has come by a batch norm in training.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Context:
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.in_pieces = False
-        self.norm_met = False
         self._thread = threading.get_ident()
         _contexts.add(self)
 

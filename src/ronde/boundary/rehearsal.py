@@ -98,9 +98,7 @@ def rehearse(
 
     def judged() -> Verdict:
         trial = Trial(module, call, values, axes)
-        context.norm_met = False
-        verdict = _judge(trial, module, rows)
-        return dataclasses.replace(verdict, inputs=tuple(axes), joint=context.norm_met)
+        return dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
 
     return _agreed(context, module, rows, judged)
 
@@ -175,8 +173,9 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
-            keeps = trial.keeps_changing(rows)
-            return dataclasses.replace(_verdict(module, whole, candidate, recorded), keeps=keeps)
+            keeps, joint = trial.keeps_changing(rows), any(run.joint for run in (whole, first, *parts))
+            verdict = _verdict(module, whole, candidate, recorded)
+            return dataclasses.replace(verdict, keeps=keeps, joint=joint)
     assert problem is not None
     raise Refusal(problem)
 

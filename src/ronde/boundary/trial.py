@@ -16,6 +16,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
+from ronde.boundary.joint import Joints
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
 from ronde.boundary.randomness import READ, HostReads, RecordedDraws
 from ronde.boundary.tree import leaves, structure
@@ -42,6 +43,7 @@ class Run:
         draws: random operations and the shapes drawn, in order.
         left_behind: what has changed on the module and around it, with pictures of what it is now.
         shapes: stands for the operations carried out and the shapes of their results.
+        joint: it came by a batch norm in training, which joins the rows of a batch on purpose.
     """
 
     output: Any
@@ -49,6 +51,7 @@ class Run:
     draws: list[tuple[str, list[int]]]
     left_behind: dict[str, Any]
     shapes: int
+    joint: bool
 
 
 class Trial:
@@ -132,7 +135,7 @@ class Trial:
         recorder, start = RecordedDraws(), now()
         conversions = HostReads(recorder)
         writes = ForeignWrites(_own(twin), self._memory(values))
-        marks = Marks({id(tensor): name for name, tensor in self._named(values)})
+        marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
         host = random.getstate(), numpy.random.get_state(legacy=False)
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [picture(value) if _is_object(value) else None for value in values]
@@ -140,7 +143,7 @@ class Trial:
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
         with self._surroundings.restored(), preserved_random_state(), apart(told):
             try:
-                with draws or nullcontext(), recorder, writes, conversions, marks:
+                with draws or nullcontext(), recorder, writes, conversions, marks, joints:
                     output, arguments = self._call(twin, values)
             finally:
                 torch.clear_autocast_cache()
@@ -162,7 +165,7 @@ class Trial:
             raise Refusal("it draws random numbers by other means than torch's own generator")
         if used is None:
             self._untouched = None if left else twin
-        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes)
+        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes, joints.met)
 
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
         """Containers and objects among the arguments must be as they were given."""

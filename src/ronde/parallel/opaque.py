@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from ronde.boundary.patches import Patches
 from ronde.parallel.saved_parameters import SavedParameters
@@ -19,13 +20,32 @@ __all__ = ["install"]
 _DATA: Any = torch._C.TensorBase.data  # pyright: ignore[reportAttributeAccessIssue]
 
 
+# Functions that read what they are given, without asking it.
+_READING = {
+    torch: (
+        *("tensor", "as_tensor", "asarray", "to_dlpack", "sparse_coo_tensor", "sparse_compressed_tensor"),
+        *("sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor"),
+    ),
+    torch.utils.dlpack: ("to_dlpack",),
+    torch.Tensor: ("new_tensor", "set_"),
+}
+_MAKING = {
+    torch.Tensor: "_make_subclass",
+    torch.nn.Parameter: "__new__",
+    torch.autograd.Variable: "__new__",
+}
+# Functions that everything is whole for.
+_COMPILING = ("trace", "script", "trace_module")
+
+
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
-    def touching(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def touching(plain: Callable[..., Any], first: int) -> Callable[..., Any]:
+        """Have what is given, from an argument on, whole before."""
+
         @functools.wraps(plain)
-        def call(data: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(data, torch.Tensor):
-                parameters.touch([data])
-            return plain(data, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            parameters.touch((*args[first:], *kwargs.values()))
+            return plain(*args, **kwargs)
 
         return call
 
@@ -37,31 +57,60 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
 
         return call
 
-    for name in ("tensor", "as_tensor", "asarray"):
-        patches.set(torch, name, touching(getattr(torch, name)))
-    for name in ("trace", "script", "trace_module"):
+    for owner, names in _READING.items():
+        for name in names:
+            # A tensor whose method it is was asked itself.
+            patches.set(owner, name, touching(getattr(owner, name), 1 if owner is torch.Tensor else 0))
+    for owner, name in _MAKING.items():
+        patches.set(owner, name, staticmethod(touching(getattr(owner, name), 1)))
+    for name in _COMPILING:
         patches.set(torch.jit, name, whole(getattr(torch.jit, name)))
-    plain_new: Any = torch.nn.Parameter.__new__
+    plain_nested: Any = torch.nested.nested_tensor
 
-    def new(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, torch.Tensor):
-            parameters.touch([data])
-        return plain_new(cls, data, *args, **kwargs)
+    @functools.wraps(plain_nested)
+    def nested_tensor(tensor_list: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        parameters.touch(tensor_list if isinstance(tensor_list, (list, tuple)) else ())
+        return plain_nested(tensor_list, *args, **kwargs)
 
-    patches.set(torch.nn.Parameter, "__new__", staticmethod(new))
+    patches.set(torch.nested, "nested_tensor", nested_tensor)
     patches.add(torch.nn.Parameter, "data", _telling(parameters))
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
+    _install_alias(patches, parameters)
+
+
+def _install_alias(patches: Patches, parameters: ShardedParameters) -> None:
+    """What `torch.Tensor(p)`, `torch.FloatTensor(p)` and `tensor.new(p)` come to.
+
+    Types such as `torch.FloatTensor` cannot be changed, nor replaced: scripts compare with them. So the
+    operation is met in torch's dispatcher, below autograd, where it is still given the parameter itself.
+    """
+
+    def alias(tensor: torch.Tensor) -> torch.Tensor:
+        parameters.touch([tensor])
+        return tensor.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    library = torch.library.Library("aten", "IMPL")
+    patches.undo(library._destroy)
+    for device in ("CPU", "CUDA"):
+        library.impl("alias", alias, device)
 
 
 def _telling(parameters: ShardedParameters) -> TensorAttribute:
-    """`Parameter.data`, which has no version: hooks in backward write to parameters by it."""
+    """`Parameter.data`, which has no version: hooks in backward write to parameters by it.
+
+    Nor does it ask what is put there.
+    """
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         found = _DATA.__get__(tensor)
         parameters.shown(tensor)
         return found
 
-    return TensorAttribute(_DATA, read=read)
+    def write(tensor: torch.Tensor, value: Any) -> None:
+        parameters.touch([value])
+        _DATA.__set__(tensor, value)
+
+    return TensorAttribute(_DATA, read=read, write=write)
 
 
 def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[..., Any]:

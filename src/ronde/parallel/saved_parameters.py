@@ -13,7 +13,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from ronde.parallel.sharded_parameters import ShardedParameters
-from ronde.parallel.unit import Member
+from ronde.parallel.unit import Member, Saved
 
 __all__ = ["SavedParameters"]
 
@@ -32,6 +32,7 @@ class _Place:
     """A tensor in a parameter's memory."""
 
     member: Member
+    saved: Saved
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -72,7 +73,7 @@ class SavedParameters:
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
         # The parameter's own, because what was unpacked and is saved again has a count of its own.
-        return _Place(member, *place, _version(member))
+        return _Place(member, member.save(), *place, _version(member))
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, _Kept):
@@ -80,13 +81,17 @@ class SavedParameters:
             return packed.tensor
         if not isinstance(packed, _Place):
             return packed
-        parameter = packed.member.ref()
-        if parameter is not None:
-            with DisableTorchFunctionSubclass():
-                _compare(parameter, parameter._version, packed.version)
-        self._parameters.need(packed.member)
+        member, place = packed.member, (packed.size, packed.stride, packed.offset, packed.dtype)
+        parameter = member.ref()
         with torch.no_grad(), DisableTorchFunctionSubclass():
-            return packed.member.view(packed.size, packed.stride, packed.offset, packed.dtype)
+            if parameter is not None:
+                _compare(parameter, parameter._version, packed.version)
+                if member.covers(*place) and self._parameters.left(member, parameter):
+                    # torch saves a parameter as it is, with what is laid there later, and a view as it was.
+                    self._parameters.touch([parameter])
+                    return parameter.detach()
+            self._parameters.need(member)
+            return member.view(*place)
 
 
 def _version(member: Member) -> int:

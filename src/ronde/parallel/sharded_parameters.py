@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,22 +16,20 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context, Region
 from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
-from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
-from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
-from ronde.parallel.unit import Member, Unit, can_be_sharded
-from ronde.parallel.units import LEAST_BYTES, by_kind, find_units
+from ronde.parallel.unit import Member, Unit
+from ronde.parallel.unit_table import Fate, UnitTable
+from ronde.parallel.units import LEAST_BYTES
 from ronde.plan.resident import Census
-from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["ShardedParameters"]
 
@@ -50,13 +47,8 @@ class ShardedParameters:
 
     def __init__(self, context: Context, division: Division, home: Home) -> None:
         self._context = context
-        self._division = division
-        self._home = home
         self._kind: Any = sharded_parameter(self.holding)
-        self._units: list[Unit] = []
-        self._count = 0
-        self._of: dict[int, tuple[Member, Unit]] = {}
-        self._by_storage: dict[int, tuple[Member, Unit]] = {}
+        self._table = UnitTable(context.comm, division, home)
         # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
         # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
@@ -67,19 +59,15 @@ class ShardedParameters:
         self._held: list[Unit] = []
         self._reading = False
         self._prefetch = Prefetch()
-        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 
     @contextmanager
-    def calling(self, module: torch.nn.Module, *, pinned: bool = False) -> Iterator[None]:
-        """Around an outermost call of a model.
-
-        Args:
-            pinned: what runs inside does not ask for parameters one by one, as compiled code.
-        """
-        self._shard(module)
+    def calling(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around an outermost call of a model."""
+        parts = list(module.modules())
+        self._shard(module, parts)
         self._prefetch.begin()
         before = set(self._pinned)
-        if pinned:
+        if any(map(_is_opaque, parts)):
             self.pin(module.parameters())
         try:
             yield
@@ -93,8 +81,8 @@ class ShardedParameters:
 
         def cut(_parent: Any, _name: str, module: Any) -> None:
             # What is smaller waits for its neighbours.
-            if isinstance(module, torch.nn.Module) and self._uncut_bytes(module) >= LEAST_BYTES:
-                self._shard(module)
+            if isinstance(module, torch.nn.Module) and self._table.uncut_bytes(module) >= LEAST_BYTES:
+                self._shard(module, module.modules())
 
         handle = register_module_module_registration_hook(cut)
         try:
@@ -115,7 +103,7 @@ class ShardedParameters:
 
     def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Have the units of these parameters, or all, whole until the next update."""
-        units = list(self._units) if parameters is None else self._units_of(parameters)
+        units = list(self._table.units) if parameters is None else self._table.units_of(parameters)
         self._pinned.update(units)
         for unit in units:
             self._unshard(unit, units)
@@ -125,7 +113,7 @@ class ShardedParameters:
         """Inside, the units of these parameters are whole."""
         self.touch(tensors)
         depth = len(self._held)
-        self._held += self._units_of(tensors)
+        self._held += self._table.units_of(tensors)
         try:
             yield
         finally:
@@ -135,32 +123,37 @@ class ShardedParameters:
         """Have nothing whole any longer than it is used: an update, of whatever kind, is about to begin."""
         self._pinned.clear()
 
-    def touch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Gather the units of parameters that an operation needs together."""
-        units = self._units_of(tensors)
+    def touch(self, values: Iterable[Any]) -> None:
+        """Gather the units of parameters among values that an operation needs together."""
+        units = self._table.units_of(values)
         for unit in units:
             self._unshard(unit, units)
 
     def shown(self, tensor: torch.Tensor) -> None:
         """Somebody may write to a parameter from now on, and no version will tell."""
-        found = self._entry(tensor)
+        found = self._table.entry(tensor)
         if found is not None and found[1].whole:
             found[1].written = True
 
     def need(self, member: Member) -> None:
         """Gather what autograd has saved of."""
-        found = self._by_storage.get(member.cdata)
-        if found is not None and found[0] is member:
+        found = self._table.lying_in(member.cdata)
+        if found is not None:  # perhaps another member, where a unit was cut anew
             self._unshard(found[1], [found[1]])
+
+    def left(self, member: Member, tensor: torch.Tensor) -> bool:
+        """Whether the script has laid a parameter elsewhere since its member was made."""
+        found = self._table.entry(tensor)
+        return found is None or found[0] is not member or (found[1].whole and member.moved(tensor))
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """This rank's elements of a parameter in parts, flat, perhaps none; None for a whole one."""
-        found = self._entry(tensor)
+        found = self._table.entry(tensor)
         return None if found is None else found[0].part
 
     def saved(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
         """Whose memory a tensor lies in."""
-        return self._by_storage.get(tensor.untyped_storage()._cdata)
+        return self._table.lying_in(tensor.untyped_storage()._cdata)
 
     def begin_update(self) -> None:
         """Parts are about to be updated: what was written to the whole is in them from now on."""
@@ -169,8 +162,8 @@ class ShardedParameters:
         with _aside(self._context):
             # Ranks collect their garbage when they like, so what lingers here may not on another. They meet
             # here in any case: what one updates, another may be reading until then.
-            lingers = self._context.comm.votes([unit.lingers for unit in self._units])
-            self._lingering = [unit for unit, count in zip(self._units, lingers, strict=True) if count]
+            lingers = self._context.comm.votes([unit.lingers for unit in self._table.units])
+            self._lingering = [unit for unit, count in zip(self._table.units, lingers, strict=True) if count]
             for unit in self._lingering:
                 unit.begin_update()
 
@@ -183,7 +176,7 @@ class ShardedParameters:
                 unit.end_update()
             self._lingering = []
         for tensor in tensors:
-            if self._entry(tensor) is not None:
+            if self._table.entry(tensor) is not None:
                 with DisableTorchFunctionSubclass():
                     torch.autograd.graph.increment_version(tensor)
 
@@ -198,64 +191,40 @@ class ShardedParameters:
         for unit in self._whole:
             unit.written = True  # the script has it before it
         with _aside(self._context):
-            for unit in self._units:
+            for unit in self._table.units:
                 if unit.let_go():
-                    self._locate(unit)
+                    self._table.locate(unit)
 
     def release(self) -> None:
         """Make everything whole again, for good. All ranks come here."""
-        for unit in list(self._units):
-            if unit in self._units:  # making room for one may have done so for another
+        for unit in list(self._table.units):
+            if unit in self._table.units:  # making room for one may have done so for another
                 self._dissolve(unit)
 
     def tell(self, census: Census) -> None:
         """Count this rank's parts; what is whole is there to be counted."""
-        for unit in self._units:
+        for unit in self._table.units:
             unit.tell(census)
 
-    def _units_of(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
-        """The units of those that are in parts, each once."""
-        found = (self._entry(tensor) for tensor in tensors)
-        return list(dict.fromkeys(entry[1] for entry in found if entry is not None))
+    def _shard(self, module: torch.nn.Module, parts: Iterable[torch.nn.Module]) -> None:
+        """Cut what is new in a module.
 
-    def _entry(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
-        found = self._of.get(id(tensor))
-        return found if found is not None and found[0].ref() is tensor else None
-
-    def _uncut_bytes(self, module: torch.nn.Module) -> int:
-        uncut = [each for each in module.parameters() if self._entry(each) is None and not is_lazy(each)]
-        return sum(each.numel() * each.element_size() for each in uncut)
-
-    def _shard(self, module: torch.nn.Module) -> None:
-        """Cut what is new in a module."""
-        count = sum(1 for _ in module.parameters())
-        if self._seen.get(module) == count:
+        Args:
+            parts: it, and those inside it.
+        """
+        if not self._table.has_new(parts):
             return
-        self._seen[module] = count
         with DisableTorchFunctionSubclass(), _aside(self._context):
-            self._forget_gone()
-            for found in find_units(module):
-                self._cut([each for each in found if self._entry(each) is None])
+            for unit in self._table.gone():
+                self._drop(unit)
+            for unit in self._table.cut_module(module):
+                self._keep_whole(unit)
         self.rest(keep_last=False)
         give_back()  # what parameters lay in until now
 
-    def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
-        """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
-        new = [each for each in tensors if can_be_sharded(each)]
-        pairs = zip(new, self._division.assign(new), strict=True)
-        found = [(each, ranges) for each, ranges in pairs if ranges is not None]
-        return self._add(*map(list, zip(*found, strict=True))) if found else None
-
-    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
-        comm, home = self._context.comm, self._home
-        mapped = None if home.on_host else map_unit(self._count, tensors, ranges, comm)
-        unit: Unit = copy_unit(self._count, tensors, ranges, comm, home) if mapped is None else mapped
-        self._count += 1
-        self._units.append(unit)
-        self._whole[unit] = list(tensors)
-        for member, tensor in unit.parameters:
-            self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
-        return unit
+    def _keep_whole(self, unit: Unit) -> None:
+        """It is whole until its turn to be let go of."""
+        self._whole[unit] = [tensor for _, tensor in unit.parameters]
 
     def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
         if unit.whole:
@@ -277,7 +246,7 @@ class ShardedParameters:
             for member, tensor in unit.parameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version
-        self._whole[unit] = [tensor for _, tensor in unit.parameters]
+        self._keep_whole(unit)
         if not unit.written and not context.comm.shares_host:
             self._have_next(unit, together)
 
@@ -295,7 +264,7 @@ class ShardedParameters:
     def _abandon(self) -> None:
         if self._prefetch.coming is not None:
             with _aside(self._context):
-                self._prefetch.abandon(self._locate)
+                self._prefetch.abandon(self._table.locate)
 
     def _make_room(self, together: Sequence[Unit]) -> None:
         others = [unit for unit in self._whole if unit not in together]
@@ -306,67 +275,42 @@ class ShardedParameters:
         if unit in self._pinned or unit in self._held:
             return
         with _aside(self._context):
-            if not self._follow(unit):
-                return
+            fate = self._table.follow(unit)
+            if fate is Fate.DISSOLVES:
+                return self._dissolve(unit)
+            if fate is Fate.CUT_ANEW:
+                return self._cut_anew(unit)
             for member, tensor in unit.parameters:
                 unit.written = unit.written or tensor._version != member.version
             if unit.rest():
-                self._locate(unit)
+                self._table.locate(unit)
             for tensor in self._whole.pop(unit):
                 tensor.__class__ = self._kind
-
-    def _locate(self, unit: Unit) -> None:
-        """Learn where its members lie now."""
-        elsewhere = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
-        self._by_storage = elsewhere | {member.cdata: (member, unit) for member in unit.members}
-
-    def _follow(self, unit: Unit) -> bool:
-        """Go by what the script has made of its parameters; False where the unit is none any more."""
-        for member, tensor in unit.parameters:
-            if type(tensor) is not torch.nn.Parameter:
-                self._dissolve(unit)
-                return False
-            if not member.stands(tensor):
-                self._cut_anew(unit)
-                return False
-            if not member.moved(tensor):
-                continue
-            if not can_be_sharded(tensor) or not unit.takes_over(member, tensor):
-                self._dissolve(unit)
-                return False
-            unit.written = True
-            self._locate(unit)
-        return True
 
     def _dissolve(self, unit: Unit) -> None:
         """Its parameters are whole on every rank from now on, or until they are cut anew."""
         self._unshard(unit, [unit])
         self._drop(unit)
-        self._seen.clear()
+        self._table.look_again()
 
     def _cut_anew(self, unit: Unit) -> None:
         """Its parameters, or some, have another dtype, device or shape now."""
         tensors = [tensor for _, tensor in unit.parameters]
         self._drop(unit)
-        for members in by_kind(tensors):
-            new = self._cut(members)
-            if new is not None:
-                self._reshard(new)
+        for new in self._table.cut_again(tensors):
+            self._keep_whole(new)
+            self._reshard(new)
 
     def _drop(self, unit: Unit) -> None:
-        self._units.remove(unit)
+        self._table.drop(unit)
         self._whole.pop(unit, None)
         self._pinned.discard(unit)
         self._prefetch.forget(unit)
-        self._of = {key: found for key, found in self._of.items() if found[1] is not unit}
-        self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
 
-    def _forget_gone(self) -> None:
-        """Let go of units whose parameters are gone on every rank."""
-        there = self._context.comm.votes([bool(unit.parameters) for unit in self._units])
-        for unit, count in zip(list(self._units), there, strict=True):
-            if not count:
-                self._drop(unit)
+
+def _is_opaque(part: torch.nn.Module) -> bool:
+    """Whether code runs in it that does not ask parameters for their elements one by one."""
+    return isinstance(part, torch.jit.ScriptModule) or is_compiled(part)
 
 
 def _in_backward() -> bool:

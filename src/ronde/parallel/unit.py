@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,13 @@ from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 
-__all__ = ["OF_A_PARAMETER", "Member", "Unit", "can_be_sharded", "is_held"]
+__all__ = ["OF_A_PARAMETER", "Member", "Saved", "Unit", "can_be_sharded", "is_held"]
+
+
+class Saved:
+    """Held by all that autograd has saved of one member."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Member:
@@ -27,7 +33,7 @@ class Member:
         version: of the parameter when its elements were last complete.
     """
 
-    __slots__ = ("_alone", "_base", "_kind", "_storage", "cdata", "own", "part", "ref", "version")
+    __slots__ = ("_alone", "_base", "_kind", "_saved", "_storage", "cdata", "own", "part", "ref", "version")
 
     def __init__(self, tensor: torch.Tensor, own: tuple[int, int]) -> None:
         self.ref = weakref.ref(tensor)
@@ -35,6 +41,7 @@ class Member:
         self.part: torch.Tensor = torch.empty(0)
         self.version = tensor._version
         self._kind = tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+        self._saved: Callable[[], Saved | None] = lambda: None
 
     def lie_in(self, base: torch.Tensor) -> None:
         """The whole lies in the memory of a flat tensor."""
@@ -63,6 +70,23 @@ class Member:
         """A tensor in the whole parameter's memory."""
         empty: Any = torch.empty(0, dtype=dtype, device=self._base.device)
         return empty.set_(self._storage, offset, size, stride)
+
+    def covers(self, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> bool:
+        """Whether this is the whole parameter, and no view of it that is cut or laid otherwise."""
+        return (dtype, size, stride, offset) == (*self._kind[:3], 0)
+
+    def save(self) -> Saved:
+        """Autograd saves something of it, and is to hold this as long."""
+        found = self._saved()
+        if found is None:
+            found = Saved()
+            self._saved = weakref.ref(found)
+        return found
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether autograd has saved something of it, on this rank."""
+        return self._saved() is not None
 
     def moved(self, tensor: torch.Tensor) -> bool:
         """Whether the script has laid the parameter elsewhere."""

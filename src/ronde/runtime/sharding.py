@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.patches import Patches
 from ronde.comm.home import HostMemory, OnDevice
@@ -96,7 +95,7 @@ class Sharding:
         if self._parameters is None:
             yield
             return
-        with self._parameters.calling(module, pinned=_is_opaque(module)):
+        with self._parameters.calling(module):
             yield
 
     def building(self) -> AbstractContextManager[None]:
@@ -148,8 +147,3 @@ class Sharding:
         if self.gradients is not None or type(optimizer) is not torch.optim.SGD:
             return True
         return any(group["momentum"] != 0 for group in optimizer.param_groups)
-
-
-def _is_opaque(module: torch.nn.Module) -> bool:
-    """Whether code runs in it that does not ask parameters for their elements."""
-    return any(isinstance(part, torch.jit.ScriptModule) or is_compiled(part) for part in module.modules())

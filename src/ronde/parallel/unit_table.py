@@ -1,0 +1,178 @@
+"""Which units there are, and which parameters are in which: as the script has made its parameters.
+
+A script builds models and lets go of them; it gives parameters other memory, another dtype, device, shape or
+class. Ranks look after that when they come by, all of them together.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ronde.comm.home import Home
+from ronde.comm.process_group import Comm
+from ronde.parallel.copied_unit import copy_unit
+from ronde.parallel.division import Division
+from ronde.parallel.mapped_unit import map_unit
+from ronde.parallel.unit import Member, Unit, can_be_sharded
+from ronde.parallel.units import by_kind, find_units
+from ronde.sync.gradient_parts import Ranges
+
+__all__ = ["Fate", "UnitTable"]
+
+
+class Fate(enum.Enum):
+    """What becomes of a unit, by what the script has made of its parameters.
+
+    STAYS: as it is, if perhaps in other memory.
+    CUT_ANEW: parameters have another dtype, device or shape now.
+    DISSOLVES: its parameters are whole on every rank from now on, or until they are cut anew.
+    """
+
+    STAYS = "stays"
+    CUT_ANEW = "cut anew"
+    DISSOLVES = "dissolves"
+
+
+class UnitTable:
+    """All units of a session.
+
+    Args:
+        division: who has which elements.
+        home: where parts live.
+
+    Attributes:
+        units: in the order in which they were made.
+    """
+
+    def __init__(self, comm: Comm, division: Division, home: Home) -> None:
+        self.units: list[Unit] = []
+        self._comm = comm
+        self._division = division
+        self._home = home
+        self._count = 0
+        self._of: dict[int, tuple[Member, Unit]] = {}
+        self._by_storage: dict[int, tuple[Member, Unit]] = {}
+        # Those that could not be cut, by their ids.
+        self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def entry(self, value: Any) -> tuple[Member, Unit] | None:
+        """Where a parameter is; None for whatever is in no unit."""
+        found = self._of.get(id(value))
+        return found if found is not None and found[0].ref() is value else None
+
+    def units_of(self, values: Iterable[Any]) -> list[Unit]:
+        """The units of those that are in parts, each once."""
+        found = (self.entry(value) for value in values)
+        return list(dict.fromkeys(entry[1] for entry in found if entry is not None))
+
+    def lying_in(self, storage: int) -> tuple[Member, Unit] | None:
+        """Whose memory this is."""
+        return self._by_storage.get(storage)
+
+    def uncut_bytes(self, module: torch.nn.Module) -> int:
+        uncut = [each for each in module.parameters() if self.entry(each) is None and not is_lazy(each)]
+        return sum(each.numel() * each.element_size() for each in uncut)
+
+    def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
+        """Whether the script has given any of these modules a parameter that nobody has tried to cut.
+
+        What is looked at is the parameters that they have now, each by itself: there is nothing remembered of
+        a module that the script could have changed since.
+        """
+        # One in parts has another class, and most are so: the first question is the cheapest.
+        return any(
+            type(each) is torch.nn.Parameter and self.entry(each) is None and not self._stays_whole(each)
+            for part in parts
+            for each in part._parameters.values()
+        )
+
+    def cut_module(self, module: torch.nn.Module) -> Iterator[Unit]:
+        """Cut what is new in a module; gives the units, whole ones, as they are made."""
+        for found in find_units(module):
+            unit = self._cut([each for each in found if self.entry(each) is None])
+            if unit is not None:
+                yield unit
+        for each in module.parameters():
+            if self.entry(each) is None and not is_lazy(each):
+                self._leave_whole(each)
+
+    def cut_again(self, tensors: Sequence[torch.Tensor]) -> Iterator[Unit]:
+        """Cut those that were in one unit; as `cut_module`."""
+        for members in by_kind(tensors):
+            unit = self._cut(members)
+            if unit is not None:
+                yield unit
+
+    def look_again(self) -> None:
+        """What could not be cut before perhaps can be now."""
+        self._whole.clear()
+
+    def gone(self) -> list[Unit]:
+        """Units whose parameters are gone on every rank; all ranks come here."""
+        there = self._comm.votes([bool(unit.parameters) for unit in self.units])
+        return [unit for unit, count in zip(self.units, there, strict=True) if not count]
+
+    def drop(self, unit: Unit) -> None:
+        self.units.remove(unit)
+        self._of = {key: found for key, found in self._of.items() if found[1] is not unit}
+        self._by_storage = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
+
+    def locate(self, unit: Unit) -> None:
+        """Learn where its members lie now."""
+        elsewhere = {key: found for key, found in self._by_storage.items() if found[1] is not unit}
+        self._by_storage = elsewhere | {member.cdata: (member, unit) for member in unit.members}
+
+    def follow(self, unit: Unit) -> Fate:
+        """Go by what the script has made of the parameters of a whole unit; all ranks come here."""
+        for member, tensor in unit.parameters:
+            if type(tensor) is not torch.nn.Parameter:
+                return Fate.DISSOLVES
+            if not member.stands(tensor):
+                return Fate.CUT_ANEW
+            if not member.moved(tensor):
+                continue
+            if not can_be_sharded(tensor) or self._is_saved(member) or not unit.takes_over(member, tensor):
+                return Fate.DISSOLVES
+            unit.written = True
+            self.locate(unit)
+        return Fate.STAYS
+
+    def _is_saved(self, member: Member) -> bool:
+        """Whether backward may need what was there before, on whatever rank; all ranks come here."""
+        return self._comm.votes([member.is_saved]) != [0]
+
+    def _stays_whole(self, tensor: torch.Tensor) -> bool:
+        found = self._whole.get(id(tensor))
+        return found is not None and found() is tensor
+
+    def _leave_whole(self, tensor: torch.Tensor) -> None:
+        key = id(tensor)
+        self._whole[key] = weakref.ref(tensor, lambda gone: self._forget(key, gone))
+
+    def _forget(self, key: int, gone: weakref.ref[torch.Tensor]) -> None:
+        if self._whole.get(key) is gone:
+            del self._whole[key]
+
+    def _cut(self, tensors: Sequence[torch.Tensor]) -> Unit | None:
+        """Make a unit, a whole one, of those parameters of one dtype and device that can be cut."""
+        new = [each for each in tensors if can_be_sharded(each)]
+        pairs = zip(new, self._division.assign(new), strict=True)
+        found = [(each, ranges) for each, ranges in pairs if ranges is not None]
+        return self._add(*map(list, zip(*found, strict=True))) if found else None
+
+    def _add(self, tensors: Sequence[torch.Tensor], ranges: Sequence[Ranges]) -> Unit:
+        mapped = None if self._home.on_host else map_unit(self._count, tensors, ranges, self._comm)
+        unit: Unit = (
+            copy_unit(self._count, tensors, ranges, self._comm, self._home) if mapped is None else mapped
+        )
+        self._count += 1
+        self.units.append(unit)
+        for member, tensor in unit.parameters:
+            self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
+        return unit
