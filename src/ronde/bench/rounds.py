@@ -27,13 +27,16 @@ OURS = "ronde"
 # gradients that were not averaged, they lie far beyond.
 ROUNDING = 0.05
 
+# How often a peer may fail in a round, and run once more.
+_FAILURES = 2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
     """One run of each contender, one behind the other; by name, in the order in which they ran.
 
     Attributes:
-        failed: how a peer failed that then ran once more, by its name.
+        failed: how a peer failed, by its name, that then ran once more.
     """
 
     samples: Mapping[str, Sample]
@@ -148,14 +151,13 @@ def measure(
 
 
 def _run(contender: Contender, failed: dict[str, str]) -> Sample:
-    """One run. A peer's may fail once: torch now and then aborts at its exit, which is no figure of ours."""
-    try:
-        return contender.run()
-    except BenchError as error:
-        if contender.name == OURS:
-            raise
-        failed[contender.name] = str(error)
-        return contender.run()
+    """One run. A peer's may fail: torch now and then aborts at its exit, which is no figure of ours."""
+    for _ in range(0 if contender.name == OURS else _FAILURES):
+        try:
+            return contender.run()
+        except BenchError as error:
+            failed[contender.name] = str(error)
+    return contender.run()
 
 
 def check_same_training(ours: Sample, other: Sample, *, peer: str, tolerance: float = ROUNDING) -> None:
