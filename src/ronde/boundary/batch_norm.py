@@ -47,8 +47,9 @@ def install(patches: Patches, context: Context) -> None:
         if context.in_pieces:
             raise UsageError(
                 "micro-batches cannot give the single-device answer for a model with batch norm: the "
-                "statistics are those of the whole batch, and a piece has others; take recompute=full "
-                "instead, which saves memory too, or a norm that does not mix rows, such as GroupNorm"
+                "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
+                "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
+                "GroupNorm"
             )
         return _global_batch_norm(context, input, running_mean, running_var, weight, bias, momentum, eps)
 
