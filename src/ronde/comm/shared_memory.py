@@ -186,9 +186,8 @@ class SharedMemory:
             part = self._view(area, piece.dtype, piece.numel())[source]
             if self.rank == source:
                 part.copy_(piece)
-            self._show(area)
-            if self.rank != source:  # which goes on at once
-                self.waiting.until_one(self._counters.all[source], _POSTED, self._posted, source)
+            self._publish(area)
+            if self.rank != source:
                 piece.copy_(part)
 
     def complete(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
