@@ -159,7 +159,8 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
     begins = list(itertools.accumulate(sizes, initial=header))
     shared = comm.backend.shared
     maps = shared.allocate(begins[-1])
-    counters = Counters([memoryview(each) for each in maps], comm.rank, len(shapes) * _WORDS, shared.bell)
+    words = [memoryview(each) for each in maps]
+    counters = Counters(words, comm.rank, len(shapes) * _WORDS, shared.waiting.bell)
     buffers: list[SharedBuffer] = []
     for place, (numel, dtype) in enumerate(shapes):
         # A tensor of the memory itself for each: who refers to one buffer is not counted for another.

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ronde.comm.bell import Bell
 from ronde.comm.message_memory import FILLED, TAKEN, Block, MessageMemory, PeerMemory
 from ronde.comm.waiting import Counters, Waiting
 from ronde.errors import LaunchError, PeerLost
@@ -83,18 +82,16 @@ class Mailbox:
         memory: `nbytes(ranks)` bytes of each rank, shared by all, nought at first.
         pids: process number of each rank.
         waiting: among them.
-        bell: wakes who waits.
     """
 
     def __init__(
-        self, rank: int, memory: Sequence[memoryview], pids: Sequence[int], waiting: Waiting, bell: Bell
+        self, rank: int, memory: Sequence[memoryview], pids: Sequence[int], waiting: Waiting
     ) -> None:
         ranks = len(memory)
         self._rank = rank
         self._ranks = ranks
         self._waiting = waiting
-        self._bell = bell
-        self._counters = Counters(memory, rank, _words(ranks), bell)
+        self._counters = Counters(memory, rank, _words(ranks), waiting.bell)
         rings = [part[_words(ranks) * 8 :].cast("q") for part in memory]
         length = _SLOTS * _SLOT_WORDS
         self._outgoing = [rings[rank][to * length : (to + 1) * length] for to in range(ranks)]
@@ -137,7 +134,7 @@ class Mailbox:
                 piece = flat[begin : begin + _STEP]
                 block.payload[begin : begin + piece.numel()].copy_(piece)
                 block.words[FILLED] = begin + piece.numel()
-                self._bell.ring()
+                self._waiting.bell.ring()
         return send
 
     def receive(self, flat: torch.Tensor, source: int | None, tag: int = 0) -> Receive:

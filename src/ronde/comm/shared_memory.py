@@ -58,7 +58,6 @@ class SharedMemory:
         numbers: what messages call each rank, where they do not follow the first.
 
     Attributes:
-        bell: wakes ranks that sleep.
         mailbox: messages between two of the ranks.
         numbers: what messages call each rank.
 
@@ -83,19 +82,19 @@ class SharedMemory:
         self._share = self._chunk // ranks // 64 * 64
         mailbox = Mailbox.nbytes(ranks)
         self._maps, pids = share(_PAGE + mailbox + 2 * (_SMALL + self._chunk), rank, exchange)
-        self.bell = Bell(rank, self._maps, _BELL)
-        self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1, self.bell)
+        bell = Bell(rank, self._maps, _BELL)
+        self._counters = Counters([memoryview(part) for part in self._maps], rank, _LEFT + 1, bell)
         self.numbers: Sequence[int] = range(first_rank, first_rank + ranks) if numbers is None else numbers
         self.waiting = Waiting(
             rank,
             pids,
             numbers=self.numbers,
-            bell=self.bell,
+            bell=bell,
             timeout=timeout.total_seconds(),
             left=self._has_left,
         )
         letters = [memoryview(part)[_PAGE : _PAGE + mailbox] for part in self._maps]
-        self.mailbox = Mailbox(rank, letters, pids, self.waiting, self.bell)
+        self.mailbox = Mailbox(rank, letters, pids, self.waiting)
         memory = [torch.frombuffer(part, dtype=torch.uint8) for part in self._maps]
         self._areas: list[list[torch.Tensor]] = []
         begin = _PAGE + mailbox

@@ -70,6 +70,7 @@ class Waiting:
         left: whether a peer has closed the group, though its process may live on.
 
     Attributes:
+        bell: of these ranks.
         timeout: seconds.
     """
 
@@ -86,7 +87,7 @@ class Waiting:
         self.timeout = timeout
         self._left = left
         self._numbers = numbers
-        self._bell = bell
+        self.bell = bell
         self._pids = pids
         crowded = len(pids) > len(os.sched_getaffinity(0))
         self._spins = 1 if crowded else _SPINS
@@ -156,7 +157,7 @@ class Waiting:
         end = monotonic() + self.timeout
         looks = stopped = 0
         while not come():
-            self._bell.sleep(come, _NAP_MS)
+            self.bell.sleep(come, _NAP_MS)
             self._look_for_deaths()
             if come():  # what a peer did before it died counts
                 return
