@@ -17,6 +17,18 @@ from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
 
+# Plans of several axes, and the scripts that try what they have to do with each other: all in `make soak`.
+COMBINED = {
+    "zero1,recompute=selective": {("transformer", 2), ("clip_and_log", 3)},
+    "zero2,precision=bf16": {("classifier", 2), ("gradient_accumulation", 3)},
+    "zero2,micro-batches=2": {("gradient_accumulation", 2), ("resume", 3)},
+    "zero3,recompute=full,micro-batches=2": {("transformer", 2), ("tied", 3), ("gpt", 2)},
+    "zero3,precision=bf16": {("transformer", 2), ("tied", 2)},
+    "zero3,precision=fp16,recompute=full": {("classifier", 2), ("transformer", 3)},
+    "central,recompute=full": {("resnet_batchnorm", 3), ("tied", 2)},
+    "zero3,compile=true": {("mixture", 2), ("gpt", 2)},
+    "zero3,offload=all,recompute=selective": {("transformer", 1)},
+}
 EXACT_PLANS = (
     "ddp",
     "zero1",
@@ -29,9 +41,12 @@ EXACT_PLANS = (
     "recompute=selective",
     "precision=bf16",
     "precision=fp16",
+    "precision=tf32",
+    "compile=true",
+    *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
-NARROW_PLANS = ("precision=bf16", "precision=fp16")
+NARROW_PLANS = tuple(plan for plan in EXACT_PLANS if "precision=" in plan)
 # One rank is plain python but for what it does by itself.
 ON_ONE_RANK_TOO = ("zero3,offload=all",)
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
