@@ -48,7 +48,7 @@ EXACT_PLANS = (
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
 NARROW_PLANS = tuple(plan for plan in EXACT_PLANS if "precision=" in plan)
 # One rank is plain python but for what it does by itself.
-ON_ONE_RANK_TOO = ("zero3,offload=all",)
+ON_ONE_RANK_TOO = ("zero3,offload=all", "zero3,offload=all,recompute=selective")
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
 REFUSED = {
     "micro-batches=3": {"ema", "frozen", "gan", "multitask", "resnet_batchnorm", "swa", "wgan_gp"},
@@ -73,6 +73,17 @@ ON_THREE_RANKS = {
     "maml",
     "wgan_gp",
 }
+# What is slow by itself: two ranks, and those scripts of which each tries something of its own.
+COMPILED = {
+    ("classifier", 2),
+    ("gpt", 2),
+    ("mixture", 2),
+    ("resnet_batchnorm", 2),
+    ("tied", 2),
+    ("transformer", 2),
+}
+# On a CPU nothing is rounded to TF32; tests/gpu has the rest.
+ONLY = {**COMBINED, "compile=true": COMPILED, "precision=tf32": {("classifier", 2), ("transformer", 3)}}
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
     "zero1": {
@@ -103,6 +114,10 @@ SAMPLES = {
     "recompute=selective": {("transformer", 2)},
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
+    "precision=tf32": {("classifier", 2)},
+    # tests/boundary/test_compiled_ranks.py compiles every day.
+    "compile=true": set(),
+    **{plan: set() for plan in COMBINED},
 }
 IN_SINGLE_PRECISION = {"classifier", "amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.
@@ -145,6 +160,8 @@ def cases() -> Iterator[object]:
                     if dtype == "float32":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION
                     quick = quick and script.stem not in IN_SOAK_ONLY
+                    if plan in ONLY and (script.stem, ranks) not in ONLY[plan]:
+                        continue
                     if plan in SAMPLES:
                         exact = dtype == "float64" or plan in NARROW_PLANS
                         quick = exact and (script.stem, ranks) in SAMPLES[plan]

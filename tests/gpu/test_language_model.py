@@ -22,14 +22,16 @@ from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import read_summary
 
 ON_CUDA = (pytest.mark.gpu, pytest.mark.timeout(1800))
-CASES = [pytest.param("lm-tiny", "cpu", id="cpu"), pytest.param("lm-1b", "cuda", id="cuda", marks=ON_CUDA)]
+LARGE = pytest.param("lm-1b", "cuda", id="cuda", marks=ON_CUDA)
+SMALL = pytest.param("lm-tiny", "cpu", id="cpu")
+SMALL_IN_SOAK = pytest.param("lm-tiny", "cpu", id="cpu", marks=(pytest.mark.soak, pytest.mark.timeout(900)))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Each plan, and one that ought to need more than it.
 SMALLER = {"recompute=selective": "ddp", "recompute=full": "recompute=selective", "micro-batches=4": "ddp"}
 OFFLOADED = ("offload=optimizer", "zero3,offload=all")
 
 
-@pytest.mark.parametrize(("workload", "device"), CASES)
+@pytest.mark.parametrize(("workload", "device"), [SMALL, LARGE])
 def test_one_rank_trains_as_plain_torch(workload: str, device: str) -> None:
     """`ronde bench overhead --workloads lm-1b --device cuda` has the figures."""
     report = overhead.compare(
@@ -61,7 +63,7 @@ def formula(sizes: Sizes, plan: str, ranks: int) -> int:
     return sum(expected(expand(plan).state.placement, sizes, ranks=ranks, rank=0).values())
 
 
-@pytest.mark.parametrize(("workload", "device"), CASES)
+@pytest.mark.parametrize(("workload", "device"), [SMALL_IN_SOAK, LARGE])
 def test_activations_become_smaller(workload: str, device: str, tmp_path: Path) -> None:
     """On a device in its whole peak, on the CPU in what is counted as activations."""
     sizes = sizes_of(workload, ENVIRONMENT)

@@ -25,7 +25,9 @@ def questions_of_script() -> list[str]:
     found: dict[str, None] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        name = lines.name(file) if isinstance(file, str) and file.endswith(".py") else None
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        name = lines.name(file)
         if name is not None:
             found.update(dict.fromkeys(f"{name}:{line}" for line in questions(_source(file))))
     return sorted(found)
