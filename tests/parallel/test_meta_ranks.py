@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import ronde
+from alone import alone
 from ronde.comm.process_group import Comm
 from ronde.runtime import api
 from ronde.testing.run_ranks import Rank
@@ -175,6 +178,41 @@ def test_without_a_word_what_is_assigned_is_cut_at_the_first_call(ranks: Ranks) 
     for right, most, _ in ranks(2, compared, "zero3", "assigned", False, False):
         assert right
         assert most <= 2 * LARGEST
+
+
+def in_a_thread(rank: Rank) -> tuple[bool, int]:
+    """Where ranks are not in step a model gets its memory whole, and is cut when it is called."""
+    found: list[list[torch.Tensor]] = []
+    held = 0
+    for plan in ("ddp", "zero3"):
+        with rank.session(plan):
+            net = on_meta()
+            thread = threading.Thread(target=lambda made=net: made.to_empty(device="cpu"))
+            thread.start()
+            thread.join()
+            held = there(net)
+            net.load_state_dict(values())
+            net(torch.zeros(4, 5, dtype=torch.int64)).square().mean().backward()
+            found.append([each.detach().clone() for each in net.parameters()])
+    return all(map(torch.equal, *found)), held
+
+
+def test_in_another_thread_nothing_is_cut(ranks: Ranks) -> None:
+    for right, held in ranks(2, in_a_thread):
+        assert right
+        assert held >= WHOLE
+
+
+def test_one_rank_that_offloads_everything(tmp_path: Path) -> None:
+    seen: list[int] = []
+    expected, draw = trained(drawn, False, seen)
+    seen.clear()
+    with alone(tmp_path, "zero3,offload=all"):
+        found, other = trained(drawn, False, seen)
+    assert draw == other
+    assert max(seen) <= 2 * LARGEST
+    for one, another in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, another, rtol=1e-11, atol=1e-13)
 
 
 def test_the_summary_tells_of_parts_only(ranks: Ranks) -> None:
