@@ -9,6 +9,7 @@ by both. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCR
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib
 import json
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,8 +144,10 @@ def _count_shared_memory() -> None:
     """Have the limit move with what RLIMIT_DATA does not know of."""
     from ronde.comm import host_memory
     from ronde.sync import standing_memory
+    from ronde.sync.cut_bucket import CutBucket
 
-    plain_reserve, plain_map = os.posix_fallocate, host_memory._mapped
+    standing: weakref.WeakValueDictionary[int, _Standing] = weakref.WeakValueDictionary()
+    plain_reserve, plain_map, plain_memory = os.posix_fallocate, host_memory._mapped, CutBucket._memory_for
 
     def reserve(descriptor: int, start: int, nbytes: int) -> None:
         plain_reserve(descriptor, start, nbytes)
@@ -155,11 +159,34 @@ def _count_shared_memory() -> None:
         return plain_map(descriptor, nbytes, flags)
 
     def anonymous(descriptor: int, nbytes: int) -> mmap.mmap:
-        _move_limit(-nbytes)
-        return mmap.mmap(descriptor, nbytes)
+        made = _Standing(descriptor, nbytes)
+        standing[ctypes.addressof(ctypes.c_char.from_buffer(made))] = made
+        return made
 
-    os.posix_fallocate, host_memory._mapped = reserve, mapped
+    def memory_for(bucket: Any, count: int) -> Any:
+        """Pages of standing memory come with the first sum."""
+        found = plain_memory(bucket, count)
+        room = standing.get(bucket._room.tensor.data_ptr())
+        if bucket._used and room is not None:
+            room.charge()
+        return found
+
     vars(standing_memory)["mmap"] = types.SimpleNamespace(mmap=anonymous)
+    os.posix_fallocate, host_memory._mapped, CutBucket._memory_for = reserve, mapped, memory_for
+
+
+class _Standing(mmap.mmap):
+    """Shared memory of one process, charged from its first use to its end."""
+
+    charged = 0
+
+    def charge(self) -> None:
+        if not self.charged:
+            self.charged = len(self)
+            _move_limit(-self.charged)
+
+    def __del__(self) -> None:
+        _move_limit(self.charged)
 
 
 def _move_limit(nbytes: int) -> None:

@@ -96,6 +96,8 @@ def decided_by_size(
                 )
         except Exception:  # no FakeTensor for an operation of its, say
             differs = False
+        finally:
+            torch.clear_autocast_cache()  # of FakeTensors, for parameters that are about to be used
     return context.comm.broadcast_object(differs)
 
 
@@ -117,5 +119,6 @@ def _carried_out(
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [form.made(rows) for form in forms]
         with _Operations() as operations:
+            torch.clear_autocast_cache()  # or parameters are cast in the first run only
             call(twin_of(module), given)
     return operations.seen
