@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ronde.errors import UsageError
-from ronde.plan import Description, check, contradictions, describe, expand, validate
+from ronde.plan import Description, check, describe, expand, validate
+from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
 

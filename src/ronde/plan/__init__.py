@@ -11,7 +11,7 @@ from ronde.plan.plan import Plan, expand, read_plan
 from ronde.plan.preset import PRESETS, Preset
 from ronde.plan.state import State
 from ronde.plan.update import Update
-from ronde.plan.validate import check, contradictions, validate
+from ronde.plan.validate import check, validate
 
 __all__ = [
     "PRESETS",
@@ -25,7 +25,6 @@ __all__ = [
     "State",
     "Update",
     "check",
-    "contradictions",
     "describe",
     "expand",
     "read_plan",
