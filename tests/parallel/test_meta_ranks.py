@@ -158,16 +158,27 @@ LARGEST = 8 * WIDTH * (VOCABULARY + 5)
 WHOLE = LARGEST + BLOCKS * BLOCK
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("name", ["drawn", "loaded"])
-@pytest.mark.parametrize(("plan", "copied"), [("zero3", False), ("zero3", True), ("central", False)])
+@pytest.mark.parametrize(
+    ("plan", "copied", "name", "deferred"),
+    [
+        ("zero3", False, "drawn", False),
+        ("zero3", False, "loaded", True),
+        ("zero3", True, "drawn", True),
+        ("central", False, "loaded", False),
+        pytest.param("zero3", True, "loaded", False, marks=pytest.mark.soak),
+        pytest.param("central", False, "drawn", True, marks=pytest.mark.soak),
+    ],
+)
 def test_what_to_empty_makes_is_cut(ranks: Ranks, plan: str, copied: bool, name: str, deferred: bool) -> None:
     for right, most, _ in ranks(2, compared, plan, name, deferred, copied):
         assert right
         assert most <= 2 * LARGEST
 
 
-@pytest.mark.parametrize(("plan", "copied"), [("zero3", False), ("zero3", True), ("central", False)])
+@pytest.mark.parametrize(
+    ("plan", "copied"),
+    [("zero3", False), ("zero3", True), pytest.param("central", False, marks=pytest.mark.soak)],
+)
 def test_what_is_assigned_is_cut_when_the_model_is_done(ranks: Ranks, plan: str, copied: bool) -> None:
     for right, most, _ in ranks(2, compared, plan, "assigned", True, copied):
         assert right

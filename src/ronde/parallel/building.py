@@ -83,7 +83,7 @@ class Building:
                 result = plain(module, *args, **kwargs)
             finally:
                 depth -= is_block
-            if depth == 0:
+            if depth == 0 and self._in_step():
                 self._cut(module)
             return result
 
