@@ -38,13 +38,14 @@ ON_ONE_RANK_TOO = ("zero3,offload=all",)
 REFUSED = {
     "micro-batches=3": {"ema", "frozen", "gan", "multitask", "resnet_batchnorm", "swa", "wgan_gp"},
     "precision=bf16": {"amp_fp16"},
-    # The script's own scaler: which of its steps overflow is a matter of rounding.
-    "precision=fp16": {"amp_bf16", "amp_fp16", "lbfgs", "optimizer_in_backward"},
+    "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
 }
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 # In double precision scripts run to their end (none takes so many steps), so that their files are compared.
 # In single precision rounding grows with every step, and twenty are what the tolerance is meant for.
 STEPS = {"float64": 1000, "float32": 20}
+# A step of LBFGS is four updates here, and close to the minimum rounding decides how many.
+STEPS_OF = {("lbfgs", "float32"): 5}
 
 # On three ranks slices are uneven. These are the scripts in which that can matter in its own way: batch
 # statistics, windows of accumulation, flattened axes, rows that see each other, and fewer rows than ranks.
@@ -109,13 +110,18 @@ def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     known: dict[tuple[Path, str, str], Run] = {}
 
     def recorded(script: Path, dtype: str, plan: str) -> Run:
-        job = Job(script=script.name, steps=STEPS[dtype], dtype=dtype, directory=script.parent, plan=plan)
+        steps = _steps(script, dtype)
+        job = Job(script=script.name, steps=steps, dtype=dtype, directory=script.parent, plan=plan)
         key = script, dtype, job.reference
         if key not in known:
             known[key] = run_plain(job, tmp_path_factory.mktemp("plain") / "run", starter=host.start)
         return known[key]
 
     return recorded
+
+
+def _steps(script: Path, dtype: str) -> int:
+    return STEPS_OF.get((script.stem, dtype), STEPS[dtype])
 
 
 def cases() -> Iterator[object]:
@@ -162,7 +168,7 @@ def test_ranks_give_the_single_device_answer(
         script,
         ranks=ranks,
         place=tmp_path,
-        steps=STEPS[dtype],
+        steps=_steps(script, dtype),
         dtype=dtype,
         plan=plan,
         plain=plain(script, dtype, plan),
