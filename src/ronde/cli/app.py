@@ -88,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     its `exit_code`; any other exception is a defect of ronde and keeps its traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    name = "ronde"
     try:
         application = _application(asked_for=words[0] if words else None)
         name, command, rest = _descend(typer.main.get_command(application), words)
@@ -98,18 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except _Unparsable as error:
-        print(_told(error), file=sys.stderr)
+        print(_told(error, name), file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code or 0)
 
 
-def _told(error: Any) -> str:
+def _told(error: Any, command: str) -> str:
     """What is wrong with the words, in our form, and where it is said which words there are."""
     problem = error.format_message()
-    if error.ctx is None or problem == error.ctx.get_help():  # no words at all: the help, which is no error
+    if error.ctx is not None and problem == error.ctx.get_help():  # no words at all: that is no error
         return problem
     problem = problem[:1].lower() + problem[1:].rstrip(".")
-    command = error.ctx.command_path
     if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
         return f"ronde: error: {problem}; the script's own options go behind it; see {command} --help"
     return f"ronde: error: {problem}; see {command} --help"

@@ -77,7 +77,7 @@ def _of_a_semaphore(error: BaseException) -> bool:
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return False
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.endswith("multiprocessing/synchronize.py")
+    return any(frame.filename.endswith("multiprocessing/synchronize.py") for frame in frames)
 
 
 def _size(folder: str) -> str:
