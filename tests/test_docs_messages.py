@@ -62,6 +62,8 @@ UNSAID = {
     "unable to allocate shared memory": "torch's words, by which we know it",
     "Expected all tensors to be on the same device": "torch's words, by which we know it",
     "is not on the expected device": "torch's words, by which we know it",
+    "default_collate: batch must contain": "torch's words, by which we know it",
+    "must be Tensor, not (list|tuple|dict|numpy\\.ndarray)\\b": "a pattern",
     "No CUDA GPUs are available": "torch's words, by which we know it",
     "Torch not compiled with CUDA enabled": "torch's words, by which we know it",
     "type \\((torch\\.\\S+)\\) and \\w+ type \\((torch\\.\\S+)\\) should be the same": "a pattern",

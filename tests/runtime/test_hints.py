@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import multiprocessing
 import re
@@ -113,8 +114,18 @@ def test_semaphores_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert hint(OSError(errno.ENOSPC, "No space left on device"), config()) == ""
 
 
+def test_a_port_that_several_ranks_open() -> None:
+    error = RuntimeError("The server socket has failed to listen. port: 29533, code: -98, name: EADDRINUSE")
+    assert hint(error, config()) == (
+        "several ranks open the port that the script names: it is written for many ranks already, and starts "
+        "or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+    )
+    assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
+
+
 def test_other_errors_speak_for_themselves() -> None:
     assert hint(KeyError("label"), config()) == ""
     assert hint(ValueError("bad label"), config()) == ""
+    assert hint(TypeError("argument 'input' (position 1) must be Tensor, not NoneType"), config()) == ""
     text = "Input type (torch.DoubleTensor) and weight type (torch.FloatTensor) should be the same"
     assert hint(RuntimeError(text), config()) == ""

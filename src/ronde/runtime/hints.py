@@ -18,6 +18,7 @@ __all__ = ["hint"]
 _APART = ("Expected all tensors to be on the same device", "is not on the expected device")
 _TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
+_NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|dict|numpy\.ndarray)\b")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
@@ -35,7 +36,28 @@ def hint(error: BaseException, config: RankConfig) -> str:
             f"{config.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a smaller "
             "num_workers"
         )
-    return _about_devices(text, config.device)
+    if "EADDRINUSE" in text and config.local_world_size > 1:
+        return (
+            "several ranks open the port that the script names: it is written for many ranks already, and "
+            "starts or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+        )
+    return _about_batches(text) or _about_devices(text, config.device)
+
+
+def _about_batches(text: str) -> str:
+    """Where a batch holds something else than tensors."""
+    if "default_collate: batch must contain" in text:
+        return (
+            "the samples of this data set are of a class that torch cannot make a batch of: return tensors, "
+            "numbers, or tuples and dicts of them, or give the DataLoader a collate_fn"
+        )
+    kind = _NO_TENSOR.search(text)
+    if kind is None:
+        return ""
+    return (
+        f"a {kind[1]} stands where a tensor belongs: torch.stack makes one of tensors, torch.as_tensor of "
+        "numbers or an array; a DataLoader does so by itself without collate_fn"
+    )
 
 
 def _about_devices(text: str, device: str) -> str:
