@@ -77,10 +77,17 @@ def test_a_model_on_another_device_than_its_batch(text: str) -> None:
     )
 
 
-def test_a_model_without_values() -> None:
-    text = (
-        "Expected all tensors to be on the same device, but got mat1 is on cpu, different from others on meta"
-    )
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Expected all tensors to be on the same device, but got mat1 is on cpu, different from meta",
+        "Tensor on device meta is not on the expected device cpu!",
+        "Input and parameter tensors are not at the same device, found input tensor at cpu and parameter "
+        "tensor at meta",
+        "Tensor.item() cannot be called on meta tensors",
+    ],
+)
+def test_a_model_without_values(text: str) -> None:
     assert hint(RuntimeError(text), config()) == (
         'what is on the device "meta" has no values: leave that device out of the script, or call '
         'model.to_empty(device="cpu") and load the parameters'

@@ -15,10 +15,14 @@ from ronde.trace.memory import show_bytes
 __all__ = ["hint"]
 
 # torch's words, by which its errors are known.
-_APART = ("Expected all tensors to be on the same device", "is not on the expected device")
+_APART = (
+    "Expected all tensors to be on the same device",
+    "is not on the expected device",
+    "are not at the same device",
+)
 _TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
-_NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|dict|numpy\.ndarray)\b")
+_NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
@@ -69,13 +73,14 @@ def _about_devices(text: str, device: str) -> str:
             'the script asks for a CUDA device, and these ranks are on the CPU: write device = "cuda" if '
             'torch.cuda.is_available() else "cpu", and use it in place of "cuda"'
         )
-    if not _are_apart(text):
-        return ""
-    if re.search(r"\bmeta\b", text):
+    apart = _are_apart(text)
+    if "meta tensor" in text or (apart and re.search(r"\bmeta\b", text)):
         return (
             'what is on the device "meta" has no values: leave that device out of the script, or call '
             f'model.to_empty(device="{device}") and load the parameters'
         )
+    if not apart:
+        return ""
     return (
         "a model and what it is called on must be on one device, here that of the ranks: "
         f'model.to("{device}") before the optimizer is made, and .to("{device}") for every tensor of a batch'
