@@ -16,6 +16,7 @@ from ronde.boundary.candidates import Batch
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
+from ronde.boundary.listed import LISTED
 from ronde.boundary.noted import noted
 from ronde.boundary.rehearsal import ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import PLAIN, Behaviour, Number
@@ -61,6 +62,7 @@ class _Call:
     """A call of a module on what may be a batch; `values` are the leaves of `call`.
 
     `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
+    `listed`: it may be a list with an entry for each sample.
     """
 
     module: torch.nn.Module
@@ -68,6 +70,7 @@ class _Call:
     values: list[Any]
     batches: list[Batch]
     optional: bool
+    listed: bool
 
 
 class Verdicts:
@@ -88,6 +91,7 @@ class Verdicts:
         batches: list[Batch],
         *,
         optional: bool = False,
+        listed: bool = False,
     ) -> Verdict:
         """The verdict on a call of `module`.
 
@@ -95,13 +99,14 @@ class Verdicts:
             values: the leaves of `call`.
             batches: what may be the batch among them, the likeliest first.
             optional: nothing is said where none of them is one.
+            listed: the first argument may be a list of samples.
         """
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module)
         elif known.behaviour.outdated():
             known.renew(module)
-        made = _Call(module, call, values, batches, optional)
+        made = _Call(module, call, values, batches, optional, listed)
         form = _form(known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
@@ -129,7 +134,11 @@ class Verdicts:
     def _say(self, made: _Call, verdict: Verdict) -> None:
         name = type(made.module).__name__
         if not verdict.sharded:
-            if not (made.optional or _is_no_batch(made, verdict) or self._said_around(made.module, verdict)):
+            if made.listed and verdict.raised:
+                self._tell(name, LISTED)
+            elif not (
+                made.optional or _is_no_batch(made, verdict) or self._said_around(made.module, verdict)
+            ):
                 self._tell(name, verdict.reason)
         elif made.batches[verdict.candidate].searched and not (self._around and _is_torchs(made.module)):
             self._context.note(
@@ -152,6 +161,11 @@ class Verdicts:
             yield
         finally:
             self._around.pop()
+
+    def listed(self, module: torch.nn.Module) -> Verdict:
+        """The verdict on a call whose entries hold no batch: it is the list itself."""
+        self._tell(type(module).__name__, LISTED)
+        return Verdict(False, LISTED, raised=True)
 
     def _tell(self, name: str, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
