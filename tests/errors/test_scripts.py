@@ -177,6 +177,4 @@ def test_little_shared_memory(tmp_path: Path, size: str) -> None:
         r"hand over on 2 ranks: make it larger \(docker run --shm-size=8g\), or use a smaller num_workers$"
     )
     assert len(re.findall(advice, said, re.MULTILINE)) == 1
-    assert said.endswith(
-        "ronde: rank 0 failed (so did 1 more), its traceback is above; logs of all ranks: DIR/logs\n"
-    )
+    assert said.count("logs of all ranks: DIR/logs\n") == 1
