@@ -157,8 +157,11 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
-        way = compute.way(self.plan)
+        again = self.memory.computed_again
+        compute.install_inside(
+            self.plan, self.patches, inside=self._inside_model, note=self.context.note, again=again
+        )
+        way = compute.way(self.plan, again)
         ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
