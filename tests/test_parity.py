@@ -16,6 +16,7 @@ import pytest
 from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
+from said import compare_said
 
 EXACT_PLANS = (
     "ddp",
@@ -170,3 +171,4 @@ def test_ranks_give_the_single_device_answer(
     )
     # A script that had nothing to compare would prove nothing.
     assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3
+    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan, ranks, dtype))

@@ -132,7 +132,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, batch.rows
         try:
-            with self._verdicts.inside(verdict):
+            with self._verdicts.inside(module, verdict):
                 return _uncompiled(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before

@@ -26,10 +26,11 @@ from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
-__all__ = ["ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
+__all__ = ["NO_AXIS", "ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
 
 # Odd, so that pairs and groups do not fall into halves.
 ROWS = 5
+NO_AXIS = "its output has no batch axis"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
         else:
             outputs.append(OutputAxis(None))
     if all(axis.dim is None for axis in outputs):
-        raise Refusal("its output has no batch axis")
+        raise Refusal(NO_AXIS)
     if [name for name, _ in whole.draws] != [name for name, _ in part.draws]:
         raise Refusal("what it draws depends on the number of rows")
     draws = [

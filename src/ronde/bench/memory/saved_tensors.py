@@ -1,7 +1,7 @@
 """Prints what plain torch keeps for backward: `python -m ronde.bench.memory.saved_tensors WORKLOAD RANKS`.
 
-Autograd shows every tensor that it saves. So this is another instrument than the one that measures ranks, which
-asks the allocator.
+Autograd shows every tensor that it saves. So this is another instrument than the one that measures ranks,
+which asks the allocator.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def table(report: MemoryReport) -> str:
         legend.append(f"{result.plan}: {FORMULAS[expand(result.plan).state.placement]}")
     if report.activations is not None:
         legend.append(
-            f"activations by formula: from what autograd saves of {report.activations.rows} rows in plain torch"
+            f"activations by formula: of what autograd saves for {report.activations.rows} rows in plain torch"
         )
     told = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)
     return "\n\n".join([heading, columns(rows), told])
