@@ -1,4 +1,4 @@
-"""What is said of modules that run in parts: one sentence for a cause, none where there is nothing to know."""
+"""What is said of modules that run in parts: one sentence for a cause, none in vain."""
 
 from __future__ import annotations
 

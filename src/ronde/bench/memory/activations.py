@@ -17,6 +17,7 @@ class Activations:
 
     Attributes:
         rows: of the batch on a rank.
+        gradients: of all parameters: what backward sums over pieces is done with the first piece only.
         model: kept by the whole model.
         loss: kept by the loss beside that.
         narrow: kept by both when the model computes in bfloat16 under autocast.
@@ -27,6 +28,7 @@ class Activations:
     """
 
     rows: int
+    gradients: int
     model: int
     loss: int
     narrow: int
@@ -39,11 +41,11 @@ class Activations:
 def expected_activations(compute: Compute, activations: Activations) -> int | None:
     """Bytes at the peak; None where values meet for which there is no formula.
 
-    >>> sizes = dict(rows=8, model=1600, loss=8, narrow=900, left=408, results=700, largest=300, rest=120)
-    >>> kept = Activations(**sizes)
+    >>> sizes = dict(model=1600, loss=8, narrow=900, left=408, results=700, largest=300, rest=120)
+    >>> kept = Activations(rows=8, gradients=50, **sizes)
     >>> values = {}, {"micro_batches": 4}, {"recompute": "full"}, {"recompute": "selective"}
     >>> [expected_activations(Compute(**each), kept) for each in (*values, {"precision": "bf16"})]
-    [1608, 408, 708, 1228, 900]
+    [1608, 458, 708, 1228, 900]
     """
     changed = [
         compute.micro_batches > 1, compute.recompute != "none", compute.precision != "fp32", compute.compile
@@ -57,4 +59,5 @@ def expected_activations(compute: Compute, activations: Activations) -> int | No
     if compute.recompute == "selective":
         return activations.left + activations.results + activations.rest
     pieces = min(compute.micro_batches, activations.rows)
-    return -(-activations.model // pieces) + activations.loss
+    summed = activations.gradients if pieces > 1 else 0
+    return -(-activations.model // pieces) + activations.loss + summed

@@ -134,6 +134,7 @@ def saved_by(model: nn.Module, loss: Any, inputs: Tensor, targets: Tensor) -> Ac
     whole, whole_narrow = _joined(saved), _joined(narrow)
     return Activations(
         rows=len(inputs),
+        gradients=sum(each.nbytes for each in model.parameters() if each.requires_grad),
         model=_bytes(whole, saved.loss),
         loss=_bytes(saved.loss),
         narrow=_bytes(whole_narrow),

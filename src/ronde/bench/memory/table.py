@@ -51,9 +51,7 @@ def table(report: MemoryReport) -> str:
     for result in report.results:
         legend.append(f"{result.plan}: {FORMULAS[expand(result.plan).state.placement]}")
     if report.activations is not None:
-        legend.append(
-            f"activations by formula: of what autograd saves for {report.activations.rows} rows in plain torch"
-        )
+        legend.append(f"activations by formula: from what autograd saves of {report.activations.rows} rows")
     told = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)
     return "\n\n".join([heading, columns(rows), told])
 
