@@ -106,9 +106,7 @@ IN_SOAK_ONLY = {
 _HOST = "its forward reads a value of the batch on the host"
 _COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
 SAID: dict[str, tuple[str, ...]] = {
-    "augmentation": (
-        "AugmentedDigits: every rank loads whole batches, because its samples draw random numbers",
-    ),
+    "augmentation": ("AugmentedDigits: every rank loads whole batches, because its samples draw",),
     "char_rnn": ("RNNModel: the batch was found on the second axis",),
     # Layers are dropped by `random.random()`.
     "checkpointing": ("Model runs in parts, not as one piece: it draws random numbers by other means",),
@@ -117,19 +115,21 @@ SAID: dict[str, tuple[str, ...]] = {
         "smoothed was given to torch.compile and runs uncompiled, as it works on values of all ranks",
         "train_step was given to torch.compile and runs uncompiled, as it works on values of all ranks",
     ),
-    "detection": ("Scenes: " + _COLLATE, "nothing was cut"),
+    "detection": ("Scenes: " + _COLLATE, "Detector runs in parts, not as one piece: its batch is a list"),
     # It returns `len(x)`.
     "distillation": ("Net runs in parts, not as one piece: a number or text among its outputs",),
     "hf_tiny": (
         "list: " + _COLLATE,
-        f"BertForSequenceClassification runs in parts, not as one piece, because of BertModel inside it: {_HOST}",
-        f"GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: {_HOST}",
-        "GPT2Block runs in parts, not as one piece, because of GPT2Attention inside it: it changes its argument",
-        "GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: it returns tensors",
+        "BertForSequenceClassification runs in parts, not as one piece, because of BertModel inside it: "
+        + _HOST,
+        "GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: " + _HOST,
+        "GPT2Block runs in parts, not as one piece, because of GPT2Attention inside it: it changes its",
+        "GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: it returns",
     ),
     "hf_trainer": (
         "Words: " + _COLLATE,
-        f"GPT2ForSequenceClassification runs in parts, not as one piece, because of GPT2Model inside it: {_HOST}",
+        "GPT2ForSequenceClassification runs in parts, not as one piece, because of GPT2Model inside it: "
+        + _HOST,
     ),
     "hooks": (
         "GradCam runs in parts, not as one piece: it asks for gradients inside",

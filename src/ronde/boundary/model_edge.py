@@ -8,6 +8,7 @@ every module; what it costs is gathering where the body needs the whole batch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
+from ronde.boundary.listed import listed_samples
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
@@ -113,33 +115,50 @@ class ModelEdge:
         found = batches(values, self._context.batch_dim, self._context.rows)
         if not found:
             return plain(module, *args, **kwargs)
-        large = [batch for batch in found if batch.rows >= self._context.world_size]
+        listed = None if module in self._adopted else listed_samples(args, kwargs)
+        large = [
+            batch
+            for batch in found
+            if batch.rows >= self._context.world_size and not (batch.searched and listed)
+        ]
         self._context.model_calls += 1
         if self._context.on_call is not None:
             self._context.on_call(module)
-        if not large or any(map(_is_nested, values)):
-            self._tally(module, found[0])
+        if any(map(_is_nested, values)) or not (large or listed):
+            self._tally(module, found[0].rows)
             return self._replicated(plain, module, (args, kwargs))
         # Along the first axis it is one row, say: what lies on the second need not be a batch.
-        small = large[0] is not found[0] and not found[0].searched
-        verdict = self._verdicts.of(module, (args, kwargs), values, large, optional=small)
-        batch = large[verdict.candidate]
-        self._tally(module, batch if verdict.sharded or not small else found[0])
+        small = bool(large) and large[0] is not found[0] and not found[0].searched
+        if large:
+            verdict = self._verdicts.of(
+                module, (args, kwargs), values, large, optional=small, listed=bool(listed)
+            )
+        else:
+            verdict = self._verdicts.listed(module)
         if verdict.sharded:
+            batch = large[verdict.candidate]
+            self._tally(module, batch.rows)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
+        if listed and verdict.raised:
+            samples, rows, small = listed, None, False
+            # What fails inside, on stacked samples, fails for another reason.
+            verdict = dataclasses.replace(verdict, raised=False)
+        else:
+            samples, rows = _samples(values, found[0]), large[0].rows
+        self._tally(module, samples)
         # The body of TorchScript is not Python's to carry out.
         if small or isinstance(module, torch.jit.ScriptModule):
             return self._replicated(plain, module, (args, kwargs))
-        before, self._context.rows = self._context.rows, batch.rows
+        before, self._context.rows = self._context.rows, rows
         try:
             with self._verdicts.inside(module, verdict):
                 return _uncompiled(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
 
-    def _tally(self, module: torch.nn.Module, batch: Batch) -> None:
+    def _tally(self, module: torch.nn.Module, rows: int) -> None:
         if module.training and torch.is_grad_enabled():
-            self._context.tally.train_on(batch.rows)
+            self._context.tally.train_on(rows)
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None), self._calling(module):
@@ -268,6 +287,12 @@ def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[
     if "_orig_mod" in module._modules:
         return module._orig_mod  # pyright: ignore[reportReturnType]
     return module._call_impl
+
+
+def _samples(values: list[Any], batch: Batch) -> int:
+    """Rows of a batch that was not cut: a vector of numbers is one sample."""
+    taken = [value for value, axis in zip(values, batch.axes, strict=True) if axis is not None]
+    return 1 if all(value.dim() == 1 and value.is_floating_point() for value in taken) else batch.rows
 
 
 def _is_nested(value: Any) -> bool:

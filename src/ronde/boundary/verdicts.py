@@ -16,6 +16,7 @@ from ronde.boundary.candidates import Batch
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
+from ronde.boundary.listed import LISTED
 from ronde.boundary.noted import noted
 from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import PLAIN, Behaviour, Number
@@ -85,6 +86,7 @@ class _Call:
     """A call of a module on what may be a batch; `values` are the leaves of `call`.
 
     `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
+    `listed`: it may be a list with an entry for each sample.
     """
 
     module: torch.nn.Module
@@ -92,6 +94,7 @@ class _Call:
     values: list[Any]
     batches: list[Batch]
     optional: bool
+    listed: bool
 
 
 class Verdicts:
@@ -113,6 +116,7 @@ class Verdicts:
         batches: list[Batch],
         *,
         optional: bool = False,
+        listed: bool = False,
     ) -> Verdict:
         """The verdict on a call of `module`.
 
@@ -120,13 +124,14 @@ class Verdicts:
             values: the leaves of `call`.
             batches: what may be the batch among them, the likeliest first.
             optional: nothing is said where none of them is one.
+            listed: the first argument may be a list of samples.
         """
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module)
         elif known.behaviour.outdated():
             known.renew(module)
-        made = _Call(module, call, values, batches, optional)
+        made = _Call(module, call, values, batches, optional, listed)
         form = _form(known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
@@ -154,7 +159,9 @@ class Verdicts:
     def _say(self, made: _Call, verdict: Verdict) -> None:
         name = type(made.module).__name__
         if not verdict.sharded:
-            if not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
+            if made.listed and verdict.raised:
+                self._tell(name, LISTED)
+            elif not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
                 self._say_why(made.module, verdict)
         elif made.batches[verdict.candidate].searched and not (self._around and _is_torchs(made.module)):
             self._context.note(
@@ -170,24 +177,31 @@ class Verdicts:
         finally:
             self._around.pop()
 
-    def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
-        """Each reason once, whatever numbers of rows or shapes are in it.
+    def listed(self, module: torch.nn.Module) -> Verdict:
+        """The verdict on a call whose entries hold no batch: it is the list itself."""
+        self._tell(type(module).__name__, LISTED)
+        return Verdict(False, LISTED, raised=True)
 
-        Where a module around this one could not be cut for the same reason, this one is the cause of that.
-        """
+    def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """Where a module around this one could not be cut for the same reason, this one is its cause."""
         if verdict.raised and any(around.raised for _, around in self._around):
             return
         name, reason = type(module).__name__, _DIGITS.sub("", verdict.reason)
         alike = [outer for outer, around in self._around if _DIGITS.sub("", around.reason) == reason]
         told = next((self._told[outer, reason] for outer in alike if (outer, reason) in self._told), None)
         if told is None:
-            if (name, reason) not in self._told:
-                told = self._told[name, reason] = _Told(name, verdict.reason)
-                self._context.note(told.sentence)
+            self._tell(name, verdict.reason)
         elif not _is_torchs(module):
             before = told.sentence
             told.narrow(name, alike)
             self._context.note_instead(before, told.sentence)
+
+    def _tell(self, name: str, reason: str) -> None:
+        """Each reason once, whatever numbers of rows or shapes are in it."""
+        key = name, _DIGITS.sub("", reason)
+        if key not in self._told:
+            self._told[key] = _Told(name, reason)
+            self._context.note(self._told[key].sentence)
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
