@@ -101,8 +101,8 @@ IN_SOAK_ONLY = {
     "torch_metrics": "numpy_metrics",
     "wandb_offline": "tensorboard_log",
 }
-# What is said of a script at its end, and true of it: of each note a part that tells it from others. Nothing is
-# said of all others: they run on shards.
+# What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
+# other scripts nothing is said: they run on shards.
 _HOST = "its forward reads a value of the batch on the host"
 _COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
 SAID: dict[str, tuple[str, ...]] = {
@@ -150,6 +150,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_HOST}"),
     "padded_text": ("Lines: " + _COLLATE,),
     "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
+    "per_sample": ("inside a transform of torch.func",),
     "wandb_offline": ("wandb.watch was passed over",),
 }
 # What a plan makes of that.

@@ -78,8 +78,9 @@ class MemoryReport:
             described["figures"] = {
                 "formula": [result.formula(self.sizes, rank) for rank in ranks],
                 "ratio": [result.ratio(self.sizes, rank) for rank in ranks],
-                "activations": result.activations_formula(self.activations),
             }
+            if self.activations is not None:
+                described["figures"]["activations"] = result.activations_formula(self.activations)
         return json.dumps(fields, indent=2) + "\n"
 
     @classmethod

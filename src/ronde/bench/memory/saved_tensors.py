@@ -58,7 +58,7 @@ class _Saved:
         ]
         self._hooks += [
             model.register_forward_pre_hook(lambda *_: self._now.append(self.model)),
-            model.register_forward_hook(lambda *_: self._now.remove(self.model)),
+            model.register_forward_hook(lambda *_: self._now.pop()),
         ]
 
     def _around(self, block: nn.Module, inside: _Storages) -> Iterator[Any]:
