@@ -16,6 +16,7 @@ import pytest
 from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
+from said import compare_said
 
 EXACT_PLANS = (
     "ddp",
@@ -101,7 +102,67 @@ IN_SOAK_ONLY = {
     "torch_metrics": "numpy_metrics",
     "wandb_offline": "tensorboard_log",
 }
+# What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
+# other scripts nothing is said: they run on shards.
+_HOST = "its forward reads a value of the batch on the host"
+_COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
+SAID: dict[str, tuple[str, ...]] = {
+    "augmentation": ("AugmentedDigits: every rank loads whole batches, because its samples draw",),
+    "char_rnn": ("RNNModel: the batch was found on the second axis",),
+    # Layers are dropped by `random.random()`.
+    "checkpointing": ("Model runs in parts, not as one piece: it draws random numbers by other means",),
+    "compiled": (
+        "Net was given to torch.compile and runs uncompiled where it draws random numbers",
+        "smoothed was given to torch.compile and runs uncompiled, as it works on values of all ranks",
+        "train_step was given to torch.compile and runs uncompiled, as it works on values of all ranks",
+    ),
+    "detection": ("Scenes: " + _COLLATE, "Detector runs in parts, not as one piece: its batch is a list"),
+    # It returns `len(x)`.
+    "distillation": ("Net runs in parts, not as one piece: a number or text among its outputs",),
+    "hf_tiny": (
+        "list: " + _COLLATE,
+        "BertForSequenceClassification runs in parts, not as one piece, because of BertModel inside it: "
+        + _HOST,
+        "GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: " + _HOST,
+        "GPT2Block runs in parts, not as one piece, because of GPT2Attention inside it: it changes its",
+        "GPT2LMHeadModel runs in parts, not as one piece, because of GPT2Model inside it: it returns",
+    ),
+    "hf_trainer": (
+        "Words: " + _COLLATE,
+        "GPT2ForSequenceClassification runs in parts, not as one piece, because of GPT2Model inside it: "
+        + _HOST,
+    ),
+    "hooks": (
+        "GradCam runs in parts, not as one piece: it asks for gradients inside",
+        "Sequential runs in parts, not as one piece: it has hooks",
+    ),
+    "iterable_dataset": (
+        "Shuffled: every rank loads whole batches, because an iterable dataset has no indices",
+        "Lines: every rank loads whole batches, because an iterable dataset has no indices",
+    ),
+    # Which rows go to which expert is asked for on the host.
+    "mixture": (f"Net runs in parts, not as one piece, because of MoE inside it: {_HOST}",),
+    "no_optimizer": ("nothing was cut",),
+    "own_loss": (
+        "list: " + _COLLATE,
+        "SequenceClassifier runs in parts, not as one piece: an output without a batch axis",
+    ),
+    # Lengths are read to pack.
+    "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_HOST}"),
+    "padded_text": ("Lines: " + _COLLATE,),
+    "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
+    "per_sample": ("inside a transform of torch.func",),
+    "wandb_offline": ("wandb.watch was passed over",),
+}
+# What a plan makes of that.
+SAID_UNDER: dict[str, dict[str, tuple[str, ...]]] = {
+    "batch-dim=1": {"char_rnn": ()},
+}
 Plain = Callable[[Path, str, str], Run]
+
+
+def said_of(script: str, plan: str) -> tuple[str, ...]:
+    return SAID_UNDER.get(plan, {}).get(script, SAID.get(script, ()))
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +237,4 @@ def test_ranks_give_the_single_device_answer(
     )
     # A script that had nothing to compare would prove nothing.
     assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3
+    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan))

@@ -52,7 +52,7 @@ def _pass_over(call: Any) -> None:
 def _eager_in_scripts(
     context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
-    name = getattr(function, "__qualname__", type(function).__name__)
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -18,11 +18,11 @@ from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import replayed
 from ronde.plan.compute import Recompute as Extent
 
-__all__ = ["Recompute"]
+__all__ = ["COSTLY", "Recompute"]
 
 _aten = torch.ops.aten
 # What costs far more to compute than to keep.
-_KEPT = frozenset(
+COSTLY = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
@@ -44,13 +44,21 @@ class Recompute:
         extent: `full` or `selective`.
         wanted: whether execution is inside a model, where tensors are plain.
         note: takes a sentence for the user.
+        again: told whenever a block has been computed again.
     """
 
-    def __init__(self, extent: Extent, wanted: Callable[[], bool], note: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        extent: Extent,
+        wanted: Callable[[], bool],
+        note: Callable[[str], object],
+        again: Callable[[], object] = lambda: None,
+    ) -> None:
         self._asked = f"recompute={extent}"
-        self._kept = _KEPT if extent == "selective" else frozenset[Any]()
+        self._kept = COSTLY if extent == "selective" else frozenset[Any]()
         self._wanted = wanted
         self._note = note
+        self._told_again = again
         self._depth = 0
         self._in_block = False
         self._searched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -114,7 +122,9 @@ class Recompute:
                 self._in_block, self._depth = before, self._depth - 1
 
         values = [*args, *kwargs.values()]
-        return replayed(block, run, values, draws=True, asked=self._asked, kept=self._kept)
+        return replayed(
+            block, run, values, draws=True, asked=self._asked, kept=self._kept, again=self._told_again
+        )
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

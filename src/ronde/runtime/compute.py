@@ -30,10 +30,14 @@ __all__ = [
 Note = Callable[[str], object]
 
 
-def way(plan: Plan) -> Way:
-    """How a model's call on a rank's rows is carried out."""
+def way(plan: Plan, again: Callable[[], object]) -> Way:
+    """How a model's call on a rank's rows is carried out.
+
+    Args:
+        again: told whenever backward has computed a part of it again.
+    """
     pieces = plan.compute.micro_batches
-    return at_once if pieces == 1 else MicroBatches(pieces)
+    return at_once if pieces == 1 else MicroBatches(pieces, again)
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
@@ -46,15 +50,23 @@ def needs_boundary(plan: Plan) -> bool:
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
-def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Note) -> None:
+def install_inside(
+    plan: Plan,
+    patches: Patches,
+    *,
+    inside: Callable[[], bool],
+    note: Note,
+    again: Callable[[], object] = lambda: None,
+) -> None:
     """What is done inside models, on this rank's rows; under the model edge, which is installed after it.
 
     Args:
         inside: whether execution is inside a model, where tensors are plain.
         note: takes a sentence for the user.
+        again: told whenever backward has computed a part of a model again.
     """
     if plan.compute.recompute != "none":
-        Recompute(plan.compute.recompute, inside, note).install(patches)
+        Recompute(plan.compute.recompute, inside, note, again).install(patches)
 
 
 def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:

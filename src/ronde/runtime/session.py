@@ -157,8 +157,9 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
-        way = compute.way(self.plan)
+        note, again = self.context.note, self.memory.computed_again
+        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=note, again=again)
+        way = compute.way(self.plan, again)
         ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
@@ -238,6 +239,7 @@ class Session:
         def add_param_group(optimizer: Any, param_group: Any) -> None:
             plain(optimizer, param_group)
             order.agree(optimizer.param_groups[-1])
+            self.tally.know(optimizer)
             self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -245,6 +247,7 @@ class Session:
         def before_step(optimizer: Any, *_: Any) -> None:
             self.reducer.adopt_all(optimizer)
             self._sharding.before_step()
+            self.tally.begin_step()
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
@@ -253,7 +256,7 @@ class Session:
             self.context.comm.mark(what)
 
         def after_step(optimizer: Any, *_: Any) -> None:
-            self.tally.step()
+            self.tally.step(optimizer)
             self.memory.stepped(optimizer)
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
