@@ -154,15 +154,47 @@ SAID: dict[str, tuple[str, ...]] = {
     "per_sample": ("inside a transform of torch.func",),
     "wandb_offline": ("wandb.watch was passed over",),
 }
-# What a plan makes of that.
-SAID_UNDER: dict[str, dict[str, tuple[str, ...]]] = {
-    "batch-dim=1": {"char_rnn": ()},
+# Models without repeated blocks, by class, and the scripts that train them: recompute says that they keep
+# everything.
+WITHOUT_BLOCKS = {
+    "Sequential": (
+        "amp_fp16 augmentation clip_and_log clock_seeds config_files detection early_stopping experiment "
+        "gradient_accumulation hooks iterable_dataset lion no_optimizer_module numpy_metrics "
+        "optimizer_in_backward past_forward per_sample preprocessing resume samplers seeds_nothing swa "
+        "tensorboard_log torch_metrics two_loaders two_losses wandb_offline"
+    ),
+    "Net": "amp_bf16 classifier compiled ema frozen maml multitask small_batches",
+    "Encoder": "contrastive outputs seq2seq",
+    "RNNModel": "char_rnn lstm_lm",
+    "Generator": "gan wgan_gp",
+    "Tower": "contrastive_module",
+    "Discriminator": "gan",
+    "Decoder": "outputs",
+    "Heads": "outputs",
+    "Tagger": "padded_text",
+    "SparseAutoencoder": "past_forward",
+    "AttnDecoder": "seq2seq",
+    "TiedModel": "tied",
+    "VAE": "vae",
+    "Critic": "wgan_gp",
 }
 Plain = Callable[[Path, str, str], Run]
 
 
 def said_of(script: str, plan: str) -> tuple[str, ...]:
-    return SAID_UNDER.get(plan, {}).get(script, SAID.get(script, ()))
+    """What is said of a script in general, and what the plan makes of that."""
+    said = SAID.get(script, ())
+    if plan == "batch-dim=1":
+        return tuple(each for each in said if "the second axis" not in each)  # it need not be looked for
+    if plan.startswith("recompute="):
+        said += tuple(
+            f"{model} keeps all its activations: {plan} computes repeated blocks again"
+            for model, scripts in WITHOUT_BLOCKS.items()
+            if script in scripts.split()
+        )
+        if script == "compiled":
+            said += (f"Net was given to torch.compile, into which {plan} does not reach",)
+    return said
 
 
 @pytest.fixture(scope="module")

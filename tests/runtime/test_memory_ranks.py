@@ -75,8 +75,8 @@ def _trains_deep(rank: Rank, plan: str) -> int | None:
         ("ddp", 16, 20),
         # The arguments of four blocks, and of one block what its layers give.
         ("recompute=full", 4 + 4, 12),
-        # Of one piece what all layers give, and the output of all pieces.
-        ("micro-batches=4", 16 / 4, 9),
+        # The sums of gradients, of one piece what all layers give, and the output of all pieces.
+        ("micro-batches=4", 16 + 16 / 4, 16 + 9),
     ],
 )
 def test_what_is_computed_again_is_counted(ranks: Ranks, plan: str, fewest: float, most: float) -> None:

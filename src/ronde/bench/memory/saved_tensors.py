@@ -58,7 +58,7 @@ class _Saved:
         ]
         self._hooks += [
             model.register_forward_pre_hook(lambda *_: self._now.append(self.model)),
-            model.register_forward_hook(lambda *_: self._now.pop()),
+            model.register_forward_hook(self._leave),
         ]
 
     def _around(self, block: nn.Module, inside: _Storages) -> Iterator[Any]:
@@ -68,11 +68,11 @@ class _Saved:
                     self._note(value, self.arguments)
             self._now.append(inside)
 
-        def leave(*_: Any) -> None:
-            self._now.pop()
-
         yield block.register_forward_pre_hook(enter, with_kwargs=True)
-        yield block.register_forward_hook(leave)
+        yield block.register_forward_hook(self._leave)
+
+    def _leave(self, *_: Any) -> None:
+        self._now.pop()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
