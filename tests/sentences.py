@@ -24,6 +24,7 @@ ELSEWHERE = (
     "bench/collectives/table.py",
     "bench/memory/table.py",
     "bench/memory/formula.py",
+    "bench/memory/activations.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from bench.samples import memory_report
 from ronde.bench.memory import comparison, picture
-from ronde.bench.memory.comparison import available_plans, compare, measure_plan, sizes_of
+from ronde.bench.memory.activations import Activations, expected_activations
+from ronde.bench.memory.comparison import activations_of, available_plans, compare, measure_plan, sizes_of
 from ronde.bench.memory.formula import FORMULAS, Sizes, expected
-from ronde.bench.memory.report import MemoryReport
+from ronde.bench.memory.report import MemoryReport, PlanMemory
+from ronde.bench.memory.saved_tensors import saved_by
 from ronde.bench.memory.table import table
 from ronde.errors import BenchError, PlanError, UsageError
-from ronde.plan import expand
+from ronde.plan import Compute, expand
 from ronde.plan.available import BUILT
 from ronde.plan.state import Placement
 
@@ -82,6 +88,73 @@ def test_a_picture_has_a_bar_for_each_plan_and_kind() -> None:
     (axes,) = picture.draw(memory_report()).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["ddp", "zero1"]
     assert len(axes.patches) == 2 * 4
+
+
+KEPT = Activations(
+    rows=8, gradients=80, model=1600, loss=8, narrow=900, left=408, results=700, largest=300, rest=120
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "nbytes"),
+    [
+        ({}, 1608),
+        ({"micro_batches": 4}, 400 + 8 + 80),
+        ({"micro_batches": 100}, 200 + 8 + 80),
+        ({"recompute": "full"}, 408 + 300),
+        ({"recompute": "selective"}, 408 + 700 + 120),
+        ({"precision": "bf16"}, 900),
+        ({"precision": "fp16"}, None),
+        ({"recompute": "full", "micro_batches": 2}, None),
+        ({"compile": True}, None),
+    ],
+)
+def test_the_formula_of_activations(values: dict[str, Any], nbytes: int | None) -> None:
+    assert expected_activations(Compute(**values), KEPT) == nbytes
+
+
+def test_what_autograd_saves_is_told_apart_by_block() -> None:
+    """A sigmoid's result is saved once, for itself and for the layer behind it."""
+    width, rows = 16, 8
+    pairs = [[nn.Linear(width, width), nn.Sigmoid(), nn.Linear(width, width), nn.Sigmoid()] for _ in range(2)]
+    model = nn.Sequential(*(nn.Sequential(*pair) for pair in pairs))
+    inputs, one = torch.randn(rows, width), 4 * rows * width
+    kept = saved_by(model, lambda outputs, targets: outputs.sum() * targets.sum(), inputs, torch.ones(1))
+    assert kept.model == 4 * one  # the batch itself is there anyhow
+    # The second block's argument is the first one's last result; products are not what is saved.
+    assert (kept.left, kept.results, kept.largest) == (one + kept.loss, 4 * one, 2 * one)
+    assert kept.rest == 2 * one
+    assert kept.gradients == 4 * 4 * (width * width + width)
+    assert kept.rows == rows
+
+
+def test_activations_stand_beside_their_formula() -> None:
+    report = memory_report()
+    memory = dataclasses.replace(
+        report.results[0].ranks[0], peaks={**report.results[0].ranks[0].peaks, "activations": 778}
+    )
+    full = PlanMemory(plan="recompute=full", command="ronde run", ranks=(memory, memory), loss=2.0)
+    told = dataclasses.replace(report, results=(report.results[0], full), activations=KEPT)
+    assert MemoryReport.from_json(told.to_json()) == told
+    assert json.loads(told.to_json())["results"][1]["figures"]["activations"] == 708
+    headings, _, row = table(told).splitlines()[2:5]
+    assert headings.split()[8:13] == ["activations", "by", "formula", "its", "ratio"]
+    assert [cell.strip() for cell in row.split("  ") if cell][8:11] == ["778 B", "708 B", "1.099"]
+    pytest.importorskip("matplotlib")
+    (axes,) = picture.draw(told).axes
+    assert [bar.get_height() * 2**20 for bar in axes.patches] == [0, pytest.approx(778)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["ddp", "micro-batches=4", "recompute=full", "recompute=selective"])
+def test_activations_are_what_the_formula_says(plan: str) -> None:
+    activations = activations_of("transformer", 2, ENVIRONMENT)
+    measured = measure_plan("transformer", plan, ranks=2, environment=ENVIRONMENT)
+    formula = measured.activations_formula(activations)
+    assert formula is not None
+    for memory in measured.ranks:
+        if "activations" in memory.peaks:
+            assert 0.95 * formula <= memory.peaks["activations"] <= 1.1 * formula
 
 
 def test_plans_that_trained_otherwise_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

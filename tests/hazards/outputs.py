@@ -151,7 +151,7 @@ HAZARDS = {
             loss=lambda out, y: F.cross_entropy(out[0], y) * out[1],
         ),
         "parts",
-        "",
+        "a number or text among its outputs",
     ),
     "text beside": Hazard(
         modelled(
@@ -159,7 +159,7 @@ HAZARDS = {
             loss=lambda out, y: F.cross_entropy(out[0], y) * len(out[1]),
         ),
         "parts",
-        "",
+        "a number or text among its outputs",
     ),
     "shape beside": Hazard(
         modelled(

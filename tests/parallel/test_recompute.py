@@ -16,7 +16,7 @@ from peak_bytes import PeakBytes
 from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.blocks import repeated_blocks
-from ronde.parallel.recompute import Recompute
+from ronde.parallel.recompute import Inside, Recompute
 
 EXTENTS = ("full", "selective")
 
@@ -32,7 +32,7 @@ def recomputing(extent: Any) -> Iterator[list[str]]:
             notes[sentence] = None
             said.append(sentence)
 
-    Recompute(extent, lambda: True, note).install(patches)
+    Recompute(extent, Inside(lambda: True, lambda: False, note)).install(patches)
     try:
         yield said
     finally:
@@ -201,6 +201,48 @@ def test_what_is_not_recomputed_is_said() -> None:
         net(torch.randn(3, 4)).sum().backward()
         assert "it has forward hooks" in notes[-1]
         assert len(notes) == 2
+
+
+class InParts(nn.Module):
+    """Its body is carried out as script, its blocks one by one: it cannot be cut as one piece."""
+
+    def __init__(self, where: dict[str, bool]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self._where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (*self.blocks, self.head):
+            self._where["script"] = False
+            x = block(x)
+            self._where["script"] = True
+        return x
+
+
+def test_blocks_of_a_model_in_parts_are_recomputed() -> None:
+    """Each is called by itself, and none of them says that it has no blocks."""
+    where, notes, again = {"script": True}, list[str](), list[None]()
+    inside = Inside(
+        lambda: not where["script"], lambda: where["script"], notes.append, lambda: again.append(None)
+    )
+    patches = Patches()
+    Recompute("full", inside).install(patches)
+    try:
+        InParts(where)(torch.randn(3, 4)).sum().backward()
+    finally:
+        patches.restore()
+    assert (len(again), notes) == (3, [])
+
+
+def test_a_model_that_is_not_trained_keeps_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with recomputing("full") as notes:
+        with torch.no_grad():
+            model(torch.randn(3, 4))
+        assert notes == []
+        model(torch.randn(3, 4))
+        assert len(notes) == 1
 
 
 def _names(part: str, count: int) -> list[str]:

@@ -52,6 +52,41 @@ def test_bytes_by_kind(ranks: Ranks, plan: str, share: int, accumulated: int, se
         assert peaks["total"] > sum(peaks[kind] for kind in ("parameters", "gradients", "optimizer"))
 
 
+def _trains_deep(rank: Rank, plan: str) -> int | None:
+    """Peak of activations of four blocks of four layers."""
+    with rank.session(plan) as session:
+        torch.manual_seed(0)
+        pairs = [
+            [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())] for _ in range(4)
+        ]
+        model = nn.Sequential(*(nn.Sequential(*each) for each in pairs))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inputs = torch.randn(ROWS, WIDTH)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        return session.memory.memory().peaks.get("activations")
+
+
+@pytest.mark.parametrize(
+    ("plan", "fewest", "most"),
+    [
+        ("ddp", 16, 20),
+        # The arguments of four blocks, and of one block what its layers give.
+        ("recompute=full", 4 + 4, 12),
+        # The sums of gradients, of one piece what all layers give, and the output of all pieces.
+        ("micro-batches=4", 16 + 16 / 4, 16 + 9),
+    ],
+)
+def test_what_is_computed_again_is_counted(ranks: Ranks, plan: str, fewest: float, most: float) -> None:
+    if allocated(on_cuda=False) is None:
+        pytest.skip("this C library does not tell what is allocated")
+    rows = 4 * (ROWS // 2) * WIDTH
+    for activations in ranks(2, _trains_deep, plan):
+        assert fewest * rows <= activations <= most * rows
+
+
 def _keeps_gradients(rank: Rank) -> dict[str, int]:
     with rank.session("ddp") as session:
         model = nn.Linear(WIDTH, WIDTH, bias=False)

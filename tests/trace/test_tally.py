@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ronde.trace.pulse import Pulse
 from ronde.trace.tally import Tally
 
 
+class Optimizer:
+    """Stands for one."""
+
+
 def samples(events: str, rows: int = 4) -> int:
-    """D: a loader delivers; C: a module is called in training; B: backward; S: an optimizer steps."""
+    """What is counted.
+
+    D: a loader delivers; C: a module is called in training, E: in evaluation; B: backward; S, T: two
+    optimizers step, (: one of them begins to.
+    """
     tally = Tally()
-    does = {
-        "D": lambda: tally.deliver(1),
+    optimizers = {letter: Optimizer() for letter in "ST" if letter in events}
+    for optimizer in optimizers.values():
+        tally.know(optimizer)
+    does: dict[str, Callable[[], object]] = {
+        "D": lambda: tally.deliver(1, rows),
         "C": lambda: tally.train_on(rows),
+        "E": tally.evaluate,
         "B": tally.backward,
-        "S": tally.step,
+        "(": tally.begin_step,
+        "S": lambda: tally.step(optimizers["S"]),
+        "T": lambda: tally.step(optimizers["T"]),
     }
     for event in events.replace(" ", ""):
         does[event]()
@@ -26,7 +41,9 @@ def test_a_batch_of_a_loader_counts_once() -> None:
     assert samples("DCBS DCBS DCBS") == 12
     assert samples("DCCBS DCCBS") == 8  # two modules
     assert samples("DCB DCBS DCB DCBS") == 16  # accumulation
-    assert samples("DCBS CBS DCBS CBS") == 8  # discriminator and generator
+    assert samples("DCBS CBT DCBS CBT") == 8  # discriminator and generator
+    assert samples("DCB CBS CBT DCB CBS CBT") == 8  # the discriminator on real and on made-up rows
+    assert samples("DCBBS DCBBS") == 8  # two losses
     assert samples("DDCCBS DDCCBS") == 8  # two loaders in step
 
 
@@ -37,8 +54,23 @@ def test_without_a_loader_a_batch_begins_after_each_backward() -> None:
 
 
 def test_evaluation_from_a_loader_does_not_stop_the_count() -> None:
-    """Trained from memory, evaluated from a loader: the batch after an evaluation may be missed, no more."""
-    assert samples("CBS CBS DDD CBS CBS CBS") == 16
+    """Trained from memory, evaluated from a loader."""
+    assert samples("CBS CBS DDD CBS CBS CBS") == 20
+    assert samples("CBS CBT DEDEDE CBS CBT CBS CBT") == 24
+
+
+def test_a_batch_that_is_used_again_counts_again() -> None:
+    assert samples("D CBS CBS CBS") == 12
+
+
+def test_a_step_that_computes_its_batch_several_times_counts_it_once() -> None:
+    assert samples("(CBCBCBS (CBCBS") == 8
+    assert samples("D(CBCBCBS D(CBCBS") == 8
+
+
+def test_a_batch_on_which_no_module_is_called_counts_with_the_step() -> None:
+    assert samples("DS DS") == 8
+    assert samples("DS DE DE DS") == 8
 
 
 def test_rates_leave_the_first_step_out() -> None:

@@ -106,6 +106,10 @@ class Context:
         """Remember a sentence for the user; each is said once."""
         self.notes.setdefault(sentence)
 
+    def note_instead(self, before: str, sentence: str) -> None:
+        """Remember a sentence in the place of another, of which more is known now."""
+        self.notes = {sentence if each == before else each: None for each in self.notes}
+
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 

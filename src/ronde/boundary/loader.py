@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +25,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.global_tensor import Rule, gather_ahead, wrap
+from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
@@ -116,7 +116,8 @@ class LoaderEdge:
                 data = plain_next(iterator)
             data = edge._deliver(iterator, data)
             if edge._context.on_main_thread():
-                edge._context.tally.deliver(perf_counter_ns() - begun - (comm.waited_ns - waited))
+                spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
+                edge._context.tally.deliver(spent, _rows(data, edge._context.batch_dim or 0))
             return data
 
         def fetch(fetcher: Any, index: Any) -> Any:
@@ -261,6 +262,19 @@ def _is_batch(data: Any, rows: int) -> bool:
     except Opaque:
         return False
     return all(isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows for value in found)
+
+
+def _rows(data: Any, dim: int) -> int | None:
+    """Of the first tensor in a batch, None where there is none to begin with."""
+    entries = (
+        data.values() if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else (data,)
+    )
+    for value in entries:
+        if isinstance(value, GlobalTensor):
+            return value._layout.rows
+        if isinstance(value, torch.Tensor):
+            return value.shape[dim] if value.dim() > dim else None
+    return None
 
 
 def _uses_generator(dataset: Any) -> bool:

@@ -101,7 +101,13 @@ class ModelEdge:
         patches.set(torch.Tensor, "register_hook", register_hook)
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        if type(module).__module__ in _HANDLED_BY_RULES or self._context.in_transform():
+        if type(module).__module__ in _HANDLED_BY_RULES:
+            return plain(module, *args, **kwargs)
+        if self._context.in_transform():
+            self._context.note(
+                "a module was called inside a transform of torch.func (vmap, grad), where every rank "
+                "computes the whole batch: right but no faster"
+            )
             return plain(module, *args, **kwargs)
         if torch.jit.is_tracing():
             return plain(module, *args, **kwargs)
@@ -151,7 +157,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, rows
         try:
-            with self._verdicts.inside(verdict):
+            with self._verdicts.inside(module, verdict):
                 return _uncompiled(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
@@ -159,6 +165,8 @@ class ModelEdge:
     def _tally(self, module: torch.nn.Module, rows: int) -> None:
         if module.training and torch.is_grad_enabled():
             self._context.tally.train_on(rows)
+        elif not module.training:
+            self._context.tally.evaluate()
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None), self._calling(module):

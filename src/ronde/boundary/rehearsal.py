@@ -26,10 +26,11 @@ from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
-__all__ = ["ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
+__all__ = ["NO_AXIS", "ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
 
 # Odd, so that pairs and groups do not fall into halves.
 ROWS = 5
+NO_AXIS = "its output has no batch axis"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
         else:
             outputs.append(OutputAxis(None))
     if all(axis.dim is None for axis in outputs):
-        raise Refusal("its output has no batch axis")
+        raise Refusal(NO_AXIS)
     if [name for name, _ in whole.draws] != [name for name, _ in part.draws]:
         raise Refusal("what it draws depends on the number of rows")
     draws = [
@@ -237,7 +238,7 @@ def _compare_parts(whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], 
             if axis.dim is not None:
                 a = _cut(a, axis, cut).take(a, rank)
             if not same(a, b):
-                return _DEPENDS if axis.dim is not None else _LOSS
+                return _DEPENDS if axis.dim is not None else _varies(a)
         problem = _compare_kept(whole, part)
         if problem is not None:
             return problem
@@ -246,6 +247,12 @@ def _compare_parts(whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], 
 
 _DEPENDS = "rows of its output depend on other rows, or on their number"
 _LOSS = "an output without a batch axis depends on the batch (a loss of its own?)"
+_NUMBER = "a number or text among its outputs depends on the batch (a count of its rows?)"
+
+
+def _varies(output: Any) -> str:
+    """What is wrong with an output that has no batch axis, and is another one for other rows."""
+    return _LOSS if isinstance(output, torch.Tensor) else _NUMBER
 
 
 def _cut(value: torch.Tensor, axis: OutputAxis, cut: Layout) -> Layout:
@@ -280,7 +287,7 @@ def _spoil(trial: Trial, whole: Run, outputs: Sequence[OutputAxis], spoilt: list
         if axis.dim is not None:
             a, b = _without(a, axis, spoilt, rows), _without(b, axis, spoilt, rows)
         if not same(a, b) or (alike and not _identical(a, b)):
-            raise Refusal(_DEPENDS if axis.dim is not None else _LOSS)
+            raise Refusal(_DEPENDS if axis.dim is not None else _varies(a))
     problem = _compare_kept(whole, run)
     if problem is not None:
         raise Refusal(problem)

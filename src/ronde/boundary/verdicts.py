@@ -18,7 +18,7 @@ from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.listed import LISTED
 from ronde.boundary.noted import noted
-from ronde.boundary.rehearsal import ROWS, Verdict, prove, rehearse
+from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import PLAIN, Behaviour, Number
 from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tree import map_leaves, structure
@@ -57,6 +57,30 @@ class _Known:
         self.free.clear()
 
 
+class _Told:
+    """Why a module runs in parts, as the user is told."""
+
+    __slots__ = ("_because_of", "_name", "_reason", "_seen")
+
+    def __init__(self, name: str, reason: str) -> None:
+        self._name, self._reason = name, reason
+        self._because_of: list[str] = []
+        self._seen = {name}
+
+    @property
+    def sentence(self) -> str:
+        if not self._because_of:
+            return f"{self._name} runs in parts, not as one piece: {self._reason}"
+        parts = ", ".join(self._because_of)
+        return f"{self._name} runs in parts, not as one piece, because of {parts} inside it: {self._reason}"
+
+    def narrow(self, name: str, around: list[str]) -> None:
+        """The reason was found inside: in the module of this name, and not in those around that."""
+        if name not in self._seen:
+            self._seen.add(name)
+            self._because_of = [each for each in self._because_of if each not in around] + [name]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Call:
     """A call of a module on what may be a batch; `values` are the leaves of `call`.
@@ -80,8 +104,9 @@ class Verdicts:
         self._context = context
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
-        self._told: set[tuple[str, str]] = set()
-        self._around: list[Verdict] = []
+        self._told: dict[tuple[str, str], _Told] = {}
+        # Modules that run in parts around what is called now, the outermost first.
+        self._around: list[tuple[str, Verdict]] = []
 
     def of(
         self,
@@ -136,27 +161,17 @@ class Verdicts:
         if not verdict.sharded:
             if made.listed and verdict.raised:
                 self._tell(name, LISTED)
-            elif not (
-                made.optional or _is_no_batch(made, verdict) or self._said_around(made.module, verdict)
-            ):
-                self._tell(name, verdict.reason)
+            elif not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
+                self._say_why(made.module, verdict)
         elif made.batches[verdict.candidate].searched and not (self._around and _is_torchs(made.module)):
             self._context.note(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
 
-    def _said_around(self, module: torch.nn.Module, verdict: Verdict) -> bool:
-        """Whether a module around this one could not be cut for the same reason: this would add nothing."""
-        return any(
-            (around.raised and verdict.raised)
-            or (_is_torchs(module) and _DIGITS.sub("", around.reason) == _DIGITS.sub("", verdict.reason))
-            for around in self._around
-        )
-
     @contextmanager
-    def inside(self, verdict: Verdict) -> Iterator[None]:
+    def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
         """Around the body of a module that runs in parts."""
-        self._around.append(verdict)
+        self._around.append((type(module).__name__, verdict))
         try:
             yield
         finally:
@@ -167,12 +182,26 @@ class Verdicts:
         self._tell(type(module).__name__, LISTED)
         return Verdict(False, LISTED, raised=True)
 
+    def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """Where a module around this one could not be cut for the same reason, this one is its cause."""
+        if verdict.raised and any(around.raised for _, around in self._around):
+            return
+        name, reason = type(module).__name__, _DIGITS.sub("", verdict.reason)
+        alike = [outer for outer, around in self._around if _DIGITS.sub("", around.reason) == reason]
+        told = next((self._told[outer, reason] for outer in alike if (outer, reason) in self._told), None)
+        if told is None:
+            self._tell(name, verdict.reason)
+        elif not _is_torchs(module):
+            before = told.sentence
+            told.narrow(name, alike)
+            self._context.note_instead(before, told.sentence)
+
     def _tell(self, name: str, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
-        told = name, _DIGITS.sub("", reason)
-        if told not in self._told:
-            self._told.add(told)
-            self._context.note(f"{name} runs in parts, not as one piece: {reason}")
+        key = name, _DIGITS.sub("", reason)
+        if key not in self._told:
+            self._told[key] = _Told(name, reason)
+            self._context.note(self._told[key].sentence)
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
@@ -181,13 +210,16 @@ class Verdicts:
         seen = [*known.verdicts[form], numbers]
         changing = [place for place in range(len(numbers)) if len({each[place] for each in seen}) > 1]
         substitutes = {place: known.behaviour.source(place) for place in changing}
+        held = [each.verdict for each in known.verdicts[form].values()]
+        if not any(each.sharded for each in held):
+            return held[-1], numbers  # whatever the numbers are: what keeps it in parts has been said
+        if not all(each.sharded for each in held):
+            return Verdict(False, _changes(substitutes)), numbers
         verdict = self._rehearsed(made, substitutes)
-        if verdict.sharded and all(held.verdict.sharded for held in known.verdicts[form].values()):
+        if verdict.sharded:
             known.free[form] = known.free.get(form, frozenset()) | frozenset(changing)
             known.verdicts[form].clear()
             return verdict, _numbers(known.behaviour, made.values, known.free[form])
-        if verdict.sharded:
-            verdict = Verdict(False, _changes(substitutes))
         return verdict, numbers
 
     def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:
@@ -287,6 +319,11 @@ def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
     axes = made.batches[verdict.candidate].axes
     taken = (value for value, axis in zip(made.values, axes, strict=True) if axis is not None)
     return verdict.raised and all(value.dim() == 1 for value in taken)
+
+
+def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
+    """Whether a module is but a function of the script's: a loss, with nothing inside to be cut."""
+    return verdict.reason == NO_AXIS and not module._modules
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:

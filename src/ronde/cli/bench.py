@@ -190,7 +190,9 @@ def memory_(
     plans: Annotated[
         str,
         typer.Option(
-            metavar="PLANS", help="Presets, separated by commas.", show_default="all places of state"
+            metavar="PLANS",
+            help="Presets or single items, as recompute=full, separated by commas.",
+            show_default="all places of state",
         ),
     ] = "",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks under every plan.")] = 2,
@@ -200,7 +202,8 @@ def memory_(
     """Train a model under each plan and count the bytes that every rank held, by kind.
 
     Prints parameters, gradients and optimizer state beside what the formula of the plan says, and
-    buckets, activations and the peak of the process.
+    buckets, activations and the peak of the process. Where a plan says how to compute (micro-batches,
+    recompute, precision), activations have a formula beside them too.
     """
     check_linux()
     _check_writable(json=json, plot=plot)

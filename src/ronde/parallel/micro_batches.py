@@ -9,7 +9,7 @@ rescale, and any loss is right. The model draws for each piece what one device d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,12 @@ class MicroBatches:
 
     Args:
         pieces: into which each rank's rows are cut; at most as many as there are rows.
+        again: told whenever a piece has been computed again.
     """
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, again: Callable[[], object] = lambda: None) -> None:
         self._pieces = pieces
+        self._told_again = again
         self._asked = f"micro-batches={pieces}"
 
     def __call__(self, call: ShardedCall) -> Any:
@@ -78,7 +80,8 @@ class MicroBatches:
 
         if not torch.is_grad_enabled():
             return run(*values)
-        return replayed(call.module, run, values, draws=bool(call.verdict.draws), asked=self._asked)
+        draws = bool(call.verdict.draws)
+        return replayed(call.module, run, values, draws=draws, asked=self._asked, again=self._told_again)
 
 
 def _run(call: ShardedCall, values: Sequence[Any]) -> Any:

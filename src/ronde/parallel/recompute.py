@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +19,11 @@ from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import replayed
 from ronde.plan.compute import Recompute as Extent
 
-__all__ = ["Recompute"]
+__all__ = ["COSTLY", "Inside", "Recompute"]
 
 _aten = torch.ops.aten
 # What costs far more to compute than to keep.
-_KEPT = frozenset(
+COSTLY = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
@@ -37,33 +38,56 @@ _KEPT = frozenset(
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inside:
+    """What is around a module that is called.
+
+    Attributes:
+        model: whether execution is inside a model, where tensors are plain.
+        script: whether it is in the script, or in the body of a model that runs in parts.
+        note: takes a sentence for the user.
+        again: told whenever a block has been computed again.
+    """
+
+    model: Callable[[], bool]
+    script: Callable[[], bool]
+    note: Callable[[str], object]
+    again: Callable[[], object] = lambda: None
+
+
 class Recompute:
     """Sees to the blocks of every model that is called; one per process.
 
     Args:
         extent: `full` or `selective`.
-        wanted: whether execution is inside a model, where tensors are plain.
-        note: takes a sentence for the user.
     """
 
-    def __init__(self, extent: Extent, wanted: Callable[[], bool], note: Callable[[str], object]) -> None:
+    def __init__(self, extent: Extent, inside: Inside) -> None:
         self._asked = f"recompute={extent}"
-        self._kept = _KEPT if extent == "selective" else frozenset[Any]()
-        self._wanted = wanted
-        self._note = note
+        self._kept = COSTLY if extent == "selective" else frozenset[Any]()
+        self._inside = inside
+        self._note = inside.note
         self._depth = 0
         self._in_block = False
         self._searched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._blocks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        # Models in which none was found, of which it has not been said; and what lies around blocks.
+        self._untold: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._around: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._wanted():
+            if torch.compiler.is_compiling():
+                return plain(module, *args, **kwargs)
+            if not self._inside.model():
+                if self._inside.script() and module._modules:
+                    self._search_around(module)
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
+                self._tell(module)
             self._depth += 1
             try:
                 if module in self._blocks and self._may_run_again(module):
@@ -82,17 +106,42 @@ class Recompute:
         self._searched[model] = count
         if not model._modules:
             return
+        if _is_compiled(model):
+            self._untold.add(model)
+            return
+        found = repeated_blocks(model)
+        if (
+            not found
+            and model not in self._around
+            and not any(part in self._blocks for part in model.modules())
+        ):
+            self._untold.add(model)
+        self._blocks.update(found)
+
+    def _search_around(self, model: torch.nn.Module) -> None:
+        """Find the blocks of a model that runs in parts: each is called by itself then."""
+        count = sum(1 for _ in model.modules())
+        if self._searched.get(model) == count:
+            return
+        self._searched[model] = count
+        found = repeated_blocks(model)
+        if found:
+            self._blocks.update(found)
+            self._around.update(model.modules())
+
+    def _tell(self, model: torch.nn.Module) -> None:
+        """Say of a model that is trained that it keeps everything."""
+        if model not in self._untold or not torch.is_grad_enabled():
+            return
+        self._untold.discard(model)
         name = type(getattr(model, "_orig_mod", model)).__name__
         if _is_compiled(model):
             self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
-            return
-        found = repeated_blocks(model)
-        if not found and not any(part in self._blocks for part in model.modules()):
+        else:
             self._note(
                 f"{name} keeps all its activations: {self._asked} computes repeated blocks again, and it has "
                 f"none (modules of one class, made of others)"
             )
-        self._blocks.update(found)
 
     def _may_run_again(self, block: torch.nn.Module) -> bool:
         if self._in_block or not torch.is_grad_enabled() or _in_transform():
@@ -114,7 +163,9 @@ class Recompute:
                 self._in_block, self._depth = before, self._depth - 1
 
         values = [*args, *kwargs.values()]
-        return replayed(block, run, values, draws=True, asked=self._asked, kept=self._kept)
+        return replayed(
+            block, run, values, draws=True, asked=self._asked, kept=self._kept, again=self._inside.again
+        )
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -30,7 +30,7 @@ Contents = list[tuple[torch.Tensor, torch.Tensor]]
 
 def replayed(
     module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
-    asked: str, kept: Collection[Any] = (),
+    asked: str, kept: Collection[Any] = (), again: Callable[[], object] = lambda: None,
 ) -> Any:  # fmt: skip
     """`function(*values)`, of which backward computes again what it needs.
 
@@ -39,6 +39,7 @@ def replayed(
         draws: it may draw random numbers.
         asked: the plan's item for which this is done, for errors.
         kept: operations whose results are kept.
+        again: told whenever it has been computed again.
     """
     moment = _Moment(module, asked)
     results: list[Any] = []
@@ -54,7 +55,10 @@ def replayed(
         nonlocal first
         if not first:
             with moment.restored(), _Kept(kept, results) if kept else nullcontext():
-                return function(*(copies if in_place else given))
+                try:
+                    return function(*(copies if in_place else given))
+                finally:  # torch breaks off as soon as it has what backward needs
+                    again()
         first = False
         try:
             return forward(*given)

@@ -21,7 +21,7 @@ class StorageCensus:
         bytes: by kind.
         on_host: those of them that lie in host memory beside a device; on a CPU nothing is told apart.
         coming: bytes of the allocator's that come and go between steps where activations lie: parameters, and
-            gradients that lie in no bucket.
+            gradients that lie in no bucket, on their way into one too.
     """
 
     def __init__(self, *, on_cuda: bool = False) -> None:
@@ -39,19 +39,20 @@ class StorageCensus:
             beside = self._on_cuda and storage.device.type == "cpu"
         except (AttributeError, RuntimeError, NotImplementedError, ValueError):
             return  # sparse, fake, not initialized: no storage of its own, or none yet
-        self._count(kind, address, nbytes, beside=beside)
+        comes = kind in ("parameters", "gradients", "buckets")
+        self._count(kind, address, nbytes, beside=beside, comes=comes)
 
     def count_at(self, kind: Kind, address: int, nbytes: int) -> None:
-        self._count(kind, address, nbytes, beside=False)
+        self._count(kind, address, nbytes, beside=False, comes=kind in ("parameters", "gradients"))
 
-    def _count(self, kind: Kind, address: int, nbytes: int, *, beside: bool) -> None:
+    def _count(self, kind: Kind, address: int, nbytes: int, *, beside: bool, comes: bool) -> None:
         if not address or address in self._seen:
             return
         self._seen.add(address)
         self.bytes[kind] += nbytes
         if beside:
             self.on_host[kind] += nbytes
-        elif kind in ("parameters", "gradients") and address not in self._outside:
+        elif comes and address not in self._outside:
             self._coming[address] = nbytes
 
     @property

@@ -13,7 +13,7 @@ from ronde.parallel.compiling import Compile, require_compiler
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
-from ronde.parallel.recompute import Recompute
+from ronde.parallel.recompute import Inside, Recompute
 from ronde.plan import Plan
 from ronde.sync.gradient_parts import GradientParts
 
@@ -30,10 +30,14 @@ __all__ = [
 Note = Callable[[str], object]
 
 
-def way(plan: Plan) -> Way:
-    """How a model's call on a rank's rows is carried out."""
+def way(plan: Plan, again: Callable[[], object]) -> Way:
+    """How a model's call on a rank's rows is carried out.
+
+    Args:
+        again: told whenever backward has computed a part of it again.
+    """
     pieces = plan.compute.micro_batches
-    return at_once if pieces == 1 else MicroBatches(pieces)
+    return at_once if pieces == 1 else MicroBatches(pieces, again)
 
 
 def cuts_batches(plan: Plan, ranks: int) -> bool:
@@ -46,15 +50,10 @@ def needs_boundary(plan: Plan) -> bool:
     return cuts_batches(plan, 1) or plan.state.on(1).offloads_optimizer
 
 
-def install_inside(plan: Plan, patches: Patches, *, inside: Callable[[], bool], note: Note) -> None:
-    """What is done inside models, on this rank's rows; under the model edge, which is installed after it.
-
-    Args:
-        inside: whether execution is inside a model, where tensors are plain.
-        note: takes a sentence for the user.
-    """
+def install_inside(plan: Plan, patches: Patches, inside: Inside) -> None:
+    """What is done inside models, on this rank's rows; under the model edge, which is installed after it."""
     if plan.compute.recompute != "none":
-        Recompute(plan.compute.recompute, inside, note).install(patches)
+        Recompute(plan.compute.recompute, inside).install(patches)
 
 
 def install_around(plan: Plan, patches: Patches, *, in_script: Callable[[], bool] | None, note: Note) -> None:
@@ -87,7 +86,7 @@ def loss_scaling(
 def install_alone(plan: Plan, note: Note) -> None:
     """All of it for a process that is alone and has no boundary; it stays as long as the process."""
     patches = Patches()
-    install_inside(plan, patches, inside=lambda: True, note=note)
+    install_inside(plan, patches, Inside(lambda: True, lambda: False, note))
     install_around(plan, patches, in_script=None, note=note)
     scaling = loss_scaling(plan, lambda answer: answer)
     if scaling is not None:

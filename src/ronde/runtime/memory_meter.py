@@ -84,6 +84,14 @@ class MemoryMeter:
 
     def begin_backward(self) -> None:
         """A backward begins: what forward has kept for it is there."""
+        self._reach_activations()
+
+    def computed_again(self) -> None:
+        """In the midst of a backward a part of a model has been computed again, beside what forward kept."""
+        if self.armed:
+            self._reach_activations()
+
+    def _reach_activations(self) -> None:
         besides = self._besides(self.count())
         if besides is not None and self._before is not None:
             self._reach("activations", max(0, besides - self._before))

@@ -42,6 +42,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.parallel import one_pass
+from ronde.parallel.recompute import Inside
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
 from ronde.runtime import compute, saved_gradients
@@ -157,8 +158,9 @@ class Session:
         compiled.install(self.patches, self.context)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
-        compute.install_inside(self.plan, self.patches, inside=self._inside_model, note=self.context.note)
-        way = compute.way(self.plan)
+        note, again, in_script = self.context.note, self.memory.computed_again, self._in_script
+        compute.install_inside(self.plan, self.patches, Inside(self._inside_model, in_script, note, again))
+        way = compute.way(self.plan, again)
         ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
         self._install_optimizers()
@@ -167,7 +169,7 @@ class Session:
         self._sharding.install(self.patches, self.context)
         self._install_gradient_hooks()
         saved_gradients.install(self.patches, self.reducer.memory.holds)
-        compute.install_around(self.plan, self.patches, in_script=self._in_script, note=self.context.note)
+        compute.install_around(self.plan, self.patches, in_script=in_script, note=note)
         if self._scaling is not None:
             self.context.loss_is_scaled = True
             self._handles += self._scaling.install(self.patches)
@@ -238,6 +240,7 @@ class Session:
         def add_param_group(optimizer: Any, param_group: Any) -> None:
             plain(optimizer, param_group)
             order.agree(optimizer.param_groups[-1])
+            self.tally.know(optimizer)
             self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -245,6 +248,7 @@ class Session:
         def before_step(optimizer: Any, *_: Any) -> None:
             self.reducer.adopt_all(optimizer)
             self._sharding.before_step()
+            self.tally.begin_step()
             what = f"{type(optimizer).__name__}.step"
             if optimizer not in stepped:
                 stepped.add(optimizer)
@@ -253,7 +257,7 @@ class Session:
             self.context.comm.mark(what)
 
         def after_step(optimizer: Any, *_: Any) -> None:
-            self.tally.step()
+            self.tally.step(optimizer)
             self.memory.stepped(optimizer)
 
         self.patches.set(Optimizer, "add_param_group", add_param_group)
@@ -271,16 +275,14 @@ class Session:
     def _install_gradient_hooks(self) -> None:
         plain: Any = torch.Tensor.register_post_accumulate_grad_hook
 
-        def register_post_accumulate_grad_hook(tensor: Any, hook: Any) -> Any:
+        def register(tensor: Any, hook: Any) -> Any:
             """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
             self.reducer.adopt(tensor)
             return self.reducer.hooks.register(tensor, hook)
 
-        self.patches.set(
-            torch.Tensor, "register_post_accumulate_grad_hook", register_post_accumulate_grad_hook
-        )
+        self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", register)
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from time import perf_counter_ns
+from typing import Any
 
 from ronde.trace.pulse import Pulse
 
@@ -10,13 +12,15 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Plain numbers, added to where things happen; each addition takes less than a microsecond.
+    """Plain numbers, added to where things happen; each addition takes a microsecond at most.
 
     **Samples** are rows of training batches, each batch once. A batch is counted at the first call of a
-    module in training mode, with gradients on, after a loader delivered it; further modules and further
-    backwards of the same batch add nothing, and evaluation is not counted. In a script without a
-    loader a batch begins after each backward. Of several loaders read in step (`zip`) the rows of the
-    first call count. A script that calls no module on a batch has no samples.
+    module in training mode, with gradients on, after a loader delivered it; further modules, backwards and
+    optimizers of the same batch add nothing, and evaluation is not counted. When all optimizers have stepped
+    and no loader has delivered since, the batch is used once more, and counts once more. Where training does
+    not read a loader, a batch begins after each backward, but inside a step (`LBFGS`) after the step. Of
+    several loaders read in step (`zip`) the rows of the first call count. Where no module is called on a
+    batch that a loader delivered, its rows count when an optimizer steps.
 
     Attributes:
         steps: steps of all optimizers.
@@ -30,7 +34,13 @@ class Tally:
         "_delivered",
         "_first",
         "_fresh",
+        "_from_loader",
+        "_in_step",
         "_last",
+        "_optimizers",
+        "_owed",
+        "_rows",
+        "_stepped",
         "begun_ns",
         "data_ns",
         "pulse",
@@ -46,8 +56,16 @@ class Tally:
         self.data_ns = 0
         self.sharded: dict[str, int] = {}
         self.pulse = pulse
+        # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
         self._delivered = False
+        self._rows: int | None = None
+        # Of the batch that was counted last: where it came from, and which optimizers have stepped since.
+        self._from_loader = False
+        self._stepped: set[int] = set()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._in_step = False
+        self._owed = False
         self._first: tuple[int, int] | None = None
         self._last = (0, 0)
 
@@ -55,30 +73,60 @@ class Tally:
         """The script starts now."""
         self.begun_ns = perf_counter_ns()
 
-    def deliver(self, spent_ns: int) -> None:
-        """A loader has handed out a batch, for which the script waited so long."""
+    def deliver(self, spent_ns: int, rows: int | None = None) -> None:
+        """A loader has handed out a batch, of so many rows if that is known, for which the script waited."""
         self.data_ns += spent_ns
         self._fresh = self._delivered = True
+        self._rows = rows
 
     def train_on(self, rows: int) -> None:
         """A module is called in training on a batch of so many rows."""
-        if self._fresh:
-            self._fresh = False
-            self.samples += rows
+        if self._fresh or (self._from_loader and self._all_stepped()):
+            self._count(rows)
+
+    def evaluate(self) -> None:
+        """A module is called in evaluation: what a loader delivered last was for that."""
+        self._delivered = False
+
+    def _count(self, rows: int) -> None:
+        self.samples += rows
+        self._from_loader = self._delivered
+        self._fresh = self._delivered = False
+        self._stepped.clear()
+
+    def _all_stepped(self) -> bool:
+        return bool(self._stepped) and all(id(each) in self._stepped for each in self._optimizers)
 
     def cut(self, name: str) -> None:
         """A module of this class has run on shards."""
         self.sharded[name] = self.sharded.get(name, 0) + 1
 
     def backward(self) -> None:
-        """A backward is done; batches come from elsewhere when no loader delivered since the one before."""
-        if not self._delivered:
+        """A backward is done."""
+        if self._from_loader or self._delivered:
+            return
+        if self._in_step:
+            self._owed = True
+        else:
             self._fresh = True
-        self._delivered = False
 
-    def step(self) -> None:
+    def know(self, optimizer: object) -> None:
+        """There is such an optimizer."""
+        self._optimizers.add(optimizer)
+
+    def begin_step(self) -> None:
+        """An optimizer begins its step, in which it may compute the batch once and again."""
+        self._in_step = True
+
+    def step(self, optimizer: object = None) -> None:
         """An optimizer has stepped."""
         self.steps += 1
+        self._in_step = False
+        if self._delivered and self._fresh and self._rows is not None:
+            self._count(self._rows)
+        self._stepped.add(id(optimizer))
+        if self._owed:
+            self._fresh, self._owed = True, False
         self._last = (perf_counter_ns(), self.samples)
         if self._first is None:
             self._first = self._last

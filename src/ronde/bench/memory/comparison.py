@@ -13,6 +13,7 @@ from ronde.bench.choice import check_known
 from ronde.bench.contenders import plain_words, shown
 from ronde.bench.data_parallel import WORKLOADS
 from ronde.bench.machine import Machine
+from ronde.bench.memory.activations import Activations
 from ronde.bench.memory.formula import FORMULAS, Sizes
 from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.process_set import Process, run_together
@@ -20,13 +21,13 @@ from ronde.bench.rounds import ROUNDING
 from ronde.bench.sample import parse
 from ronde.cluster.devices import device_of_ranks
 from ronde.errors import BenchError, UsageError
-from ronde.plan import check, expand
+from ronde.plan import Compute, check, expand
 from ronde.plan.available import BUILT
 from ronde.trace.memory import Memory
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.summary import read_summary
 
-__all__ = ["available_plans", "compare", "measure_plan", "sizes_of"]
+__all__ = ["activations_of", "available_plans", "compare", "measure_plan", "sizes_of"]
 
 _TIMEOUT = 900.0
 # So many that the last are measured, when caches have been filled.
@@ -63,19 +64,32 @@ def compare(
             raise UsageError(f"there is no formula for the memory of {plan}; choose among {known}")
     machine = Machine.here()
     sizes = sizes_of(workload, environment)
+    told = any(expand(plan).compute != Compute() for plan in plans)
+    activations = activations_of(workload, ranks, environment) if told else None
     results: list[PlanMemory] = []
     for plan in dict.fromkeys(plans):
         results.append(measure_plan(workload, plan, ranks=ranks, environment=environment))
         _check_alike(results[0], results[-1])
         progress(results[-1])
-    return MemoryReport(machine=machine, workload=workload, sizes=sizes, results=tuple(results))
+    return MemoryReport(
+        machine=machine, workload=workload, sizes=sizes, results=tuple(results), activations=activations
+    )
 
 
 def sizes_of(workload: str, environment: Mapping[str, str]) -> Sizes:
     """Count a workload's parameters, in a process of its own."""
-    command = (sys.executable, "-m", "ronde.bench.memory.sizes", workload)
+    return Sizes(**_told("sizes", (workload,), environment))
+
+
+def activations_of(workload: str, ranks: int, environment: Mapping[str, str]) -> Activations:
+    """What plain torch keeps of the rows of the rank that has most of them, seen in a process of its own."""
+    return Activations(**_told("saved_tensors", (workload, str(ranks)), environment))
+
+
+def _told(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, int]:
+    command = (sys.executable, "-m", f"ronde.bench.memory.{module}", *arguments)
     output, _ = run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
-    return Sizes(**json.loads(output))
+    return json.loads(output)
 
 
 def measure_plan(workload: str, plan: str, *, ranks: int, environment: Mapping[str, str]) -> PlanMemory:

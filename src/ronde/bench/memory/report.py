@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from ronde.bench.machine import Machine
+from ronde.bench.memory.activations import Activations, expected_activations
 from ronde.bench.memory.formula import Sizes, expected
-from ronde.errors import UsageError
+from ronde.bench.unreadable import unreadable
 from ronde.plan import expand
 from ronde.trace.memory import Memory
 
@@ -45,6 +46,10 @@ class PlanMemory:
         """The rank whose ratio is the largest; the first among equals."""
         return max(range(len(self.ranks)), key=lambda rank: (self.ratio(sizes, rank), -rank))
 
+    def activations_formula(self, activations: Activations | None) -> int | None:
+        """Bytes of activations that a rank has to hold; None where nobody knows."""
+        return None if activations is None else expected_activations(expand(self.plan).compute, activations)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
@@ -52,12 +57,14 @@ class MemoryReport:
 
     Attributes:
         sizes: of the workload's model and optimizer.
+        activations: what plain torch keeps for backward; where a plan has compute values only.
     """
 
     machine: Machine
     workload: str
     sizes: Sizes
     results: tuple[PlanMemory, ...]
+    activations: Activations | None = None
 
     @property
     def ranks(self) -> int:
@@ -72,6 +79,8 @@ class MemoryReport:
                 "formula": [result.formula(self.sizes, rank) for rank in ranks],
                 "ratio": [result.ratio(self.sizes, rank) for rank in ranks],
             }
+            if self.activations is not None:
+                described["figures"]["activations"] = result.activations_formula(self.activations)
         return json.dumps(fields, indent=2) + "\n"
 
     @classmethod
@@ -79,7 +88,7 @@ class MemoryReport:
         """The report that `to_json` wrote; its figures are made anew.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: for anything else, and for what an earlier version wrote.
         """
         try:
             fields = json.loads(text)
@@ -88,11 +97,10 @@ class MemoryReport:
                 workload=fields["workload"],
                 sizes=Sizes(**fields["sizes"]),
                 results=tuple(_result(each) for each in fields["results"]),
+                activations=(kept := fields.get("activations")) and Activations(**kept),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f"this is no report of ronde bench ({error!r}); give a file that --json has written"
-            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise unreadable(text) from None
 
 
 def _result(fields: dict[str, Any]) -> PlanMemory:

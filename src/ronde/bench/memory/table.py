@@ -27,6 +27,10 @@ _HEADINGS = (
 )
 
 
+# Behind the activations, where what they should be is known.
+_PREDICTED = ("by formula", "its ratio")
+
+
 def table(report: MemoryReport) -> str:
     """What was measured beside the formula, under a line that says of what."""
     machine, sizes = report.machine, report.sizes
@@ -35,13 +39,19 @@ def table(report: MemoryReport) -> str:
         f"{report.ranks} rank{'s' if report.ranks > 1 else ''} on {machine.cpu}, {machine.cores} cores; "
         f"torch {machine.torch}"
     )
-    rows = [_HEADINGS, *(_row(report, result) for result in report.results)]
+    headings = list(_HEADINGS)
+    if report.activations is not None:
+        after = headings.index("activations") + 1
+        headings[after:after] = _PREDICTED
+    rows = [tuple(headings), *(_row(report, result) for result in report.results)]
     legend = [
         "a row is the rank with the largest ratio: parameters, gradients and optimizer together over the "
         "formula, in bytes of unique storages; buckets, activations, the rest of the process come in addition"
     ]
     for result in report.results:
         legend.append(f"{result.plan}: {FORMULAS[expand(result.plan).state.placement]}")
+    if report.activations is not None:
+        legend.append(f"activations by formula: from what autograd saves of {report.activations.rows} rows")
     told = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in legend)
     return "\n\n".join([heading, columns(rows), told])
 
@@ -58,6 +68,17 @@ def _row(report: MemoryReport, result: PlanMemory) -> tuple[str, ...]:
         f"{result.ratio(report.sizes, rank):.3f}",
         show_bytes(memory.peaks.get("buckets", 0)),
         "unknown" if activations is None else show_bytes(activations),
+        *_predicted(report, result, activations),
         show_bytes(memory.total),
         str(rank),
     )
+
+
+def _predicted(report: MemoryReport, result: PlanMemory, activations: int | None) -> tuple[str, ...]:
+    """The formula of activations, and what was measured over it."""
+    if report.activations is None:
+        return ()
+    formula = result.activations_formula(report.activations)
+    if formula is None:
+        return "none", ""
+    return show_bytes(formula), "" if activations is None else f"{activations / formula:.3f}"

@@ -79,7 +79,8 @@ class Tolerance:
                 close to a minimum they are little more than rounding.
         """
         if dtype == "float64":
-            return cls(parameters=1e-11, values=1e-9, gradients=1e-9, per_tensor=True)
+            gradients = max(1e-11, 3 * (gradient_floor or 0.0))
+            return cls(parameters=1e-11, values=1e-11, gradients=gradients, per_tensor=True)
         parameters = max(_ROUNDING.get(precision, 1e-5), 3 * (floor or 0.0))
         values = 10 * parameters
         return cls(

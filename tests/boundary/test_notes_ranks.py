@@ -1,0 +1,96 @@
+"""What is said of modules that run in parts: one sentence for a cause, none in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ronde.testing.run_ranks import Rank
+
+ROWS = 8
+_READS = "its forward reads a value of the batch on the host"
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if x.sum().item() < 1e9 else x
+
+
+class ReadsToo(Reads):
+    pass
+
+
+class Around(nn.Module):
+    def __init__(self, *inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = nn.ModuleList(inside)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.inside:
+            x = each(x)
+        return x
+
+
+class Model(Around):
+    pass
+
+
+class Criterion(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.scale * x @ x.t(), torch.eye(len(x), dtype=x.dtype))
+
+
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.loss = nn.Linear(4, 4), Criterion()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.layer(x))
+
+
+def _notes(rank: Rank, make: Callable[[], nn.Module]) -> list[str]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        module = make().double()
+        for training in (True, False, True):
+            module.train(training)
+            module(torch.ones(ROWS, 4, dtype=torch.float64)).sum().backward()
+        return list(session.context.notes)
+
+
+def _nested() -> nn.Module:
+    return Model(Around(Reads()))
+
+
+def _beside() -> nn.Module:
+    return Model(Reads(), ReadsToo())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Reads, [f"Reads runs in parts, not as one piece: {_READS}"]),
+        (_nested, [f"Model runs in parts, not as one piece, because of Reads inside it: {_READS}"]),
+        (_beside, [f"Model runs in parts, not as one piece, because of Reads, ReadsToo inside it: {_READS}"]),
+        (Criterion, []),
+        (WithLoss, ["WithLoss runs in parts, not as one piece: its output has no batch axis"]),
+    ],
+)
+def test_one_sentence_for_a_cause(ranks: Any, make: Callable[[], nn.Module], said: list[str]) -> None:
+    assert ranks(2, _notes, make) == [said] * 2

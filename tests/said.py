@@ -1,0 +1,24 @@
+"""Compares what ronde says of a script at the end of a run with what is true of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["compare_said"]
+
+
+def compare_said(run: Path, expected: Sequence[str]) -> None:
+    """Fail for a note that is not expected, for one that is missing, and for two of which one is expected.
+
+    Args:
+        run: the ranks' run directory.
+        expected: of each note a part that tells it from others.
+    """
+    notes: list[str] = json.loads((run / "rank-0.summary.json").read_text())["notes"]
+    untold = [note for note in notes if not any(part in note for part in expected)]
+    missing = [part for part in expected if not any(part in note for note in notes)]
+    assert not untold, "said of this script, and not expected: " + "\n".join(untold)
+    assert not missing, f"not said of this script: {missing}; said: {notes}"
+    assert len(notes) == len(expected), notes
