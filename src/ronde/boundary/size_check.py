@@ -116,6 +116,10 @@ def _carried_out(
 ) -> list[Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [form.made(rows) for form in forms]
-        with _Operations() as operations:
-            call(twin_of(module), given)
+        torch.clear_autocast_cache()  # or parameters were cast in the first run only
+        try:
+            with _Operations() as operations:
+                call(twin_of(module), given)
+        finally:
+            torch.clear_autocast_cache()
     return operations.seen
