@@ -209,6 +209,8 @@ WITHOUT_BLOCKS = {
     "VAE": "vae",
     "Critic": "wgan_gp",
 }
+# Optimizers that may look at a whole tensor, which plans that cut state say.
+OWN_UPDATE = {"lbfgs": "LBFGS", "lion": "Lion"}
 # Models that compile=true leaves as they are.
 _DRAWS = "was given to torch.compile and runs uncompiled where it draws random numbers"
 _MEETS = "was given to torch.compile and runs uncompiled in training because of its batch norm"
@@ -239,6 +241,8 @@ def said_of(script: str, plan: str) -> tuple[str, ...]:
         )
         if script == "compiled":
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
+    if plan.startswith(("zero", "central")) and script in OWN_UPDATE:
+        said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
     return said
 
 
@@ -316,4 +320,6 @@ def test_ranks_give_the_single_device_answer(
     )
     # A script that had nothing to compare would prove nothing.
     assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3
-    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan))
+    # In single precision a run ends after some steps; on one rank little is cut, and little is said.
+    whole = dtype == "float64" and ranks > 1
+    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan), whole=whole)

@@ -74,6 +74,27 @@ def _notes(rank: Rank, make: Callable[[], nn.Module]) -> list[str]:
         return list(session.context.notes)
 
 
+class Flattens(nn.Module):
+    """Its code names a size, so whether a number of rows decides is looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.view(x.size(0), -1))
+
+
+def _notes_under_autocast(rank: Rank) -> list[str]:
+    with rank.session() as session, torch.autocast("cpu", torch.bfloat16):
+        Flattens()(torch.ones(ROWS, 2, 2)).sum().backward()
+        return list(session.context.notes)
+
+
+def test_parameters_that_autocast_keeps_in_16_bits_decide_nothing(ranks: Any) -> None:
+    assert ranks(2, _notes_under_autocast) == [[]] * 2
+
+
 def _nested() -> nn.Module:
     return Model(Around(Reads()))
 

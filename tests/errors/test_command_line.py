@@ -154,7 +154,7 @@ def test_an_unknown_option(told: Any) -> None:
         ("verify --ranks 0 train.py", r"invalid value for '--ranks': .*; see ronde verify --help"),
         ("plan show ddp zero1", r"got unexpected extra argument.*zero1.*; see ronde plan show --help"),
         ("plan shw", r"no such command 'shw'.*; see ronde plan --help"),
-        ("rum train.py", r"no such command 'rum'.*run.*; see ronde --help"),
+        ("rum train.py", r"no such command 'rum'.*; see ronde --help"),
     ],
 )
 def test_words_that_cannot_be_parsed(told: Any, words: str, expected: str) -> None:

@@ -91,9 +91,10 @@ def test_gradients_close_to_a_minimum_are_judged_by_their_own_noise(tmp_path: Pa
     assert "gradient norm of weight" in values.compare(plain, [ranks], SINGLE).divergence
     assert values.compare(plain, [ranks], tolerance).status is Status.holds
     assert "gradient norm of weight" in values.compare(plain, [half], tolerance).divergence
-    # In double precision too, where the floor mostly lies far below the bound.
-    assert Tolerance.of("float64", gradient_floor=1e-15) == DOUBLE
-    assert Tolerance.of("float64", gradient_floor=1e-10).gradients == pytest.approx(3e-10)
+    # In double precision too, where all else is held to the last places.
+    double = Tolerance.of("float64", gradient_floor=measured)
+    assert double == dataclasses.replace(DOUBLE, gradients=3 * measured)
+    assert (DOUBLE.parameters, DOUBLE.values, DOUBLE.gradients) == (1e-11, 1e-11, 1e-11)
 
 
 def test_missing_steps_break_update_and_control(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Context:
         on_call: hears of each of these calls, while it is set.
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
+        uncut: it has been said why modules were not cut.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
     """
 
@@ -73,6 +74,7 @@ class Context:
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.in_pieces = False
+        self.uncut = False
         self._thread = threading.get_ident()
         _contexts.add(self)
 

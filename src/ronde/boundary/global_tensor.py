@@ -136,13 +136,9 @@ class GlobalTensor(torch.Tensor):
         _PLAIN_GRAD.__set__(self, value)
 
     # By torch's own name, for which there is a rule, also where a session has replaced the attribute.
-    @property
-    def data(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.__torch_function__(_PLAIN_DATA.__get__, (GlobalTensor,), (self,))
-
-    @data.setter
-    def data(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        _PLAIN_DATA.__set__(self, value)
+    data: Any = property(  # pyright: ignore[reportIncompatibleVariableOverride]
+        lambda self: self.__torch_function__(_PLAIN_DATA.__get__, (), (self,)), _PLAIN_DATA.__set__
+    )
 
     def _rows_with_gradient(self) -> torch.Tensor | None:
         rows = self._local if self._context.region is Region.SCRIPT else None

@@ -104,6 +104,7 @@ class ModelEdge:
         if type(module).__module__ in _HANDLED_BY_RULES:
             return plain(module, *args, **kwargs)
         if self._context.in_transform():
+            self._context.uncut = True
             self._context.note(
                 "a module was called inside a transform of torch.func (vmap, grad), where every rank "
                 "computes the whole batch: right but no faster"

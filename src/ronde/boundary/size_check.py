@@ -96,8 +96,6 @@ def decided_by_size(
                 )
         except Exception:  # no FakeTensor for an operation of its, say
             differs = False
-        finally:
-            torch.clear_autocast_cache()  # of FakeTensors, for parameters that are about to be used
     return context.comm.broadcast_object(differs)
 
 
@@ -118,7 +116,11 @@ def _carried_out(
 ) -> list[Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [form.made(rows) for form in forms]
-        with _Operations() as operations:
-            torch.clear_autocast_cache()  # or parameters are cast in the first run only
-            call(twin_of(module), given)
+        # Or parameters were cast in the first run only, and FakeTensors met by the runs behind the last.
+        torch.clear_autocast_cache()
+        try:
+            with _Operations() as operations:
+                call(twin_of(module), given)
+        finally:
+            torch.clear_autocast_cache()
     return operations.seen

@@ -344,7 +344,8 @@ class Session:
         """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        if not self.tally.sharded and compute.cuts_batches(self.plan, self.config.world_size):
+        uncut = not self.tally.sharded and not self.context.uncut
+        if uncut and compute.cuts_batches(self.plan, self.config.world_size):
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"

@@ -39,7 +39,7 @@ def table(report: MemoryReport) -> str:
         f"{report.ranks} rank{'s' if report.ranks > 1 else ''} on {machine.cpu}, {machine.cores} cores; "
         f"torch {machine.torch}"
     )
-    headings: list[str] = [*_HEADINGS]
+    headings: list[str] = list(_HEADINGS)
     if report.activations is not None:
         after = headings.index("activations") + 1
         headings[after:after] = _PREDICTED
