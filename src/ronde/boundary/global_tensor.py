@@ -29,7 +29,6 @@ __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "s
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
 _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
