@@ -60,6 +60,14 @@ UNSAID = {
     "'...' object has no attribute 'state'": "Python's own words",
     "I/O operation on closed file": "Python's own words",
     "unable to allocate shared memory": "torch's words, by which we know it",
+    "Expected all tensors to be on the same device": "torch's words, by which we know it",
+    "is not on the expected device": "torch's words, by which we know it",
+    "default_collate: batch must contain": "torch's words, by which we know it",
+    "must be Tensor, not (list|tuple|numpy\\.ndarray)\\b": "a pattern",
+    "are not at the same device": "torch's words, by which we know it",
+    "No CUDA GPUs are available": "torch's words, by which we know it",
+    "Torch not compiled with CUDA enabled": "torch's words, by which we know it",
+    "type \\((torch\\.\\S+)\\) and \\w+ type \\((torch\\.\\S+)\\) should be the same": "a pattern",
 }
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from bench.samples import report, result
+from ronde.bench.collectives.report import KIND, CollectivesReport
 from ronde.bench.machine import Machine, cpu_model
+from ronde.bench.memory.report import KIND as MEMORY
+from ronde.bench.memory.report import MemoryReport
 from ronde.bench.report import Report
 from ronde.errors import UsageError
 
@@ -30,9 +33,30 @@ def test_json_holds_the_figures_and_what_it_takes_to_repeat_them() -> None:
     assert [each["samples"]["ronde"]["samples_per_second"] for each in measured["rounds"]] == [110, 90, 98]
 
 
+RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "results"
+OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json": "overhead"}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_reports_that_the_documentation_shows(path: Path) -> None:
+    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport}
+    text = path.read_text()
+    read = kinds.get(json.loads(text)["kind"], Report).from_json
+    if path.name not in OLDER:
+        assert read(text).results
+        return
+    kind = OLDER[path.name]
+    with pytest.raises(UsageError) as refused:
+        read(text)
+    assert str(refused.value) == (
+        f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
+        f"anew: ronde bench {kind} --json FILE"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": 3}', '{"machine": {}, "results": []}'])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no report of ronde bench"):
+    with pytest.raises(UsageError, match="no report of ronde bench; give a file that --json has written"):
         Report.from_json(text)
 
 

@@ -71,7 +71,7 @@ def test_the_command_line_knows_the_catalogue() -> None:
         for node in ast.parse((FOLDER / "catalogue.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
     ]
-    assert sorted(names) == sorted(data_parallel.WORKLOADS)
+    assert sorted(names) == sorted([*data_parallel.WORKLOADS, *overhead.LANGUAGE_MODELS])
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -484,3 +484,31 @@ def _exchanges(rank: Rank) -> list[list[str]]:
 
 def test_a_step_exchanges_no_more_than_it_must(ranks: Any) -> None:
     assert ranks(2, _exchanges) == [[["all_reduce"], []]] * 2
+
+
+class Counter(nn.Linear):
+    """Counts its calls, or the rows of its batches."""
+
+    def __init__(self, rows: bool) -> None:
+        super().__init__(6, 3)
+        self.rows, self.seen = rows, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.shape[0] if self.rows else 1
+        return super().forward(x) * (2 if self.seen > 20 else 1)
+
+
+def _counted(rank: Rank, rows: bool) -> list[str]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        model = Counter(rows)
+        for _ in range(40):
+            model(torch.randn(7, 6))
+        return list(session.context.notes)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_number_that_changes_again_and_again_is_told_of_once(ranks: Any, rows: bool) -> None:
+    for notes in ranks(2, _counted, rows):
+        assert len(notes) == 1
+        assert "seen" in notes[0]

@@ -74,6 +74,7 @@ def test_one_rank_holds_everything_under_every_plan(capsys: pytest.CaptureFixtur
 def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFixture[str]):
     assert show("local-sgd") == 2
     captured = capsys.readouterr()
+    assert captured.out.splitlines()[1] == "available      not in this version"
     assert "update rule    w_r = U(w_r, g_r) on each rank; each k steps" in captured.out
     assert "exact          no: the update is changed by update=local" in captured.out
     assert captured.err == (
@@ -81,9 +82,31 @@ def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFix
     )
 
 
-def test_a_plan_that_does_not_fit_the_ranks_is_refused(capsys: pytest.CaptureFixture[str]):
-    assert show("data=3", "--ranks", "4") == 2
-    assert "data=3 and 4 ranks contradict each other" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("data=3", "--ranks", "4"), "data=3 and 4 ranks contradict each other"),
+        (("zero1,offload=all",), "offload=all and state=zero1 contradict each other"),
+        (("compile=true,recompute=full",), "compile=true and recompute=full contradict each other"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused_without_a_page(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
+):
+    assert show(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert why in captured.err
+
+
+@pytest.mark.parametrize("plan", ["zero3", "central"])
+def test_where_a_model_is_whole_for_a_while_it_is_said_how_not(
+    capsys: pytest.CaptureFixture[str], plan: str
+) -> None:
+    assert show(plan, "--ranks", "2") == 0
+    assert "inside `with ronde.deferred():`" in capsys.readouterr().out
+    assert show("zero2", "--ranks", "2") == 0
+    assert "ronde.deferred" not in capsys.readouterr().out
 
 
 def test_an_unknown_plan_is_refused_without_a_page(capsys: pytest.CaptureFixture[str]):

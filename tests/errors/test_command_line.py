@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -132,10 +133,43 @@ def test_mistakes(told: Any, words: str, expected: str) -> None:
 
 
 def test_an_unknown_option(told: Any) -> None:
-    code, said = told("run", "--frobnicate", "train.py")
+    """The first words are the parser's, and change with its version."""
+    own = "the script's own options go behind it; see ronde"
+    for words, expected in {
+        ("run", "--frobnicate", "train.py"): f"no such option: --frobnicate.*; {own} run --help",
+        ("verify", "--rank", "2", "train.py"): f"no such option: --rank .*--ranks.*; {own} verify --help",
+        ("bench", "dp", "--frobnicate"): "no such option: --frobnicate.*; see ronde bench dp --help",
+    }.items():
+        code, said = told(*words)
+        assert code == 2
+        assert re.fullmatch(f"ronde: error: {expected}\n", said), said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run", r"missing argument '\W*SCRIPT\W*'; see ronde run --help"),
+        ("run --seed", r"option '--seed' requires an argument; see ronde run --help"),
+        ("run --seed x train.py", r"invalid value for '--seed': .*; see ronde run --help"),
+        ("verify --ranks 0 train.py", r"invalid value for '--ranks': .*; see ronde verify --help"),
+        ("plan show ddp zero1", r"got unexpected extra argument.*zero1.*; see ronde plan show --help"),
+        ("plan shw", r"no such command 'shw'.*; see ronde plan --help"),
+        ("rum train.py", r"no such command 'rum'.*; see ronde --help"),
+    ],
+)
+def test_words_that_cannot_be_parsed(told: Any, words: str, expected: str) -> None:
+    code, said = told(*words.split())
     assert code == 2
-    assert "No such option: --frobnicate" in said  # the words around it are the parser's, and change with it
-    assert "Traceback" not in said
+    assert re.fullmatch(f"ronde: error: {expected}\n", said), said
+
+
+@pytest.mark.parametrize("words", [(), ("plan",), ("bench",)])
+def test_no_words_ask_for_the_help(words: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app.main(words)
+    said = "".join(capfd.readouterr())
+    assert " ".join(["Usage: ronde", *words, "[OPTIONS] COMMAND [ARGS]..."]) in said
+    assert "ronde: error:" not in said
 
 
 def test_an_interruption_while_the_command_is_imported(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
+
+import pytest
 
 from errors.normal import ADVICE, normal
 
@@ -145,7 +148,71 @@ def test_a_rank_that_is_killed(experiment: Any) -> None:
     assert said(experiment, script) == (
         137,
         "ronde: rank 1 was killed by SIGKILL (out of memory?); logs of all ranks: DIR/run\n"
+        "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
+        "smaller batch, fewer ranks, or --plan zero3,micro-batches=4\n"
         "the last lines of rank-1.log:\nstep 41\n",
+    )
+
+
+def test_one_rank_that_is_killed(experiment: Any) -> None:
+    assert said(experiment, "os.kill(os.getpid(), signal.SIGKILL)", ranks=1) == (
+        137,
+        "ronde: rank 0 was killed by SIGKILL (out of memory?); log: DIR/run/rank-0.log\n"
+        "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: a "
+        "smaller batch, or --plan micro-batches=4\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        (
+            "SIGBUS",
+            "mostly shared memory is full, or the disk of a mapped file: see df /dev/shm, and make it larger "
+            "(docker run --shm-size=8g)\n",
+        ),
+        (
+            "SIGSEGV",
+            "compiled code has crashed, of torch or another library; to see which line of the script called "
+            "it: PYTHONFAULTHANDLER=1 ronde run ...\n",
+        ),
+        ("SIGTERM", ""),
+    ],
+)
+def test_a_rank_that_a_signal_ends(experiment: Any, name: str, advice: str) -> None:
+    script = f"""
+        if rank == 1:
+            os.kill(os.getpid(), signal.{name})
+        wait_for_ever()
+        """
+    assert said(experiment, script) == (
+        128 + getattr(signal, name),
+        f"ronde: rank 1 was killed by {name}; logs of all ranks: DIR/run\n{advice}",
+    )
+
+
+def test_an_error_with_other_numbers_on_every_rank(experiment: Any) -> None:
+    """What a rank says of itself to the launcher: mended alike, it is told once."""
+    script = """
+        import json
+        from ronde.launch.rank_config import RankConfig
+        report = {
+            "rank": rank, "time": time.time(), "kind": "script", "type": "RuntimeError", "traceback": "trace",
+            "message": f"worker {os.getpid()} is gone", "advice": "make shared memory larger",
+        }
+        if rank == 0:
+            print("trace and advice", file=sys.stderr)
+        target = here / "run" / f"rank-{rank}.error.json"
+        target.with_suffix(".part").write_text(json.dumps(report))
+        target.with_suffix(".part").rename(target)
+        while len(list((here / "run").glob("*.error.json"))) < 2:
+            time.sleep(0.01)
+        sys.exit(1)
+        """
+    assert said(experiment, script) == (
+        1,
+        "trace and advice\n"
+        "ronde: rank 0 failed (so did 1 more), its traceback is above; logs of all ranks: DIR/run\n",
     )
 
 

@@ -1,21 +1,26 @@
 """Gives each rank of a run a limit of memory for what its script adds.
 
 A rank joins its control group when the script is about to begin. Python and torch, which no plan makes
-smaller, are charged elsewhere by then. Where no control group can be made the rank has RLIMIT_DATA, which
-does not count shared memory. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCRIPT.
+smaller, are charged elsewhere by then. Where no control group can be made the rank has RLIMIT_DATA. That
+counts no shared memory, and all of a private mapping, whether anybody writes to it or not: the limit is moved
+by both. The run is a process of its own: memory_limit.py RUN_DIR RANKS PLAN SCRIPT.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib
 import json
+import mmap
 import os
 import resource
 import subprocess
 import sys
 import time
+import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,11 +57,11 @@ class Limits:
 
 
 @contextlib.contextmanager
-def limits(ranks: int, nbytes: int) -> Iterator[Limits]:
-    """Control groups for the ranks, gone afterwards."""
+def limits(ranks: int, nbytes: int, *, by_groups: bool) -> Iterator[Limits]:
+    """For each rank a control group that is gone afterwards; or no group, where none is asked for or made."""
     made: list[Path] = []
     try:
-        for rank in range(ranks):
+        for rank in range(ranks if by_groups else 0):
             group = _make(f"ronde-test-{os.getpid()}-{rank}", nbytes)
             if group is None:
                 break
@@ -131,7 +136,62 @@ def join(session: Any) -> None:
         return
     status = Path("/proc/self/status").read_text().splitlines()
     data = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    resource.setrlimit(resource.RLIMIT_DATA, (data + given["nbytes"], data + given["nbytes"]))
+    resource.setrlimit(resource.RLIMIT_DATA, (data + given["nbytes"], resource.RLIM_INFINITY))
+    _count_shared_memory()
+
+
+def _count_shared_memory() -> None:
+    """Have the limit move with what RLIMIT_DATA does not know of."""
+    from ronde.comm import host_memory
+    from ronde.sync import standing_memory
+    from ronde.sync.cut_bucket import CutBucket
+
+    standing: weakref.WeakValueDictionary[int, _Standing] = weakref.WeakValueDictionary()
+    plain_reserve, plain_map, plain_memory = os.posix_fallocate, host_memory._mapped, CutBucket._memory_for
+
+    def reserve(descriptor: int, start: int, nbytes: int) -> None:
+        plain_reserve(descriptor, start, nbytes)
+        _move_limit(-nbytes)
+
+    def mapped(descriptor: int, nbytes: int, flags: int) -> Any:
+        if flags & mmap.MAP_PRIVATE:
+            _move_limit(nbytes)
+        return plain_map(descriptor, nbytes, flags)
+
+    def anonymous(descriptor: int, nbytes: int) -> mmap.mmap:
+        made = _Standing(descriptor, nbytes)
+        standing[ctypes.addressof(ctypes.c_char.from_buffer(made))] = made
+        return made
+
+    def memory_for(bucket: Any, count: int) -> Any:
+        """Pages of standing memory come with the first sum."""
+        found = plain_memory(bucket, count)
+        room = standing.get(bucket._room.tensor.data_ptr())
+        if bucket._used and room is not None:
+            room.charge()
+        return found
+
+    vars(standing_memory)["mmap"] = types.SimpleNamespace(mmap=anonymous)
+    os.posix_fallocate, host_memory._mapped, CutBucket._memory_for = reserve, mapped, memory_for
+
+
+class _Standing(mmap.mmap):
+    """Shared memory of one process, charged from its first use to its end."""
+
+    charged = 0
+
+    def charge(self) -> None:
+        if not self.charged:
+            self.charged = len(self)
+            _move_limit(-self.charged)
+
+    def __del__(self) -> None:
+        _move_limit(self.charged)
+
+
+def _move_limit(nbytes: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (max(0, soft + nbytes), hard))
 
 
 def main() -> None:

@@ -17,9 +17,11 @@ STATE = 16 * PARAMETERS
 LIMIT = int(STATE / 1.6)
 
 
-@pytest.fixture
-def given() -> Iterator[memory_limit.Limits]:
-    with memory_limit.limits(2, LIMIT) as made:
+@pytest.fixture(params=["control group", "RLIMIT_DATA"])
+def given(request: pytest.FixtureRequest) -> Iterator[memory_limit.Limits]:
+    with memory_limit.limits(2, LIMIT, by_groups=request.param == "control group") as made:
+        if made.kind != request.param:
+            pytest.skip("needs the right to make a control group with a limit of memory")
         yield made
 
 

@@ -29,6 +29,12 @@ def laid(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
+def as_gradient(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    target.grad = source
+    assert target.grad is not None
+    return target.grad.detach()
+
+
 def diagonal(kind: Callable[..., torch.Tensor], p: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
     return kind(*places, p, (WIDTH, WIDTH)).to_dense()
 
@@ -48,6 +54,9 @@ WAYS: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
     "make_subclass": lambda p: torch.Tensor._make_subclass(nn.Parameter, p),  # pyright: ignore[reportAttributeAccessIssue]
     "set_": lambda p: plain().set_(p).detach(),  # pyright: ignore[reportArgumentType]
     "data of a parameter": lambda p: laid(nn.Parameter(plain()), p),
+    "data of a tensor": lambda p: laid(plain(), p),
+    "gradient of a tensor": lambda p: as_gradient(plain(), p),
+    "gradient of a parameter": lambda p: as_gradient(nn.Parameter(plain()), p),
     "dlpack": lambda p: torch.from_dlpack(torch.utils.dlpack.to_dlpack(p)),  # pyright: ignore[reportPrivateImportUsage]
     "nested": lambda p: torch.nested.nested_tensor([p, p])[1],
     "sparse_coo": lambda p: diagonal(torch.sparse_coo_tensor, p, torch.stack([PLACES, PLACES])),
@@ -96,3 +105,69 @@ def differing(rank: Rank, copied: bool, plan: str) -> list[str]:
 @pytest.mark.parametrize(("copied", "plan"), [(False, "zero3"), (True, "zero3"), (False, "central")])
 def test_memory_that_is_taken_has_all_elements(ranks: Ranks, copied: bool, plan: str) -> None:
     assert ranks(2, differing, copied, plan) == [[]] * 2
+
+
+def followed(use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """What was laid elsewhere is the parameter itself, so it follows updates."""
+    torch.manual_seed(5)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    model = nn.Sequential(*layers).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    other = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+    beside = torch.optim.SGD([other], lr=0.5, momentum=0.5)
+    found: list[torch.Tensor] = []
+    kept = other
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.full((8, WIDTH), 0.1 * step, dtype=torch.float64)).square().mean().backward()
+        if step == 1:
+            kept = use(other, layers[1].bias)
+        optimizer.step()
+        if step > 1:
+            beside.step()
+        found += [kept.detach().clone(), other.detach().clone()]
+    return found
+
+
+def laid_in_a_tensor(_: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    return laid(plain(), p)
+
+
+def laid_as_gradient(other: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    other.grad = p
+    return p
+
+
+def differing_later(rank: Rank, copied: bool) -> list[str]:
+    problems: list[str] = []
+    for use in (laid_in_a_tensor, laid_as_gradient):
+        expected = followed(use)
+        apart = mock.patch.object(Comm, "shares_host", False) if copied else nullcontext()
+        with apart, rank.session("zero3"):
+            found = followed(use)
+        if not all(map(torch.allclose, found, expected)):
+            problems.append(use.__name__)
+    return problems
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_was_laid_elsewhere_follows_updates(ranks: Ranks, copied: bool) -> None:
+    assert ranks(2, differing_later, copied) == [[]] * 2
+
+
+def rows_of_outputs(rank: Rank) -> list[float]:
+    """`.data` of an output is an output's, also where the attribute is replaced."""
+    with rank.session("zero3"):
+        torch.manual_seed(5)
+        model = nn.Linear(WIDTH, WIDTH).double()
+        output = model(torch.ones(8, WIDTH, dtype=torch.float64))
+        data = output.data
+        assert type(data) is type(output)
+        assert not data.requires_grad
+        data.mul_(2)
+        return [float(output.sum()), float(data.sum())]
+
+
+def test_data_of_an_output_shares_its_memory(ranks: Ranks) -> None:
+    for output, data in ranks(2, rows_of_outputs):
+        assert output == data != 0

@@ -200,3 +200,50 @@ def test_ranks_round_as_one_device(ranks: Ranks, plan: str) -> None:
         for values in overflown:  # every rank skips
             for parameter, plain in zip(values[::2], _net().parameters(), strict=True):
                 assert torch.equal(parameter, plain)
+
+
+class Sized(nn.Module):
+    """Names a size, so whether that decides is asked on tensors without data before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.reshape(x.shape[0], -1)).relu())
+
+
+def _of_sized(own: bool) -> list[torch.Tensor]:
+    """Losses and parameters of some steps.
+
+    Args:
+        own: the autocast is the script's.
+    """
+    torch.manual_seed(3)
+    net = Sized()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses: list[torch.Tensor] = []
+    for _ in range(3):
+        x, y = torch.randn(24, 2, 3), torch.randint(3, (24,))
+        with torch.autocast("cpu", torch.bfloat16) if own else nullcontext():
+            loss = F.cross_entropy(net(x).float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(each.detach().clone() for each in net.parameters())]
+
+
+def _sized_on_ranks(rank: Rank, plan: str) -> list[Any]:
+    with rank.session(plan) as session:
+        found = [value.tolist() for value in _of_sized(own=plan == "ddp")]
+        assert session.tally.sharded == {"Sized": 3}
+        return found
+
+
+@pytest.mark.parametrize("plan", ["ddp", "precision=bf16", "zero3,precision=bf16"])
+def test_what_is_tried_without_data_leaves_nothing_in_the_casts(ranks: Ranks, plan: str) -> None:
+    expected = _of_sized(own=True)
+    for found in ranks(2, _sized_on_ranks, plan):
+        for value, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(torch.tensor(other), value, rtol=0.02, atol=0.002)

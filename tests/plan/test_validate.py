@@ -173,6 +173,12 @@ def test_offload_needs_a_device(text: str, ranks: int | None):
     assert validate(expand("zero3"), ranks, "cpu") == []
 
 
+@pytest.mark.parametrize("text", ["offload=all", "offload=optimizer", "zero2,offload=all"])
+def test_on_a_cpu_no_other_plan_with_offload_is_named(text: str):
+    (error,) = validate(expand(text), 2, "cpu")
+    assert error.endswith(f"leave {expand(text).item('offload')} out")
+
+
 @pytest.mark.parametrize("text", ["update=local,adaptive=true", "local-sgd,adaptive=true"])
 def test_adaptive_local_steps_may_have_a_first_interval_or_none(text: str):
     assert [error for error in validate(expand(text)) if "needs" in error or "contradict" in error] == []

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 SCRIPT = """
 import torch
 torch.manual_seed(0)
@@ -23,12 +25,13 @@ rate = float(input("rate? "))
 print("loss", loss.item() > 0, "rate", rate)
 """
 
+CTRL_C = b"\x03"
 TYPED = [
     (b"(Pdb) ", b"p 20 + 1\n"),
     (b"21", b""),
     (b"(Pdb) ", b"p loss\n"),
     (b"tensor(", b""),
-    (b"(Pdb) ", b"\x03"),
+    (b"(Pdb) ", CTRL_C),
     (b"--KeyboardInterrupt--", b""),
     (b"(Pdb) ", b"c\n"),
     (b"rate? ", b"0.5\n"),
@@ -62,6 +65,18 @@ def _converse(terminal: int) -> bytes:
             except OSError:  # the last user of the terminal is gone
                 return screen
         while left and (place := screen.find(left[0][0], seen)) >= 0:
+            if left[0][1] == CTRL_C and not _waits_for_a_key(terminal):
+                break
             seen = place + len(left[0][0])
             os.write(terminal, left.pop(0)[1])
     raise AssertionError(f"waited in vain for {left[:1]}; the screen shows {screen!r}")
+
+
+def _waits_for_a_key(terminal: int) -> bool:
+    """Whether the main rank sleeps: a Ctrl-C between its prompt and that is noticed at the next key only.
+
+    That is so in plain python too, where the prompt is readline's.
+    """
+    launcher = os.tcgetpgrp(terminal)
+    (main,) = (each for each in psutil.Process(launcher).children() if os.getpgid(each.pid) == launcher)
+    return Path(f"/proc/{main.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

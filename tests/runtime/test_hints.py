@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import multiprocessing
 import re
+from multiprocessing import synchronize
 
 import pytest
 
@@ -39,9 +43,9 @@ def test_a_script_that_is_distributed_already() -> None:
     ],
 )
 def test_little_shared_memory(text: str) -> None:
-    said = re.sub(r"/dev/shm, \d+ MB", "/dev/shm, N MB", hint(RuntimeError(text), config()))
+    said = re.sub(r"/dev/shm, [\d.]+ \w+", "/dev/shm, SIZE", hint(RuntimeError(text), config()))
     assert said == (
-        "shared memory (/dev/shm, N MB) is too small for the batches that loader workers hand over on 2 "
+        "shared memory (/dev/shm, SIZE) is too small for the batches that loader workers hand over on 2 "
         "ranks: make it larger (docker run --shm-size=8g), or use a smaller num_workers"
     )
 
@@ -54,6 +58,81 @@ def test_a_device_of_another_rank() -> None:
     assert hint(error, config("cpu")) == ""
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other tensors "
+        "on cuda:0 (when checking argument in method wrapper_CUDA_addmm)",
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or input "
+        "should be a MKLDNN tensor and weight is a dense tensor",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+        "Tensor on device cpu is not on the expected device cuda:0!",
+    ],
+)
+def test_a_model_on_another_device_than_its_batch(text: str) -> None:
+    assert hint(RuntimeError(text), config("cuda")) == (
+        "a model and what it is called on must be on one device, here that of the ranks: "
+        'model.to("cuda") before the optimizer is made, and .to("cuda") for every tensor of a batch'
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Expected all tensors to be on the same device, but got mat1 is on cpu, different from meta",
+        "Tensor on device meta is not on the expected device cpu!",
+        "Input and parameter tensors are not at the same device, found input tensor at cpu and parameter "
+        "tensor at meta",
+        "Tensor.item() cannot be called on meta tensors",
+    ],
+)
+def test_a_model_without_values(text: str) -> None:
+    assert hint(RuntimeError(text), config()) == (
+        'what is on the device "meta" has no values: leave that device out of the script, or call '
+        'model.to_empty(device="cpu") and load the parameters'
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("Torch not compiled with CUDA enabled"),
+        RuntimeError("No CUDA GPUs are available"),
+        RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
+    ],
+)
+def test_a_device_that_is_not_there(error: Exception) -> None:
+    assert hint(error, config()) == (
+        'the script asks for a CUDA device, and these ranks are on the CPU: write device = "cuda" if '
+        'torch.cuda.is_available() else "cpu", and use it in place of "cuda"'
+    )
+    assert hint(error, config("cuda")) == ""
+
+
+def test_semaphores_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(synchronize._multiprocessing, "SemLock", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        multiprocessing.Lock()
+    assert hint(raised.value, config()).startswith("shared memory (/dev/shm, ")
+    assert hint(OSError(errno.ENOSPC, "No space left on device"), config()) == ""
+
+
+def test_a_port_that_several_ranks_open() -> None:
+    error = RuntimeError("The server socket has failed to listen. port: 29533, code: -98, name: EADDRINUSE")
+    assert hint(error, config()) == (
+        "several ranks open the port that the script names: it is written for many ranks already, and starts "
+        "or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+    )
+    assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
+
+
 def test_other_errors_speak_for_themselves() -> None:
     assert hint(KeyError("label"), config()) == ""
     assert hint(ValueError("bad label"), config()) == ""
+    assert hint(TypeError("argument 'input' (position 1) must be Tensor, not NoneType"), config()) == ""
+    text = "Input type (torch.DoubleTensor) and weight type (torch.FloatTensor) should be the same"
+    assert hint(RuntimeError(text), config()) == ""

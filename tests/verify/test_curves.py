@@ -108,6 +108,12 @@ def test_steps_are_whole(steps: int) -> None:
     assert all(tick == int(tick) for tick in shown)
 
 
+def test_the_axis_says_what_is_drawn() -> None:
+    assert plot.figure(PROOF).axes[0].get_ylabel() == "value read by the script"
+    norms = dataclasses.replace(PROOF, curves=(dataclasses.replace(CURVE, name=GRADIENTS),))
+    assert plot.figure(norms).axes[0].get_ylabel() == "norm of all gradients"
+
+
 def test_equal_curves_and_several_of_them(tmp_path: Path) -> None:
     equal = dataclasses.replace(CURVE, differences=(0.0, 0.0, 0.0))
     nought = dataclasses.replace(equal, plain=(0.0,) * 3, ranks=(0.0,) * 3, allowed=0.0)

@@ -14,11 +14,13 @@ from ronde.bench.rounds import Round, measure
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.errors import UsageError
 
-__all__ = ["DEVICES", "USUAL", "WORKLOADS", "compare"]
+__all__ = ["DEVICES", "LANGUAGE_MODELS", "USUAL", "WORKLOADS", "compare"]
 
 DEVICES = ("cpu", "cuda")
 USUAL = ("tiny", "mlp-512", "mlp", "start-up")
-WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS)))
+# In bfloat16: a billion parameters are for a CUDA device, the other tries the same script anywhere.
+LANGUAGE_MODELS = ("lm-1b", "lm-tiny")
+WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS, *LANGUAGE_MODELS)))
 
 
 def compare(

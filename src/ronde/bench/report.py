@@ -10,7 +10,7 @@ from typing import Any
 from ronde.bench.machine import Machine
 from ronde.bench.rounds import Result, Round
 from ronde.bench.sample import Sample
-from ronde.errors import UsageError
+from ronde.bench.unreadable import unreadable
 
 __all__ = ["Report"]
 
@@ -46,17 +46,15 @@ class Report:
         """The report that `to_json` wrote; its figures are made of the samples again.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: for anything else, and for what an earlier version wrote.
         """
         try:
             fields = json.loads(text)
             fields["machine"] = Machine(**fields["machine"])
             fields["results"] = tuple(_result(described) for described in fields["results"])
             return cls(**fields)
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"this is no report of ronde bench ({error!r}); give a file that --json has written"
-            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise unreadable(text) from None
 
 
 def _figures(result: Result, peer: str) -> dict[str, Any]:

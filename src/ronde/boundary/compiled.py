@@ -53,6 +53,7 @@ def _eager_in_scripts(
     context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    ours = getattr(function, "__module__", "").startswith("ronde.")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -60,10 +61,12 @@ def _eager_in_scripts(
             return function(*args, **kwargs)
         if context.region is not Region.SCRIPT or not context.on_main_thread():
             return compiled(*args, **kwargs)
-        context.note(
-            f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
-            f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
-        )
+        # A model that the plan has compiled, and that runs in parts, has a note of its own.
+        if not ours:
+            context.note(
+                f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
+                f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
+            )
         return function(*args, **kwargs)
 
     return call

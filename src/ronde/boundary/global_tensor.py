@@ -30,8 +30,9 @@ __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "s
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-# torch's own descriptor, which the class below overrides.
+# torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
+_PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class GlobalTensor(torch.Tensor):
@@ -133,6 +134,15 @@ class GlobalTensor(torch.Tensor):
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _PLAIN_GRAD.__set__(self, value)
+
+    # By torch's own name, for which there is a rule, also where a session has replaced the attribute.
+    @property
+    def data(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__torch_function__(_PLAIN_DATA.__get__, (GlobalTensor,), (self,))
+
+    @data.setter
+    def data(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _PLAIN_DATA.__set__(self, value)
 
     def _rows_with_gradient(self) -> torch.Tensor | None:
         rows = self._local if self._context.region is Region.SCRIPT else None

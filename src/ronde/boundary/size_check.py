@@ -116,7 +116,8 @@ def _carried_out(
 ) -> list[Any]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [form.made(rows) for form in forms]
-        torch.clear_autocast_cache()  # or parameters were cast in the first run only
+        # Or parameters were cast in the first run only, and FakeTensors met by the runs behind the last.
+        torch.clear_autocast_cache()
         try:
             with _Operations() as operations:
                 call(twin_of(module), given)

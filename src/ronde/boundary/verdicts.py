@@ -210,13 +210,16 @@ class Verdicts:
         seen = [*known.verdicts[form], numbers]
         changing = [place for place in range(len(numbers)) if len({each[place] for each in seen}) > 1]
         substitutes = {place: known.behaviour.source(place) for place in changing}
+        held = [each.verdict for each in known.verdicts[form].values()]
+        if not any(each.sharded for each in held):
+            return held[-1], numbers  # whatever the numbers are: what keeps it in parts has been said
+        if not all(each.sharded for each in held):
+            return Verdict(False, _changes(substitutes)), numbers
         verdict = self._rehearsed(made, substitutes)
-        if verdict.sharded and all(held.verdict.sharded for held in known.verdicts[form].values()):
+        if verdict.sharded:
             known.free[form] = known.free.get(form, frozenset()) | frozenset(changing)
             known.verdicts[form].clear()
             return verdict, _numbers(known.behaviour, made.values, known.free[form])
-        if verdict.sharded:
-            verdict = Verdict(False, _changes(substitutes))
         return verdict, numbers
 
     def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:

@@ -44,6 +44,8 @@ class Command:
         return getattr(importlib.import_module(self.module), self.attribute)
 
 
+# What the parser raises: typer has no name for it, and takes it from click or from a copy of its own.
+_Unparsable: Any = typer.BadParameter.__base__
 INTERRUPTED = 128 + 2  # as a shell has it for a process that SIGINT ended
 
 COMMANDS = (
@@ -76,23 +78,41 @@ COMMANDS = (
 )
 
 
+_RUNNING_SCRIPTS = {f"ronde {command.name}" for command in COMMANDS if command.runs_script}
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command line (default: this process's) and exit with its code.
 
-    Ctrl-C ends it without a word. A `RondeError` is one line on stderr and its `exit_code`; any other
-    exception is a defect of ronde and keeps its traceback.
+    Ctrl-C ends it without a word. A `RondeError`, or words that cannot be parsed, is one line on stderr and
+    its `exit_code`; any other exception is a defect of ronde and keeps its traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    name = "ronde"
     try:
         application = _application(asked_for=words[0] if words else None)
         name, command, rest = _descend(typer.main.get_command(application), words)
-        command.main(args=rest, prog_name=name)
+        code = command.main(args=rest, prog_name=name, standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except RondeError as error:
         print(f"ronde: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except _Unparsable as error:
+        print(_told(error, name), file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(code or 0)
+
+
+def _told(error: Any, command: str) -> str:
+    """What is wrong with the words, in our form, and where it is said which words there are."""
+    problem = error.format_message()
+    if error.ctx is not None and problem == error.ctx.get_help():  # no words at all: that is no error
+        return problem
+    problem = problem[:1].lower() + problem[1:].rstrip(".")
+    if hasattr(error, "possibilities") and command in _RUNNING_SCRIPTS:
+        return f"ronde: error: {problem}; the script's own options go behind it; see {command} --help"
+    return f"ronde: error: {problem}; see {command} --help"
 
 
 def _descend(root: Any, words: Sequence[str]) -> tuple[str, Any, list[str]]:

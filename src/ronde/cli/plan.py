@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ronde.errors import UsageError
-from ronde.plan import Description, check, describe, expand
+from ronde.plan import Description, check, describe, expand, validate
+from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
 
@@ -31,19 +32,25 @@ def show(
 ) -> None:
     """Print the expanded plan, its update rule, whether it is exact, and the systems it equals.
 
-    A plan that this version cannot run is printed too, then refused with exit code 2.
+    A plan that this version cannot run is printed too, and refused with exit code 2. One that contradicts
+    itself is refused only: there is nothing that it means.
     """
     sources = [source for source in (file, items) if source is not None]
     if not sources:
         raise UsageError("no plan given; write one, such as: ronde plan show ddp")
     described = expand(*sources)
-    print(_page(describe(described, ranks)))
+    if contradictions(described, ranks):
+        check(described, ranks)
+    print(_page(describe(described, ranks), available=not validate(described, ranks)))
     check(described, ranks)
 
 
-def _page(description: Description) -> str:
+def _page(description: Description, *, available: bool) -> str:
     """The description as two columns of plain text."""
-    rows = [("plan", description.plan), ("preset", ", ".join(description.presets) or "none")]
+    rows = [("plan", description.plan)]
+    if not available:
+        rows.append(("available", "not in this version"))
+    rows.append(("preset", ", ".join(description.presets) or "none"))
     rows += [(name, "  ".join(items)) for name, items in description.axes]
     rows += [("gradients", description.algorithm), ("holds", description.holds)]
     rows += [("update rule", description.update_rule)]

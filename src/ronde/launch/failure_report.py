@@ -19,11 +19,16 @@ __all__ = ["ErrorFile", "RankDeath", "RankFailure", "first_failure", "read_error
 
 Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal", "standstill"]
 LOG_TAIL_LINES = 12
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFile:
-    """What a rank wrote about its own failure (`rank-N.error.json`); an exit's `traceback` is its code."""
+    """What a rank wrote about its own failure (`rank-N.error.json`); an exit's `traceback` is its code.
+
+    Attributes:
+        advice: what a user can do about it, "" where the error says it all.
+    """
 
     rank: int
     time: float
@@ -31,9 +36,13 @@ class ErrorFile:
     type: str
     message: str
     traceback: str
+    advice: str = ""
 
     def tells_the_same(self, other: ErrorFile) -> bool:
-        """Both are the same error of the script, met by two ranks."""
+        """Both are the same error of the script, met by two ranks; or are mended alike, whatever numbers
+        of processes and files are in them."""
+        if self.advice and self.advice == other.advice:
+            return True
         return (self.kind, self.type, self.message) == (other.kind, other.type, other.message)
 
 
@@ -85,11 +94,32 @@ def signal_name(number: int) -> str:
     return f"{name} (out of memory?)" if number == signal.SIGKILL else name
 
 
+def _advice_on_signal(number: int, world_size: int) -> list[str]:
+    """A line about what mostly sends this signal, and what to do; none where that is not known."""
+    if number == signal.SIGKILL:
+        fewer, parts = ("fewer ranks, ", "zero3,") if world_size > 1 else ("", "")
+        return [
+            "mostly it is the kernel that kills a rank, when memory runs out (dmesg tells); to need less: "
+            f"a smaller batch, {fewer}or --plan {parts}micro-batches=4"
+        ]
+    if number == signal.SIGBUS:
+        return [
+            "mostly shared memory is full, or the disk of a mapped file: see df /dev/shm, and make it larger "
+            "(docker run --shm-size=8g)"
+        ]
+    if number in _CRASHES:
+        return [
+            "compiled code has crashed, of torch or another library; to see which line of the script called "
+            "it: PYTHONFAULTHANDLER=1 ronde run ..."
+        ]
+    return []
+
+
 def read_error(path: Path) -> ErrorFile | None:
     """The error file at `path`, or None when there is none or it is not complete."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return ErrorFile(**{field.name: fields[field.name] for field in dataclasses.fields(ErrorFile)})
+        return ErrorFile(**fields)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -172,9 +202,12 @@ def report(
         lines += first.error.message.splitlines()[1:]
     elif first.error is not None and first.kind != "exit":
         lines += first.error.traceback.splitlines()
-    elif first.rank != 0 or not main_shown:
-        tail = _tail(directory.log(first.rank))
-        lines += [f"the last lines of {directory.log(first.rank).name}:", *tail] if tail else []
+    else:
+        if first.kind == "signal":
+            lines += _advice_on_signal(first.exit_code - 128, world_size)
+        if first.rank != 0 or not main_shown:
+            tail = _tail(directory.log(first.rank))
+            lines += [f"the last lines of {directory.log(first.rank).name}:", *tail] if tail else []
     return "\n".join(lines)
 
 

@@ -23,7 +23,18 @@ __all__ = ["install"]
 _NATIVE: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def install(patches: Patches, context: Context, parts: GradientParts) -> None:
+def install(
+    patches: Patches,
+    context: Context,
+    parts: GradientParts,
+    lasting: Callable[[Any], Any] = lambda value: value,
+) -> None:
+    """Have `Tensor.grad` and what uses all gradients know of parts.
+
+    Args:
+        lasting: what to keep of a value that is made a gradient.
+    """
+
     def read(tensor: torch.Tensor) -> torch.Tensor | None:
         gradient = _NATIVE.__get__(tensor)
         if gradient is not None or not parts or tensor not in parts:
@@ -36,6 +47,7 @@ def install(patches: Patches, context: Context, parts: GradientParts) -> None:
         return parts.whole(tensor)
 
     def write(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        gradient = lasting(gradient)
         parts.drop(tensor)
         _NATIVE.__set__(tensor, gradient)
 

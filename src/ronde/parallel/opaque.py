@@ -74,6 +74,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
 
     patches.set(torch.nested, "nested_tensor", nested_tensor)
     patches.add(torch.nn.Parameter, "data", _telling(parameters))
+    patches.set(torch.Tensor, "data", _touching_what_is_laid(parameters))
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
     _install_alias(patches, parameters)
 
@@ -93,6 +94,16 @@ def _install_alias(patches: Patches, parameters: ShardedParameters) -> None:
     patches.undo(library._destroy)
     for device in ("CPU", "CUDA"):
         library.impl("alias", alias, device)
+
+
+def _touching_what_is_laid(parameters: ShardedParameters) -> TensorAttribute:
+    """`tensor.data = p`, which does not ask what is put there."""
+
+    def write(tensor: torch.Tensor, value: Any) -> None:
+        parameters.touch([value])
+        _DATA.__set__(tensor, value)
+
+    return TensorAttribute(_DATA, write=write)
 
 
 def _telling(parameters: ShardedParameters) -> TensorAttribute:

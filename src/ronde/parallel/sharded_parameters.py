@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.compiled import is_compiled
@@ -60,6 +59,11 @@ class ShardedParameters:
         self._reading = False
         self._prefetch = Prefetch()
 
+    @property
+    def are_there(self) -> bool:
+        """Whether any parameter has been cut."""
+        return bool(self._table.units)
+
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
         """Around an outermost call of a model."""
@@ -75,20 +79,10 @@ class ShardedParameters:
             self._pinned = before
             self.rest(keep_last=torch.is_grad_enabled())
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
-        """Inside, modules are cut as soon as they become part of another: a model is never whole."""
-
-        def cut(_parent: Any, _name: str, module: Any) -> None:
-            # What is smaller waits for its neighbours.
-            if isinstance(module, torch.nn.Module) and self._table.uncut_bytes(module) >= LEAST_BYTES:
-                self._shard(module, module.modules())
-
-        handle = register_module_module_registration_hook(cut)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def cut_new(self, module: torch.nn.Module) -> None:
+        """Cut what is new in a module, if it is enough; what is smaller waits for its neighbours."""
+        if self._table.uncut_bytes(module) >= LEAST_BYTES:
+            self._shard(module, module.modules())
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -128,6 +122,10 @@ class ShardedParameters:
         units = self._table.units_of(values)
         for unit in units:
             self._unshard(unit, units)
+
+    def lasting(self, value: Any) -> Any:
+        """What is kept by somebody who never asks it again: a view, by which a parameter stays whole."""
+        return value if self._table.entry(value) is None else value.detach()
 
     def shown(self, tensor: torch.Tensor) -> None:
         """Somebody may write to a parameter from now on, and no version will tell."""

@@ -76,7 +76,7 @@ class UnitTable:
         return self._by_storage.get(storage)
 
     def uncut_bytes(self, module: torch.nn.Module) -> int:
-        uncut = [each for each in module.parameters() if self.entry(each) is None and not is_lazy(each)]
+        uncut = [each for each in module.parameters() if self.entry(each) is None and _has_elements(each)]
         return sum(each.numel() * each.element_size() for each in uncut)
 
     def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
@@ -87,7 +87,10 @@ class UnitTable:
         """
         # One in parts has another class, and most are so: the first question is the cheapest.
         return any(
-            type(each) is torch.nn.Parameter and self.entry(each) is None and not self._stays_whole(each)
+            type(each) is torch.nn.Parameter
+            and self.entry(each) is None
+            and not self._stays_whole(each)
+            and not each.is_meta
             for part in parts
             for each in part._parameters.values()
         )
@@ -99,7 +102,7 @@ class UnitTable:
             if unit is not None:
                 yield unit
         for each in module.parameters():
-            if self.entry(each) is None and not is_lazy(each):
+            if self.entry(each) is None and _has_elements(each):
                 self._leave_whole(each)
 
     def cut_again(self, tensors: Sequence[torch.Tensor]) -> Iterator[Unit]:
@@ -176,3 +179,8 @@ class UnitTable:
         for member, tensor in unit.parameters:
             self._of[id(tensor)] = self._by_storage[member.cdata] = member, unit
         return unit
+
+
+def _has_elements(tensor: torch.Tensor) -> bool:
+    """Not so for layers that wait for their shape, or for their memory."""
+    return not is_lazy(tensor) and not tensor.is_meta

@@ -82,6 +82,11 @@ def _algorithm(plan: Plan, ranks: int | None) -> str:
 def _holds(plan: Plan, ranks: int | None) -> str:
     """What is kept where; W is the number of ranks."""
     kept = _kept(plan) if ranks != 1 else "one rank keeps everything"
+    if plan.state.cuts_parameters and (ranks != 1 or plan.state.offloads_parts):
+        kept += (
+            ";\nuntil a model is first called every rank has it whole, but for one that is built\n"
+            "inside `with ronde.deferred():` or gets its memory by `to_empty`: that is cut as it is made"
+        )
     if plan.state.offloads_parts:
         return (
             f"{kept};\nall of that lies in host memory, where the optimizer's step runs on the CPU;\n"

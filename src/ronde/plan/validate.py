@@ -12,7 +12,7 @@ from ronde.plan.axes import KEYS
 if TYPE_CHECKING:
     from ronde.plan.plan import Plan
 
-__all__ = ["check", "validate"]
+__all__ = ["check", "contradictions", "validate"]
 
 _AMONG_RANKS = ("local", "decentralized", "async-average")
 _AT_SERVERS = ("async", "bounded", "geo")
@@ -24,8 +24,12 @@ def validate(plan: Plan, world_size: int | None = None, device: str | None = Non
     `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
     known. One rank switches the mesh off, so no degree is compared with it.
     """
-    errors = list(_not_built(plan))
-    errors += _refinements(plan)
+    return [*_not_built(plan), *contradictions(plan, world_size, device)]
+
+
+def contradictions(plan: Plan, world_size: int | None = None, device: str | None = None) -> list[str]:
+    """As `validate`, without what is only not built yet: such a plan means something."""
+    errors = list(_refinements(plan))
     errors += _update_and_state(plan)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
@@ -106,15 +110,16 @@ def _offload(plan: Plan, world_size: int | None, device: str | None) -> Iterator
     state, item = plan.state, plan.item("offload")
     if not state.offloads_optimizer:
         return
-    if state.offloads_parts and not state.cuts_parameters:
-        yield _contradiction(item, plan.item("state"), f"state=zero3,{item}")
-    elif state.placement == "replicated" and world_size is not None and world_size > 1:
-        yield _contradiction(item, f"{plan.item('state')} on {world_size} ranks", f"state=zero1,{item}")
     if device == "cpu":
+        # Whatever else is wrong with it: no other plan with it would do.
         yield (
             f"{item} moves state from a CUDA device to host memory, and these ranks are on the CPU: their "
             f"state is there already; leave {item} out"
         )
+    elif state.offloads_parts and not state.cuts_parameters:
+        yield _contradiction(item, plan.item("state"), f"state=zero3,{item}")
+    elif state.placement == "replicated" and world_size is not None and world_size > 1:
+        yield _contradiction(item, f"{plan.item('state')} on {world_size} ranks", f"state=zero1,{item}")
 
 
 def _mesh(plan: Plan, world_size: int | None) -> Iterator[str]:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import traceback
+from collections.abc import Sequence
 
 from ronde.launch.rank_config import RankConfig
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.trace.memory import show_bytes
 
 __all__ = ["hint"]
+
+# torch's words, by which its errors are known.
+_APART = (
+    "Expected all tensors to be on the same device",
+    "is not on the expected device",
+    "are not at the same device",
+)
+_TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
+_NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
+_NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
+_NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
 def hint(error: BaseException, config: RankConfig) -> str:
@@ -18,15 +34,77 @@ def hint(error: BaseException, config: RankConfig) -> str:
             f"the script reads {error.args[0]} itself: it is written for many ranks already. Run it with "
             "`ronde run --native`, or leave the ranks out of the script"
         )
-    if "unable to allocate shared memory" in text or "out of shared memory" in text:
+    if _has(text, _NO_SHARED_MEMORY) or _of_a_semaphore(error):
         return (
             f"shared memory{_size('/dev/shm')} is too small for the batches that loader workers hand over on "
             f"{config.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a smaller "
             "num_workers"
         )
-    if "invalid device ordinal" in text and config.device == "cuda":
+    if "EADDRINUSE" in text and config.local_world_size > 1:
+        return (
+            "several ranks open the port that the script names: it is written for many ranks already, and "
+            "starts or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+        )
+    return _about_batches(text) or _about_devices(text, config.device)
+
+
+def _about_batches(text: str) -> str:
+    """Where a batch holds something else than tensors."""
+    if "default_collate: batch must contain" in text:
+        return (
+            "the samples of this data set are of a class that torch cannot make a batch of: return tensors, "
+            "numbers, or tuples and dicts of them, or give the DataLoader a collate_fn"
+        )
+    kind = _NO_TENSOR.search(text)
+    if kind is None:
+        return ""
+    return (
+        f"a {kind[1]} stands where a tensor belongs: torch.stack makes one of tensors, torch.as_tensor of "
+        "numbers or an array; a DataLoader does so by itself without collate_fn"
+    )
+
+
+def _about_devices(text: str, device: str) -> str:
+    """Where tensors are not where they should be; `device` is that of the ranks."""
+    if "invalid device ordinal" in text and device == "cuda":
         return 'each rank sees one CUDA device, its own: write "cuda" or "cuda:0" instead of another number'
-    return ""
+    if _has(text, _NO_CUDA) and device == "cpu":
+        return (
+            'the script asks for a CUDA device, and these ranks are on the CPU: write device = "cuda" if '
+            'torch.cuda.is_available() else "cpu", and use it in place of "cuda"'
+        )
+    apart = _are_apart(text)
+    if "meta tensor" in text or (apart and re.search(r"\bmeta\b", text)):
+        return (
+            'what is on the device "meta" has no values: leave that device out of the script, or call '
+            f'model.to_empty(device="{device}") and load the parameters'
+        )
+    if not apart:
+        return ""
+    return (
+        "a model and what it is called on must be on one device, here that of the ranks: "
+        f'model.to("{device}") before the optimizer is made, and .to("{device}") for every tensor of a batch'
+    )
+
+
+def _are_apart(text: str) -> bool:
+    """Whether tensors of two devices met; a convolution tells their types, of whose names CUDA is a part."""
+    types = _TYPES_APART.search(text)
+    return _has(text, _APART) or (
+        types is not None and types[1].startswith("torch.cuda.") != types[2].startswith("torch.cuda.")
+    )
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    return any(each in text for each in words)
+
+
+def _of_a_semaphore(error: BaseException) -> bool:
+    """Semaphores of multiprocessing lie in /dev/shm, and their error names no file."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith("multiprocessing/synchronize.py") for frame in frames)
 
 
 def _size(folder: str) -> str:
@@ -34,4 +112,4 @@ def _size(folder: str) -> str:
         found = os.statvfs(folder)
     except OSError:
         return ""
-    return f" ({folder}, {found.f_blocks * found.f_frsize / 2**20:.0f} MB)"
+    return f" ({folder}, {show_bytes(found.f_blocks * found.f_frsize)})"

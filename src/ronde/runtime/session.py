@@ -342,7 +342,7 @@ class Session:
 
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
-        notes = [*self.context.notes, *self.files.notes]
+        notes = [*self.context.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
         uncut = not self.tally.sharded and not self.context.uncut
         if uncut and compute.cuts_batches(self.plan, self.config.world_size):

@@ -12,7 +12,8 @@ from ronde.boundary.context import Context
 from ronde.boundary.patches import Patches
 from ronde.comm.home import HostMemory, OnDevice
 from ronde.comm.process_group import Comm
-from ronde.parallel import gradients, opaque
+from ronde.parallel import gradients, nothing_clipped, opaque
+from ronde.parallel.building import Building
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.held_parts import HeldParts
@@ -22,6 +23,7 @@ from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
+from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["Sharding"]
@@ -48,6 +50,7 @@ class Sharding:
         cut = self._state.cuts_gradients
         self.gradients = GradientParts(comm, self._division.assign, self._home_of_parts) if cut else None
         self._parameters: ShardedParameters | None = None
+        self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
 
@@ -55,6 +58,7 @@ class Sharding:
         """Give what is in parts its ranks."""
         if self._state.cuts_parameters:
             self._parameters = ShardedParameters(context, self._division, self._home_of_parts)
+            self._building = Building(context, self._parameters.cut_new)
             self._saved = SavedParameters(self._parameters)
         if self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
@@ -69,9 +73,13 @@ class Sharding:
         if self._update is not None:
             self._update.install(patches)
         if self.gradients is not None:
-            gradients.install(patches, context, self.gradients)
+            kept = () if self._parameters is None else (self._parameters.lasting,)
+            gradients.install(patches, context, self.gradients, *kept)
+        if self._building is not None:
+            self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
+            nothing_clipped.install(patches, self._parameters, context.note)
             self._saved.install()
 
     def release(self) -> None:
@@ -89,6 +97,16 @@ class Sharding:
         if self._saved is not None:
             self._saved.uninstall()
 
+    def notes(self) -> list[str]:
+        """What the user should know at the end."""
+        if self._parameters is None or not self._parameters.are_there:
+            return []
+        return [
+            f"{place} asks for type(...) and Parameter, which a parameter in parts is not by its exact "
+            f"class: it is passed over there; write isinstance(..., torch.nn.Parameter)"
+            for place in questions_of_script()
+        ]
+
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
         """Around an outermost call of a model."""
@@ -100,7 +118,7 @@ class Sharding:
 
     def building(self) -> AbstractContextManager[None]:
         """Around the making of a model."""
-        return nullcontext() if self._parameters is None else self._parameters.building()
+        return nullcontext() if self._building is None else self._building.deferred()
 
     @contextmanager
     def backward(self) -> Iterator[None]:

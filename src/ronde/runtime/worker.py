@@ -84,7 +84,7 @@ def main() -> None:
     except BaseException as error:
         advice = hint(error, config)
         words = f"ronde: {advice}\n" if advice else ""
-        _report(config, "script", error, formatted(error) + words)
+        _report(config, "script", error, formatted(error) + words, advice=advice)
         _show(error)
         sys.stderr.write(words)
         sys.exit(1)
@@ -232,7 +232,7 @@ def _report_exit(config: RankConfig, end: SystemExit) -> None:
         _report(config, "exit", end, str(code & 0xFF))
 
 
-def _report(config: RankConfig, kind: str, error: BaseException, text: str) -> None:
+def _report(config: RankConfig, kind: str, error: BaseException, text: str, *, advice: str = "") -> None:
     """Leave word of a failure where the launcher finds it."""
     content = {
         "rank": config.rank,
@@ -241,6 +241,7 @@ def _report(config: RankConfig, kind: str, error: BaseException, text: str) -> N
         "type": type(error).__name__,
         "message": str(error),
         "traceback": text,
+        "advice": advice,
     }
     path = Path(config.run_dir) / f"rank-{config.rank}.error.json"
     temporary = path.with_suffix(f".{threading.get_ident()}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.verify.curves import Curve
+from ronde.verify.curves import GRADIENTS, Curve
 from ronde.verify.proof import Proof
 
 __all__ = ["check", "draw", "figure"]
@@ -62,7 +62,8 @@ def figure(proof: Proof) -> Any:
         _values(above, curve, colour, proof.ranks)
     _differences(below, proof.curves)
     above.set_title(_title(proof), fontsize=11, loc="left")
-    above.set_ylabel("value read by the script")
+    norms = all(curve.name == GRADIENTS for curve in proof.curves)
+    above.set_ylabel(GRADIENTS if norms else "value read by the script")
     made.legend(loc="outside lower left", frameon=False, fontsize=8)
     below.set_xlabel("optimizer steps")
     below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

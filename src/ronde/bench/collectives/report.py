@@ -11,7 +11,7 @@ from ronde.bench.collectives.contender import OURS, PEERS
 from ronde.bench.collectives.operation import Case
 from ronde.bench.machine import Machine
 from ronde.bench.spread import Spread
-from ronde.errors import UsageError
+from ronde.bench.unreadable import unreadable
 
 __all__ = ["KIND", "CollectivesReport", "Comparison", "Result", "Sample"]
 
@@ -111,7 +111,7 @@ class CollectivesReport:
         """The report that `to_json` wrote; its figures are made of the samples again.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: for anything else, and for what an earlier version wrote.
         """
         try:
             fields = json.loads(text)
@@ -119,10 +119,8 @@ class CollectivesReport:
             fields["machine"] = Machine(**fields["machine"])
             fields["results"] = tuple(_result(described) for described in fields["results"])
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f"this is no report of ronde bench ({error!r}); give a file that --json has written"
-            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise unreadable(text) from None
 
 
 def _time(samples: tuple[Sample, ...]) -> Spread:

@@ -9,7 +9,7 @@ from typing import Any
 from ronde.bench.machine import Machine
 from ronde.bench.memory.activations import Activations, expected_activations
 from ronde.bench.memory.formula import Sizes, expected
-from ronde.errors import UsageError
+from ronde.bench.unreadable import unreadable
 from ronde.plan import expand
 from ronde.trace.memory import Memory
 
@@ -88,7 +88,7 @@ class MemoryReport:
         """The report that `to_json` wrote; its figures are made anew.
 
         Raises:
-            UsageError: for anything else.
+            UsageError: for anything else, and for what an earlier version wrote.
         """
         try:
             fields = json.loads(text)
@@ -99,10 +99,8 @@ class MemoryReport:
                 results=tuple(_result(each) for each in fields["results"]),
                 activations=(kept := fields.get("activations")) and Activations(**kept),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f"this is no report of ronde bench ({error!r}); give a file that --json has written"
-            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise unreadable(text) from None
 
 
 def _result(fields: dict[str, Any]) -> PlanMemory:

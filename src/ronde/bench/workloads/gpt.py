@@ -37,13 +37,20 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder with tied embeddings; returns logits [batch, length, vocabulary]."""
 
-    def __init__(self, width: int = 256, layers: int = 4, heads: int = 4):
+    def __init__(
+        self,
+        width: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+        vocabulary: int = VOCABULARY,
+        length: int = LENGTH,
+    ):
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Embedding(LENGTH, width)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -60,7 +67,7 @@ def text(_: int) -> Text:
 
 
 def next_word_loss(logits: Tensor, words: Tensor) -> Tensor:
-    return F.cross_entropy(logits.view(-1, VOCABULARY), words.view(-1))
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), words.view(-1))
 
 
 GPT_SMALL = Workload(

@@ -1,0 +1,26 @@
+"""What is wrong with a file that was given as a report."""
+
+from __future__ import annotations
+
+import json
+
+from ronde.errors import UsageError
+
+__all__ = ["unreadable"]
+
+_KINDS = ("dp", "overhead", "collectives", "memory")
+
+
+def unreadable(text: str) -> UsageError:
+    """The error for a file with this content: a report of an earlier version, or something else."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and fields.get("kind") in _KINDS and "results" in fields:
+        kind = fields["kind"]
+        return UsageError(
+            f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
+            f"anew: ronde bench {kind} --json FILE"
+        )
+    return UsageError("this is no report of ronde bench; give a file that --json has written")
