@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -108,11 +107,25 @@ class TorchBackend:
             group.shutdown()
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
-    """As a library in C++ does things: neither autograd nor a dispatch mode of the script sees them."""
-    with torch.no_grad(), torch._C._DisableTorchDispatch():  # pyright: ignore[reportAttributeAccessIssue]
-        yield
+class unseen:
+    """As a library in C++ does things: neither autograd nor a dispatch mode of the script sees them.
+
+    A class, because a small collective enters it twice, and a generator takes as long as the exchange.
+    """
+
+    __slots__ = ("_guard", "_with_grad")
+
+    def __enter__(self) -> None:
+        self._with_grad = torch.is_grad_enabled()
+        if self._with_grad:
+            torch._C._set_grad_enabled(False)
+        self._guard: Any = torch._C._DisableTorchDispatch()  # pyright: ignore[reportAttributeAccessIssue]
+        self._guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+        if self._with_grad:
+            torch._C._set_grad_enabled(True)
 
 
 def _as_bytes_travel(method: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +162,11 @@ class SharedMemoryBackend:
         with unseen():
             started = self.shared.start_all_reduce(flat)
         return None if started is None else _Unseen(started)
+
+    @_as_bytes_travel
+    def all_reduce_now(self, flat: torch.Tensor) -> None:
+        """As `all_reduce`; on return the tensor may be read."""
+        self.shared.all_reduce(flat)
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         with unseen():
