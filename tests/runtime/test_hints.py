@@ -130,6 +130,16 @@ def test_a_port_that_several_ranks_open() -> None:
     assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
 
 
+def test_a_cpu_without_a_narrow_lstm() -> None:
+    error = RuntimeError(
+        "could not create a primitive descriptor for the LSTM forward propagation primitive."
+    )
+    assert hint(error, config()) == (
+        "torch has no kernel of oneDNN for this on this CPU, mostly an LSTM in 16 bits: leave precision=bf16 "
+        "out of the plan, or autocast out of the script, or set torch.backends.mkldnn.enabled = False there"
+    )
+
+
 def test_other_errors_speak_for_themselves() -> None:
     assert hint(KeyError("label"), config()) == ""
     assert hint(ValueError("bad label"), config()) == ""

@@ -23,6 +23,7 @@ _APART = (
 _TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
+_NO_KERNEL = ("could not create a primitive descriptor",)
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
@@ -44,6 +45,12 @@ def hint(error: BaseException, config: RankConfig) -> str:
         return (
             "several ranks open the port that the script names: it is written for many ranks already, and "
             "starts or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+        )
+    if _has(text, _NO_KERNEL):
+        return (
+            "torch has no kernel of oneDNN for this on this CPU, mostly an LSTM in 16 bits: leave "
+            "precision=bf16 out of the plan, or autocast out of the script, or set "
+            "torch.backends.mkldnn.enabled = False there"
         )
     return _about_batches(text) or _about_devices(text, config.device)
 
