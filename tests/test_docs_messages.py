@@ -62,6 +62,7 @@ UNSAID = {
     "unable to allocate shared memory": "torch's words, by which we know it",
     "Expected all tensors to be on the same device": "torch's words, by which we know it",
     "is not on the expected device": "torch's words, by which we know it",
+    "could not create a primitive descriptor": "torch's words, by which we know it",
     "default_collate: batch must contain": "torch's words, by which we know it",
     "must be Tensor, not (list|tuple|numpy\\.ndarray)\\b": "a pattern",
     "are not at the same device": "torch's words, by which we know it",
