@@ -24,7 +24,7 @@ from said import compare_said
 COMBINED = {
     "zero1,recompute=selective": {("transformer", 2), ("clip_and_log", 3)},
     "zero2,precision=bf16": {("classifier", 2), ("gradient_accumulation", 3)},
-    "zero2,micro-batches=2": {("gradient_accumulation", 2)},
+    "zero2,micro-batches=2": {("gradient_accumulation", 2), ("resume", 3)},
     "zero3,recompute=full,micro-batches=2": {("transformer", 2), ("tied", 3), ("gpt", 2)},
     "zero3,precision=bf16": {("transformer", 2), ("tied", 2)},
     "zero3,precision=fp16,recompute=full": {("classifier", 2), ("transformer", 3)},
@@ -215,6 +215,8 @@ WITHOUT_BLOCKS = {
 }
 # Optimizers that may look at a whole tensor, which plans that cut state say.
 OWN_UPDATE = {"lbfgs": "LBFGS", "lion": "Lion"}
+# It keeps the `state_dict()` that it has saved in a variable, through the next epoch.
+HOLDS_STATE = {"resume": "SGD"}
 # Models that compile=true leaves as they are.
 _DRAWS = "was given to torch.compile and runs uncompiled where it draws random numbers"
 _MEETS = "was given to torch.compile and runs uncompiled in training because of its batch norm"
@@ -247,6 +249,8 @@ def said_of(script: str, plan: str) -> tuple[str, ...]:
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
     if plan.startswith(("zero", "central")) and script in OWN_UPDATE:
         said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
+    if plan.startswith(("zero", "central")) and script in HOLDS_STATE:
+        said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     return said
 
 
