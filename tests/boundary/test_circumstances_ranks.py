@@ -61,7 +61,7 @@ def _seeds(rank: Rank) -> list[Any]:
 
 
 def _until_time_is_up(rank: Rank) -> int:
-    start, steps = time.time(), 0
+    start, steps = time.time(), 1
     while time.time() - start < 0.01:
         steps += 1
     return steps
