@@ -8,7 +8,6 @@ every module; what it costs is gathering where the body needs the whole batch.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
-from ronde.boundary.listed import listed_samples
+from ronde.boundary.listed import LISTED, listed_samples
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
@@ -146,10 +145,8 @@ class ModelEdge:
             batch = large[verdict.candidate]
             self._tally(module, batch.rows)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
-        if listed and verdict.raised:
-            samples, rows, small = listed, None, False
-            # What fails inside, on stacked samples, fails for another reason.
-            verdict = dataclasses.replace(verdict, raised=False)
+        if listed and verdict.reason == LISTED:
+            samples, rows = listed, None
         else:
             samples, rows = _samples(values, found[0]), large[0].rows
         self._tally(module, samples)

@@ -150,6 +150,8 @@ class Verdicts:
             verdict = self._rehearsed(made, {})
         else:
             verdict, numbers = self._with_changing_numbers(known, form, numbers, made)
+        if made.listed and verdict.raised:
+            verdict = Verdict(False, LISTED)
         self._say(made, verdict)
         held = _Held(verdict, made.batches[verdict.candidate].rows)
         if len(verdicts) <= _MANY:
@@ -159,7 +161,7 @@ class Verdicts:
     def _say(self, made: _Call, verdict: Verdict) -> None:
         name = type(made.module).__name__
         if not verdict.sharded:
-            if made.listed and verdict.raised:
+            if verdict.reason == LISTED:
                 self._tell(name, LISTED)
             elif not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
                 self._say_why(made.module, verdict)
@@ -180,7 +182,7 @@ class Verdicts:
     def listed(self, module: torch.nn.Module) -> Verdict:
         """The verdict on a call whose entries hold no batch: it is the list itself."""
         self._tell(type(module).__name__, LISTED)
-        return Verdict(False, LISTED, raised=True)
+        return Verdict(False, LISTED)
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Where a module around this one could not be cut for the same reason, this one is its cause."""

@@ -99,12 +99,8 @@ class Recompute:
         patches.set(torch.nn.Module, "__call__", call)
 
     def _search(self, model: torch.nn.Module) -> None:
-        """Find the blocks of a model that is called for the first time, or has other layers now."""
-        count = sum(1 for _ in model.modules())
-        if self._searched.get(model) == count:
-            return
-        self._searched[model] = count
-        if not model._modules:
+        """Find the blocks of a model."""
+        if not self._is_new(model) or not model._modules:
             return
         if _is_compiled(model):
             self._untold.add(model)
@@ -120,14 +116,18 @@ class Recompute:
 
     def _search_around(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model that runs in parts: each is called by itself then."""
-        count = sum(1 for _ in model.modules())
-        if self._searched.get(model) == count:
+        if not self._is_new(model):
             return
-        self._searched[model] = count
         found = repeated_blocks(model)
         if found:
             self._blocks.update(found)
             self._around.update(model.modules())
+
+    def _is_new(self, model: torch.nn.Module) -> bool:
+        """Whether it is called for the first time, or has other layers now."""
+        count = sum(1 for _ in model.modules())
+        known, self._searched[model] = self._searched.get(model), count
+        return known != count
 
     def _tell(self, model: torch.nn.Module) -> None:
         """Say of a model that is trained that it keeps everything."""
