@@ -115,3 +115,18 @@ def _beside() -> nn.Module:
 )
 def test_one_sentence_for_a_cause(ranks: Any, make: Callable[[], nn.Module], said: list[str]) -> None:
     assert ranks(2, _notes, make) == [said] * 2
+
+
+def _notes_of_one_sequence(rank: Rank) -> list[list[str]]:
+    """A language model whose places do not see each other is right in pieces of one sequence as well."""
+    with rank.session() as session:
+        model = nn.Embedding(8, 8)
+        said: list[list[str]] = []
+        for shape in ((1, 12), (12, 8)):
+            model(torch.ones(shape, dtype=torch.int64)).sum().backward()
+            said.append(list(session.context.notes))
+        return said
+
+
+def test_one_sequence_is_no_batch_on_the_second_axis(ranks: Any) -> None:
+    assert ranks(2, _notes_of_one_sequence) == [[[], []]] * 2

@@ -165,7 +165,9 @@ class Verdicts:
                 self._tell(name, LISTED)
             elif not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
                 self._say_why(made.module, verdict)
-        elif made.batches[verdict.candidate].searched and not (self._around and _is_torchs(made.module)):
+        elif made.optional or (self._around and _is_torchs(made.module)):
+            return  # one sample on the first axis is a batch of one, of which another axis was cut
+        elif made.batches[verdict.candidate].searched:
             self._context.note(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
