@@ -68,17 +68,13 @@ STEPS = {"float64": 1000, "float32": 20}
 # A step of LBFGS is four updates here, and close to the minimum rounding decides how many.
 STEPS_OF = {("lbfgs", "float32"): 5}
 
-# On three ranks slices are uneven. These are the scripts in which that can matter in its own way: batch
-# statistics, windows of accumulation, flattened axes, rows that see each other, and fewer rows than ranks.
+# On three ranks slices are uneven. These are the scripts in which that matters most in its own way: batch
+# statistics, windows of accumulation, flattened axes, and fewer rows than ranks.
 ON_THREE_RANKS = {
     "resnet_batchnorm",
     "gradient_accumulation",
-    "contrastive",
     "padded_text",
     "small_batches",
-    "hooks",
-    "maml",
-    "wgan_gp",
 }
 # What is slow by itself: two ranks, and those scripts of which each tries something of its own.
 COMPILED = {

@@ -23,8 +23,7 @@ from ronde.trace.summary import read_summary
 
 ON_CUDA = (pytest.mark.gpu, pytest.mark.timeout(1800))
 LARGE = pytest.param("lm-1b", "cuda", id="cuda", marks=ON_CUDA)
-SMALL = pytest.param("lm-tiny", "cpu", id="cpu")
-SMALL_IN_SOAK = pytest.param("lm-tiny", "cpu", id="cpu", marks=(pytest.mark.soak, pytest.mark.timeout(900)))
+SMALL = pytest.param("lm-tiny", "cpu", id="cpu", marks=(pytest.mark.soak, pytest.mark.timeout(900)))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # Each plan, and one that ought to need more than it.
 SMALLER = {"recompute=selective": "ddp", "recompute=full": "recompute=selective", "micro-batches=4": "ddp"}
@@ -63,7 +62,7 @@ def formula(sizes: Sizes, plan: str, ranks: int) -> int:
     return sum(expected(expand(plan).state.placement, sizes, ranks=ranks, rank=0).values())
 
 
-@pytest.mark.parametrize(("workload", "device"), [SMALL_IN_SOAK, LARGE])
+@pytest.mark.parametrize(("workload", "device"), [SMALL, LARGE])
 def test_activations_become_smaller(workload: str, device: str, tmp_path: Path) -> None:
     """On a device in its whole peak, on the CPU in what is counted as activations."""
     sizes = sizes_of(workload, ENVIRONMENT)

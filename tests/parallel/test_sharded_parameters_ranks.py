@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import pickle
@@ -314,16 +315,21 @@ def apart() -> Any:
     return mock.patch.object(Comm, "shares_host", False)
 
 
+def outcome(use: Callable[[Training], Any]) -> Any:
+    training = Training()
+    return use(training), values(training.model)
+
+
+# The ranks of all plans compare with one.
+on_one_device = functools.cache(outcome)
+
+
 def everything(rank: Rank, plan: str, *, copied: bool = False) -> list[str]:
     problems: list[str] = []
     for use in USES:
-        outcomes: list[Any] = []
-        for each in ("ddp", plan):
-            with apart() if copied else nullcontext(), rank.session(each):
-                training = Training()
-                outcomes.append((use(training), values(training.model)))
-                del training
-        problems += differences(*outcomes, use.__name__)
+        plain = on_one_device(use)
+        with apart() if copied else nullcontext(), rank.session(plan):
+            problems += differences(plain, outcome(use), use.__name__)
     return problems
 
 
