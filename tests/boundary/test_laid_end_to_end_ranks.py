@@ -1,4 +1,4 @@
-"""Texts of several lengths laid end to end, with a vector of where each begins: what is behind the bag is cut."""
+"""Texts laid end to end, with a vector of where each begins: what is behind the bag is cut."""
 
 from __future__ import annotations
 
