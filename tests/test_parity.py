@@ -225,9 +225,11 @@ UNCOMPILED = {
 Plain = Callable[[Path, str, str], Run]
 
 
-def said_of(script: str, plan: str) -> tuple[str, ...]:
-    """What is said of a script in general, and what the plan makes of that."""
+def said_of(script: str, plan: str, ranks: int) -> tuple[str, ...]:
+    """What is said of a script in general, and what the plan and the number of ranks make of that."""
     said = SAID.get(script, ())
+    if script == "hf_tiny" and ranks > 2:  # it goes on with two texts, which so many ranks compute whole
+        said = tuple(each for each in said if not each.endswith("it returns"))
     if plan == "batch-dim=1":
         return tuple(each for each in said if "the second axis" not in each)  # it need not be looked for
     if "precision=tf32" in plan:
@@ -339,4 +341,4 @@ def test_ranks_give_the_single_device_answer(
     assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3
     # In single precision a run ends after some steps; on one rank little is cut, and little is said.
     whole = dtype == "float64" and ranks > 1
-    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan), whole=whole)
+    compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan, ranks), whole=whole)

@@ -14,6 +14,7 @@ from ronde.testing.run_ranks import Rank
 
 ROWS = 8
 _READS = "its forward reads a value of the batch on the host"
+_READS_FLAG = "its forward reads its buffer done on the host"
 
 
 class Reads(nn.Module):
@@ -27,6 +28,34 @@ class Reads(nn.Module):
 
 class ReadsToo(Reads):
     pass
+
+
+class Initialized(Reads):
+    """Looks at a flag that it keeps in a buffer, as data-dependent initialization does."""
+
+    done: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("done", torch.tensor(True))
+        self.register_buffer("calls", torch.tensor(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.done else x
+
+
+class Counts(Initialized):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if (self.calls + 1)[None].tolist()[0] > 2 else x
+
+
+class FollowsTheBatch(Initialized):
+    """The buffer comes to hold a value of the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(x.detach().sum().long())
+        return self.layer(x) if self.calls > 2 else x
 
 
 class Around(nn.Module):
@@ -99,6 +128,10 @@ def _nested() -> nn.Module:
     return Model(Around(Reads()))
 
 
+def _flagged() -> nn.Module:
+    return Model(Initialized())
+
+
 def _beside() -> nn.Module:
     return Model(Reads(), ReadsToo())
 
@@ -107,6 +140,13 @@ def _beside() -> nn.Module:
     ("make", "said"),
     [
         (Reads, [f"Reads runs in parts, not as one piece: {_READS}"]),
+        (Initialized, [f"Initialized runs in parts, not as one piece: {_READS_FLAG}"]),
+        (Counts, ["Counts runs in parts, not as one piece: its forward reads its buffer calls on the host"]),
+        (FollowsTheBatch, [f"FollowsTheBatch runs in parts, not as one piece: {_READS}"]),
+        (
+            _flagged,
+            ["Model runs in parts, not as one piece, because of Initialized inside it: " + _READS_FLAG],
+        ),
         (_nested, [f"Model runs in parts, not as one piece, because of Reads inside it: {_READS}"]),
         (_beside, [f"Model runs in parts, not as one piece, because of Reads, ReadsToo inside it: {_READS}"]),
         (Criterion, []),

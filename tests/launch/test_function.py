@@ -66,6 +66,7 @@ def test_it_is_a_function_to_those_who_look() -> None:
     ("fn", "message"),
     [
         (3, "ronde.launch takes a function, not 3; pass train, not train()"),
+        ({"weights": [0.5] * 1000}, "ronde.launch takes a function, not a dict; pass train, not train()"),
         (functools.partial(print, threading.Lock()), "cannot be sent to the ranks"),
     ],
 )

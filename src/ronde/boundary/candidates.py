@@ -36,6 +36,11 @@ class Batch:
     axes: tuple[int | None, ...]
     searched: bool = False
 
+    def only_vectors(self, values: list[Any]) -> bool:
+        """Whether all that would be cut are vectors, which may be one sample, or samples laid end to end."""
+        taken = (value for value, axis in zip(values, self.axes, strict=True) if axis is not None)
+        return all(value.dim() == 1 for value in taken)
+
 
 def batches(values: list[Any], named: int | None, rows: int | None) -> list[Batch]:
     """The candidates among the leaves of a call's arguments, the likeliest first; none without a batch.

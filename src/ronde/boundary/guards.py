@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.reach import is_users
 
-__all__ = ["ForeignWrites", "Marks", "Refusal", "apart", "memory", "moved_random_state"]
+__all__ = ["ForeignWrites", "Marks", "Refusal", "apart", "memory", "moved_random_state", "tensors"]
 
 
 class Refusal(Exception):
@@ -58,9 +58,9 @@ class ForeignWrites(TorchDispatchMode):
             for written in _written(func, args, kwargs):
                 self._check(memory(written), func)
         result = func(*args, **kwargs)
-        inside = {memory(value) for value in _tensors((args, tuple(kwargs.values())))}
+        inside = {memory(value) for value in tensors((args, tuple(kwargs.values())))}
         new = func is torch.ops.aten.lift_fresh.default
-        for value in _tensors(result):
+        for value in tensors(result):
             place = memory(value)
             if place is not None and (new or place not in inside):
                 self._own.add(place)
@@ -79,15 +79,15 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
-            yield from _tensors(value)
+            yield from tensors(value)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 class Marks(TorchFunctionMode):

@@ -147,6 +147,9 @@ class ModelEdge:
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if listed and verdict.reason == LISTED:
             samples, rows = listed, None
+        elif verdict.raised and large[0].only_vectors(values):
+            # One sample, or many laid end to end: how many is known when something is called on them.
+            samples, rows = _samples(values, found[0]), None
         else:
             samples, rows = _samples(values, found[0]), large[0].rows
         self._tally(module, samples)
@@ -296,9 +299,15 @@ def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[
 
 
 def _samples(values: list[Any], batch: Batch) -> int:
-    """Rows of a batch that was not cut: a vector of numbers is one sample."""
-    taken = [value for value, axis in zip(values, batch.axes, strict=True) if axis is not None]
-    return 1 if all(value.dim() == 1 and value.is_floating_point() for value in taken) else batch.rows
+    """Rows of a batch that was not cut: a vector of numbers is one sample.
+
+    Beside words laid end to end there is a shorter vector, of where each text begins.
+    """
+    if not batch.only_vectors(values):
+        return batch.rows
+    vectors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() == 1]
+    whole = [value for value in vectors if not value.is_floating_point()]
+    return min((len(value) for value in whole), default=1)
 
 
 def _is_nested(value: Any) -> bool:

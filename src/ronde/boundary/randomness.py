@@ -8,21 +8,17 @@ stay in step. For `rng=per-rank` see `rank_stream`.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.guards import Refusal
+from ronde.boundary.host_reads import HostReads
 from ronde.boundary.layout import Layout, memory_order
 
 __all__ = [
-    "READ",
     "Draw",
-    "HostReads",
     "RecordedDraws",
     "SlicedDraws",
     "UnknownDraw",
@@ -131,46 +127,22 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
     return dim
 
 
-def _checks_arguments() -> bool:
-    """Whether torch reads a value that is none of the batch's, or only for an error or a faster kernel.
-
-    A distribution checks its parameters or a sample, a transformer asks whether its mask is the causal one, a
-    batch norm with momentum=None weighs by its number of batches.
-    """
-    frame = sys._getframe(1)
-    for _ in range(24):
-        if frame is None:
-            return False
-        module = frame.f_globals.get("__name__")
-        if module == "torch.distributions.distribution":
-            return True
-        if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
-            return True
-        if module == "torch.nn.modules.batchnorm" and frame.f_code.co_name == "forward":
-            return True
-        frame = frame.f_back
-    return False
-
-
-READ = "its forward reads a value of the batch on the host"
-
-
 class RecordedDraws(TorchDispatchMode):
-    """Notes every random operation, and stops a model that reads a tensor on the host: what it would do with
-    the value (write it to a log, say) must not be done for a trial."""
+    """Notes every random operation, and has what is read on the host watched.
 
-    def __init__(self) -> None:
+    Args:
+        reads: stops a model that reads a tensor there.
+    """
+
+    def __init__(self, reads: HostReads) -> None:
         super().__init__()
         self.draws: list[tuple[str, list[int]]] = []
-        self.host_reads = 0
-        # Whether an operation is under way that reads a value only to check it.
-        self.checking = False
+        self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _reads_values(func, args) and not self.checking and not _checks_arguments():
-            self.host_reads += 1
-            raise Refusal(READ)
+        self._reads.check(func, args)
         result = func(*args, **(kwargs or {}))
+        self._reads.follow(args, kwargs, result)
         if is_random(func, args, kwargs):
             name = _name(func)
             if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
@@ -179,57 +151,6 @@ class RecordedDraws(TorchDispatchMode):
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
         return result
-
-
-_READS = {
-    "_local_scalar_dense",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "_unique",
-    "bincount",
-}
-
-
-def _reads_values(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the host learns a value, or a shape comes to depend on one."""
-    name = _name(func)
-    if name == "repeat_interleave":
-        return any(
-            isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) for value in args
-        )
-    if name == "index":
-        return any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
-    return name in _READS
-
-
-class HostReads(TorchFunctionMode):
-    """Counts conversions to Python and NumPy, which no dispatched operation shows."""
-
-    def __init__(self, recorder: RecordedDraws) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self.count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _CONVERSIONS and not _checks_arguments():
-            self.count += 1
-            raise Refusal(READ)
-        if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
-            return func(*args, **kwargs)
-        # It looks whether its classes are in range; its shape does not depend on them.
-        self._recorder.checking = True
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._recorder.checking = False
-
-
-_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__}
 
 
 class SlicedDraws(TorchDispatchMode):

@@ -16,9 +16,10 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
+from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joints
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
-from ronde.boundary.randomness import READ, HostReads, RecordedDraws
+from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
@@ -132,8 +133,8 @@ class Trial:
         if twin is None:
             twin = twin_of(self._module)
         before = {**module_state(twin), **self._surroundings.state()}
-        recorder, start = RecordedDraws(), now()
-        conversions = HostReads(recorder)
+        reads, start = HostReads(twin), now()
+        recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
         host = random.getstate(), numpy.random.get_state(legacy=False)
@@ -153,8 +154,8 @@ class Trial:
             after = {**module_state(twin), **self._surroundings.state()}
         if refused:
             raise Refusal(refused)
-        if recorder.host_reads or conversions.count:
-            raise Refusal(READ)
+        if reads.refused:
+            raise Refusal(reads.refused)
         if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
             if any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules()):
                 raise Refusal("it is TorchScript, whose copies do not share parameters")

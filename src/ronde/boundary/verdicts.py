@@ -320,9 +320,7 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
     """Whether what could be a batch is but a vector, of which no part can be taken: mostly one sample."""
-    axes = made.batches[verdict.candidate].axes
-    taken = (value for value, axis in zip(made.values, axes, strict=True) if axis is not None)
-    return verdict.raised and all(value.dim() == 1 for value in taken)
+    return verdict.raised and made.batches[verdict.candidate].only_vectors(made.values)
 
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:

@@ -71,7 +71,7 @@ def launch(
         KeyboardInterrupt: after Ctrl-C, when the ranks have ended.
     """
     if not callable(fn):
-        raise UsageError(f"ronde.launch takes a function, not {fn!r}; pass train, not train()")
+        raise UsageError(f"ronde.launch takes a function, not {_short(fn)}; pass train, not train()")
     check_linux()
     words: list[str] = []
     if plan is not None:
@@ -177,3 +177,9 @@ def _error(directory: RunDirectory, ranks: int, code: int) -> FunctionError:
             f"the ranks ended with exit code {code}, see above; logs of all ranks: {directory.path}"
         )
     return FunctionError(f"{first.summary}; logs of all ranks: {directory.path}\n{first.error.traceback}")
+
+
+def _short(value: Any) -> str:
+    """What `train()` has returned may be a whole model's parameters."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"a {type(value).__name__}"

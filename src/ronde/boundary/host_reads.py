@@ -1,0 +1,136 @@
+"""What a rehearsal reads on the host: a value of the batch, by which a shard could take another branch than
+the whole, or a tensor of the model's own, whose later values are not rehearsed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ronde.boundary.guards import Refusal, memory, tensors
+
+__all__ = ["Conversions", "HostReads"]
+
+# What is made of parameters is kept for as long as a trial runs, and who decides by one reads few numbers.
+_SMALL = 4096
+
+
+def _checks_arguments() -> bool:
+    """Whether torch reads a value that is none of the batch's, or only for an error or a faster kernel.
+
+    A distribution checks its parameters or a sample, a transformer asks whether its mask is the causal one, a
+    batch norm with momentum=None weighs by its number of batches.
+    """
+    frame = sys._getframe(1)
+    for _ in range(24):
+        if frame is None:
+            return False
+        module = frame.f_globals.get("__name__")
+        if module == "torch.distributions.distribution":
+            return True
+        if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
+            return True
+        if module == "torch.nn.modules.batchnorm" and frame.f_code.co_name == "forward":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class HostReads:
+    """Stops a model that reads a tensor on the host: what it would do with the value (write it to a log, say)
+    must not be done for a trial.
+
+    Args:
+        module: what is run, whose parameters and buffers are no values of the batch.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        # Names of what depends on these alone, by its memory, which must not be used again meanwhile.
+        self._names: dict[int, str] = {}
+        self._held: list[torch.Tensor] = []
+        for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+            for name, value in named:
+                self._call(value, f"{kind} {name.rpartition('.')[2]}")
+        self.refused = ""
+        # Whether an operation is under way that reads a value only to check it.
+        self.checking = False
+
+    def check(self, func: Any, args: Any) -> None:
+        """An operation is about to be carried out."""
+        read = _read(func, args)
+        if read and not self.checking and not _checks_arguments():
+            self.refuse(read)
+
+    def follow(self, args: Any, kwargs: Any, result: Any) -> None:
+        """It has been: what it has made of these alone is as good as one of them, all else is the batch's."""
+        names = [self._names.get(memory(value) or 0) for value in tensors((args, *(kwargs or {}).values()))]
+        name = names[0] if names and None not in names else None
+        for value in tensors(result):
+            if name is None:
+                self._names.pop(memory(value) or 0, None)
+            elif value.numel() <= _SMALL:
+                self._call(value, name)
+
+    def refuse(self, read: Sequence[torch.Tensor]) -> None:
+        names = [self._names.get(memory(value) or 0) for value in read]
+        if names and None not in names:
+            self.refused = f"its forward reads its {names[0]} on the host"
+        else:
+            self.refused = "its forward reads a value of the batch on the host"
+        raise Refusal(self.refused)
+
+    def _call(self, value: torch.Tensor, name: str) -> None:
+        place = memory(value)
+        if place is not None:
+            self._names[place] = name
+            self._held.append(value)
+
+
+_READS = {
+    "_local_scalar_dense",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "_unique",
+    "bincount",
+}
+
+
+def _read(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
+    """Tensors of which the host learns a value, or on whose values a shape comes to depend."""
+    name = func._schema.name.split("::")[1]
+    if name == "repeat_interleave":
+        return [value for value in tensors(args) if value.dtype in (torch.int64, torch.int32)]
+    if name == "index":
+        return [index for index in tensors(args[1]) if index.dtype == torch.bool]
+    return list(tensors(args)) if name in _READS else []
+
+
+class Conversions(TorchFunctionMode):
+    """Watches conversions to Python and NumPy, which no dispatched operation shows."""
+
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _CONVERSIONS and not _checks_arguments():
+            self._reads.refuse(args[:1])
+        if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
+            return func(*args, **kwargs)
+        # It looks whether its classes are in range; its shape does not depend on them.
+        self._reads.checking = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._reads.checking = False
+
+
+_CONVERSIONS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__}
