@@ -102,7 +102,7 @@ def _differences(plain: Any, found: Any, path: str = "") -> Iterator[str]:
         if not same or not torch.equal(plain, found):
             yield f"{path}: {found} instead of {plain}"
     elif isinstance(plain, dict):
-        if set(plain) != set(found):
+        if list(plain) != list(found):
             yield f"{path}: keys {list(found)} instead of {list(plain)}"
         for key in plain.keys() & found.keys():
             yield from _differences(plain[key], found[key], f"{path}.{key}")
