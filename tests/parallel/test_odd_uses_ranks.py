@@ -168,6 +168,24 @@ def test_an_optimizer_of_lazy_layers(ranks: Ranks) -> None:
             assert losses == pytest.approx(expected, rel=1e-11)
 
 
+def not_finite(rank: Rank) -> list[str]:
+    """What a script is told of gradients that cannot be clipped."""
+    told: list[str] = []
+    for session in (nullcontext(), rank.session("zero2"), rank.session("zero3")):
+        with session:
+            training = Training(net())
+            (training.model(training.batch()).sum() * float("inf")).backward()
+            with pytest.raises(RuntimeError) as error:
+                nn.utils.clip_grad_norm_(training.model.parameters(), 1.0, error_if_nonfinite=True)
+            told.append(str(error.value))
+    return told
+
+
+def test_a_norm_that_is_not_finite_is_torchs_error(ranks: Ranks) -> None:
+    for plain, *found in ranks(2, not_finite):
+        assert found == [plain, plain]
+
+
 def assigned_anew(rank: Rank) -> tuple[list[float], list[float], list[bool]]:
     """Losses under both plans, and whether a parameter that was put in another's place is in parts."""
     outcomes: list[list[float]] = []
