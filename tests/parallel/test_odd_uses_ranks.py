@@ -114,6 +114,17 @@ def lazy_and_deferred() -> list[float]:
     return Training(model).steps(2)
 
 
+def lazy_with_its_optimizer() -> list[float]:
+    """An optimizer has the parameters of lazy layers before these have a shape, of one layer for good."""
+    torch.manual_seed(5)
+    layers = (nn.LazyLinear(24), nn.Tanh(), nn.LazyLinear(24))
+    model = nn.Sequential(*layers).double()
+    training = Training(model)
+    never = nn.LazyLinear(3)
+    training.optimizer.add_param_group({"params": never.parameters()})
+    return training.steps(3)
+
+
 USES = (
     *(
         averages_in_their_place,
@@ -141,6 +152,38 @@ def compared(rank: Rank, copied: bool) -> list[str]:
 @pytest.mark.parametrize("copied", [False, True])
 def test_odd_uses(ranks: Ranks, copied: bool) -> None:
     assert ranks(2, compared, copied) == [[]] * 2
+
+
+def lazy_under_three_plans(rank: Rank) -> list[list[float]]:
+    outcomes = [lazy_with_its_optimizer()]
+    for plan in ("ddp", "zero1", "zero3"):
+        with rank.session(plan):
+            outcomes.append(lazy_with_its_optimizer())
+    return outcomes
+
+
+def test_an_optimizer_of_lazy_layers(ranks: Ranks) -> None:
+    for expected, *found in ranks(2, lazy_under_three_plans):
+        for losses in found:
+            assert losses == pytest.approx(expected, rel=1e-11)
+
+
+def not_finite(rank: Rank) -> list[str]:
+    """What a script is told of gradients that cannot be clipped."""
+    told: list[str] = []
+    for session in (nullcontext(), rank.session("zero2"), rank.session("zero3")):
+        with session:
+            training = Training(net())
+            (training.model(training.batch()).sum() * float("inf")).backward()
+            with pytest.raises(RuntimeError) as error:
+                nn.utils.clip_grad_norm_(training.model.parameters(), 1.0, error_if_nonfinite=True)
+            told.append(str(error.value))
+    return told
+
+
+def test_a_norm_that_is_not_finite_is_torchs_error(ranks: Ranks) -> None:
+    for plain, *found in ranks(2, not_finite):
+        assert found == [plain, plain]
 
 
 def assigned_anew(rank: Rank) -> tuple[list[float], list[float], list[bool]]:

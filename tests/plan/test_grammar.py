@@ -117,6 +117,11 @@ def test_the_same_explicit_value_twice_is_no_error():
         ("", "plan '' has an incomplete item ''; an item is a preset or key=value"),
         ("ddp,", "plan 'ddp,' has an incomplete item ''"),
         ("ddp,,rng=auto", "incomplete item ''"),
+        (
+            "zero3 precision = bf16",
+            "items of a plan are separated by commas; write zero3,precision=bf16 in place of 'zero3 prec",
+        ),
+        ("ddp,rng=auto;", "write rng=auto in place of 'rng=auto;'"),
         ("tensor=two", "tensor=two is not a value of tensor; write a whole number from 1"),
         ("tensor=1_0", "tensor=1_0 is not a value"),
         ("tensor=+1", "tensor=+1 is not a value"),

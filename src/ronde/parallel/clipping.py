@@ -28,8 +28,8 @@ def clip_parts(
 
     Returns:
         the norm of all gradients before, in their dtype and on their device (wherever parts live), the same
-        on all ranks; None where gradients of several dtypes or devices, or a norm that is no sum of powers,
-        want the whole.
+        on all ranks; None where gradients of several dtypes or devices, a norm that is no sum of powers, or
+        an error want the whole.
     """
     order = float(norm_type)
     own = parts.parts(tensors)
@@ -47,10 +47,7 @@ def clip_parts(
         total = (comm.all_reduce(local) + _measure(whole, order, dtype, device)) ** (1 / order)
     total = total.to(dtype)
     if error_if_nonfinite and not bool(total.isfinite()):
-        raise RuntimeError(
-            f"the norm of order {norm_type} of all gradients is {float(total)}, so they cannot be "
-            f"clipped; with error_if_nonfinite=False they are scaled by it all the same"
-        )
+        return None  # torch's own error
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     _scale(own, factor)
     _scale(whole, factor)

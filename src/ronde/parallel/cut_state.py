@@ -107,7 +107,7 @@ class CutState:
         self.local: defaultdict[Any, Any] = defaultdict(dict)
         self.local.update(state)
         self.pieces: dict[int, Piece] = {}
-        # Keys of the whole state, in the order in which they came; those that are not cut stay in `local`.
+        # Keys of the whole state, in the order in which they came: one device's, whether they are cut or not.
         self._keys: dict[int, Any] = {id(key): key for key in state}
         # By id, those that lie in one memory with others: they are updated one after the other, which ranks
         # apart cannot do.
@@ -130,17 +130,17 @@ class CutState:
             False where one lies in the memory of a piece, so that all must be cut anew.
         """
         known = self.pieces.keys() | self._entwined.keys()
+        tensors = list(tensors)
         with DisableTorchFunctionSubclass():
+            for tensor in tensors:
+                self._keys.setdefault(id(tensor), tensor)
             new = [each for each in tensors if id(each) not in known and self._suits(each)]
             if not new:
                 return True
             entwined = self._entwined_with(new)
             if entwined & self.pieces.keys():
                 return False
-            for tensor in new:
-                self._keys.setdefault(id(tensor), tensor)
-                if id(tensor) in entwined:
-                    self._entwined[id(tensor)] = tensor
+            self._entwined.update({id(tensor): tensor for tensor in new if id(tensor) in entwined})
             apart = [tensor for tensor in new if id(tensor) not in entwined]
             for tensor, ranges in zip(apart, self._held.divide(apart), strict=True):
                 if ranges is None:

@@ -10,6 +10,7 @@ explicit values of one key are an error, and so is a preset that would undo an e
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,10 @@ else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 __all__ = ["Item", "items_of_source", "items_of_table", "items_of_text", "settle"]
+
+
+# What people write between items, and no item has in it.
+_OTHER_MARK = re.compile(r"[\s;]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +88,9 @@ def _item(piece: str, whole: str) -> Item:
     name, sign, text = (part.strip() for part in piece.partition("="))
     if not name or (sign and not text):
         raise PlanError(f"plan {whole!r} has an incomplete item {piece!r}; an item is a preset or key=value")
+    if _OTHER_MARK.search(name + text):
+        items = _OTHER_MARK.sub(",", re.sub(r"\s*=\s*", "=", piece).strip("; "))
+        raise PlanError(f"items of a plan are separated by commas; write {items} in place of {piece!r}")
     return Item(name=name, text=text if sign else None)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -49,6 +50,7 @@ from ronde.runtime import compute, saved_gradients
 from ronde.runtime.account import summarize
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
+from ronde.runtime.sum_of_parameters import sum_of_parameters
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
@@ -253,7 +255,7 @@ class Session:
             if optimizer not in stepped:
                 stepped.add(optimizer)
                 self._sharding.note_whole_state(self.context, optimizer)
-                what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
+                what += f" (the first; sum of all parameters {sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(what)
 
         def after_step(optimizer: Any, *_: Any) -> None:
@@ -318,7 +320,8 @@ class Session:
             self.reducer.adopt_all(thing)
         elif isinstance(thing, torch.nn.Module):
             for value in (*thing.parameters(), *thing.buffers()):
-                self.context.comm.broadcast(value.data)
+                if not is_lazy(value):
+                    self.context.comm.broadcast(value.data)
             for parameter in thing.parameters():
                 self.reducer.adopt(parameter)
         elif not isinstance(thing, DataLoader):
@@ -387,13 +390,3 @@ def _whole(value: Any, convert: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_whole(item, convert) for item in value)
     return materialize(convert(value))
-
-
-def _sum_of_parameters(optimizer: Any) -> float:
-    """A number that tells parameters apart which ranks have not drawn alike."""
-    return sum(
-        float(value.detach().sum())  # one after the other: parameters in parts are gathered for it
-        for group in optimizer.param_groups
-        for value in group["params"]
-        if value.is_floating_point() and value.layout is torch.strided and not value.is_meta
-    )

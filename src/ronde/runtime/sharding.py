@@ -140,14 +140,27 @@ class Sharding:
             return
         state = f"the optimizer state of {type(optimizer).__name__}"
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        offload = self._plan.item("offload")
-        if not self._state.offloads_optimizer:
-            if not is_elementwise(optimizer):
-                context.note(
-                    f"{state} is whole on every rank: {self._plan.item('state')} cuts that of {known}, which "
-                    f"update each element by itself"
-                )
-        elif not is_elementwise(optimizer):
+        offload, placement = self._plan.item("offload"), self._plan.item("state")
+        offloads, elementwise = self._state.offloads_optimizer, is_elementwise(optimizer)
+        differentiable = type(optimizer) in ELEMENTWISE and not elementwise
+        if elementwise and not offloads:
+            return
+        if differentiable and not offloads:
+            context.note(
+                f"{state} is whole on every rank: a step with differentiable=True has a graph of whole "
+                f"tensors; leave that out to have {placement}"
+            )
+        elif not offloads:
+            context.note(
+                f"{state} is whole on every rank: {placement} cuts that of {known}, which update each "
+                f"element by itself"
+            )
+        elif differentiable:
+            context.note(
+                f"{state} is whole, and stays on the device: a step with differentiable=True has a graph of "
+                f"whole tensors; leave that out to have {offload}"
+            )
+        elif not elementwise:
             context.note(
                 f"{state} is whole, and stays on the device: {offload} moves that of {known}, which update "
                 f"each element by itself"

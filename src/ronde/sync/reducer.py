@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
+from torch.nn.parameter import is_lazy
 
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
@@ -93,7 +94,8 @@ class Reducer:
     def adopt(self, tensor: torch.Tensor, optimizer: Any = None) -> None:
         """Reduce this leaf's gradient from now on; a second call changes nothing.
 
-        Leaves that do not require a gradient are adopted when they do: call again.
+        Leaves that require no gradient yet, or have no shape yet as a lazy layer's, are adopted when they do:
+        call again.
         """
         known = self._known.get(id(tensor))
         if known is not None and known[0].ref() is tensor:
@@ -103,7 +105,7 @@ class Reducer:
                 group.outdated = True
             return
         with DisableTorchFunctionSubclass():  # a parameter in parts would ask the script's method
-            if not tensor.requires_grad or not tensor.is_leaf:
+            if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor):
                 return
             group = self._group_of(optimizer)
             leaf = Leaf(tensor)
