@@ -295,7 +295,8 @@ USES = (
 
 def differences(plain: Any, found: Any, path: str) -> list[str]:
     if isinstance(plain, torch.Tensor):
-        if type(found) is not type(plain) or found.shape != plain.shape or found.dtype != plain.dtype:
+        alike = isinstance(found, nn.Parameter) is isinstance(plain, nn.Parameter)
+        if not alike or found.shape != plain.shape or found.dtype != plain.dtype:
             return [f"{path}: {found} instead of {plain}"]
         close = torch.allclose(plain, found, rtol=1e-11, atol=1e-13)
         return [] if close else [f"{path}: {found} instead of {plain}"]

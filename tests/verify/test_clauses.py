@@ -97,6 +97,21 @@ def test_gradients_close_to_a_minimum_are_judged_by_their_own_noise(tmp_path: Pa
     assert (DOUBLE.parameters, DOUBLE.values, DOUBLE.gradients) == (1e-11, 1e-11, 1e-11)
 
 
+def test_in_double_precision_a_tensor_has_its_own_noise(tmp_path: Path) -> None:
+    """Adam makes of a gradient that is nought but for rounding a step of rounding over `eps`."""
+    plain = record_of(tmp_path / "a", [1.0, 2e-10], [1.0, 4e-10])
+    halves = record_of(tmp_path / "b", [1.0, 2e-10], [1.0, 5e-10])
+    near = record_of(tmp_path / "c", [1.0, 2e-10], [1.0, 6e-10])
+    far = record_of(tmp_path / "d", [1.0, 2e-10], [1.0, 8e-10])
+    assert update.compare(plain, [near], DOUBLE).status is Status.broken
+    assert update.compare(plain, [near], DOUBLE, halves).status is Status.holds
+    assert "(allowed 3.0e-10)" in update.compare(plain, [far], DOUBLE, halves).divergence
+    # What two runs of plain python do not have in common is not rounding.
+    wild = record_of(tmp_path / "e", [1.0, 2e-10], [1.5, 5e-10])
+    half = record_of(tmp_path / "f", [1.0, 2e-10], [1.25, 4e-10])
+    assert "(allowed 1.0e-08)" in update.compare(plain, [half], DOUBLE, wild).divergence
+
+
 def test_missing_steps_break_update_and_control(tmp_path: Path) -> None:
     plain = record_of(tmp_path / "a", [1.0, 2.0], [3.0, 4.0])
     fewer = record_of(tmp_path / "b", [1.0, 2.0])
@@ -192,3 +207,17 @@ def test_torch_files_are_compared_by_value(tmp_path: Path) -> None:
     assert compare_contents(near, plain, DOUBLE) == Comparison()
     assert compare_contents(far, plain, DOUBLE).wrong == "w, entry 0: 1.001, in plain python 1.0"
     assert "key 'module.w' is in one only" in compare_contents(other, plain, DOUBLE).wrong
+
+
+def test_arrays_of_a_file_have_their_own_noise(tmp_path: Path) -> None:
+    def saved(name: str, noisy: float, exact: float = 1.0) -> Path:
+        entries = {"layers": [numpy.array([1.0, noisy]), numpy.array([1.0, exact])]}
+        torch.save(entries, tmp_path / name)
+        return tmp_path / name
+
+    plain, again = saved("plain.pt", 2e-10), saved("again.pt", 3e-10)
+    near, far, other = saved("near.pt", 4e-10), saved("far.pt", 6e-10), saved("other.pt", 2e-10, 1 + 2e-10)
+    assert compare_contents(near, plain, DOUBLE).wrong.startswith("layers[0], entry 1: ")
+    assert compare_contents(near, plain, DOUBLE, again) == Comparison()
+    assert compare_contents(far, plain, DOUBLE, again).wrong.startswith("layers[0], entry 1: ")
+    assert compare_contents(other, plain, DOUBLE, again).wrong.startswith("layers[1], entry 1: ")

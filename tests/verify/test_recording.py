@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
@@ -15,7 +17,7 @@ from ronde.verify.clauses.verdict import Status
 from ronde.verify.halves import HalvesRecorder
 from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
-from ronde.verify.record import Writer
+from ronde.verify.record import Writer, read_record
 from ronde.verify.runs import Job, Run, run_plain
 
 SCRIPT = """
@@ -171,6 +173,51 @@ def test_halves_leave_running_statistics_as_one_pass_does(
     norm(rows)
     for buffer, expected in zip(norm.buffers(), plain.buffers(), strict=True):
         assert torch.allclose(buffer, expected, rtol=1e-12)
+
+
+class Drawing(torch.nn.Module):
+    """Drops units, by row and by channel, and adds noise."""
+
+    def __init__(self, *, norm: bool = False, again: bool = False, other: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 8).double(), torch.nn.Linear(8, 3).double()
+        self.norm = torch.nn.BatchNorm1d(5).double() if norm else torch.nn.Identity()
+        self.again, self.other = again, other
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.dropout(self.norm(self.first(x)), 0.3, train=True)
+        return torch.dropout(x.flatten(0, 1), 0.2, train=True).view_as(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.hidden, x, use_reentrant=False) if self.again else self.hidden(x)
+        x = self.last(x + 0.1 * torch.randn_like(x))
+        return x * (1 + random.random()) if self.other else x
+
+
+@pytest.mark.parametrize(
+    ("model", "halved"), [({}, 2), ({"norm": True}, 2), ({"again": True}, 0), ({"other": True}, 0)]
+)
+def test_halves_are_given_the_draws_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: dict[str, bool], halved: int
+) -> None:
+    """Not where backward draws once more, nor what another generator has drawn."""
+    drawing, rows = Drawing(**model), torch.randn(8, 5, 6).double()
+
+    def outcome() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        random.seed(1)
+        losses = [drawing(rows).square().mean() for _ in range(3)]
+        gradients = torch.autograd.grad(sum(losses), list(drawing.parameters()))
+        return [*losses, *gradients, torch.get_rng_state().double(), torch.tensor(random.random())]
+
+    copied = copy.deepcopy(drawing.state_dict())
+    plain = outcome()
+    drawing.load_state_dict(copied)
+    monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
+    HalvesRecorder(Writer(str(tmp_path), 0)).install()
+    for found, expected in zip(outcome(), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert read_record(tmp_path, 0).halved == (halved, 3 - halved)
 
 
 def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:

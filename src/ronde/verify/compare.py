@@ -26,7 +26,7 @@ def compare(
     repeat = files.Output(halves.files, halves.stdout) if halves is not None else None
     return (
         data.compare(reference, run.records),
-        update.compare(reference, run.records, tolerance),
+        update.compare(reference, run.records, tolerance, None if halves is None else halves.records[0]),
         values.compare(reference, run.records, tolerance),
         control.compare(reference, run.records, plain_exit=plain.exit_code, ranks_exit=run.exit_code),
         files.compare(

@@ -6,11 +6,19 @@ whose rows come in another order: that changes the order of sums as well.
 
 from __future__ import annotations
 
+import pickle
+import random
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import torch
 from torch.utils import _pytree as pytree
 
+from ronde.verify.draws import Draws, UnknownDraw
 from ronde.verify.record import Writer
 
 __all__ = ["HalvesRecorder"]
@@ -32,21 +40,25 @@ class HalvesRecorder:
     """Computes an outermost model call whole and, where that is the same function, again in halves.
 
     The whole comes first, so that its side effects are there either way. Where the halves' rows are not the
-    whole's up to rounding, the batch is computed with its first half behind its second instead. The whole is
-    kept when neither is possible, as when the call draws random numbers: other rows would get the draws.
+    whole's up to rounding, the batch is computed with its first half behind its second instead. What the
+    whole has drawn its rows are given again, from a module's second call on: by the first it is known to
+    draw. The whole is kept when nothing of this is possible.
     """
 
     def __init__(self, writer: Writer, *, narrow: bool = False) -> None:
         self._writer = writer
         self._narrow = narrow
         self._depth = 0
+        self._drawing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self) -> None:
         recorder = self
         call = torch.nn.Module.__call__
 
         def halved_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if recorder._depth or not recorder._writer.active:
+            # Within backward a checkpoint computes again, and must come to what it has computed before.
+            in_backward = torch._C._current_graph_task_id() != -1
+            if recorder._depth or in_backward or not recorder._writer.active:
                 return call(module, *args, **kwargs)
             recorder._depth += 1
             try:
@@ -57,38 +69,70 @@ class HalvesRecorder:
         torch.nn.Module.__call__ = halved_call
 
     def _call(self, call: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        random_before = torch.get_rng_state()
+        random_before, host_before = torch.get_rng_state(), _host_generators()
         buffers = [(each, each.clone()) for each in module.buffers()]
-        whole = call(module, *args, **kwargs)
         leaves, layout = pytree.tree_flatten((args, kwargs))
         rows = _rows(leaves)
+        draws = Draws(rows)
+        with draws.noted() if module in self._drawing else nullcontext():
+            whole = call(module, *args, **kwargs)
         # By value: running statistics are written past the tensors' versions.
         changed = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
+        drew = not torch.equal(random_before, torch.get_rng_state())
         noisy = None
-        if rows >= 2 and torch.equal(random_before, torch.get_rng_state()):
+        known = draws.known and host_before == _host_generators()
+        if rows >= 2 and known and (not drew or module in self._drawing):
 
             def part(indices: torch.Tensor) -> list[Any]:
                 some = [each[indices] if _is_batch(each, rows) else each for each in leaves]
                 some_args, some_kwargs = pytree.tree_unflatten(some, layout)
-                return pytree.tree_flatten(call(module, *some_args, **some_kwargs))[0]
+                with draws.again(indices) if drew else nullcontext():
+                    return pytree.tree_flatten(call(module, *some_args, **some_kwargs))[0]
 
-            first, second = torch.arange(rows // 2), torch.arange(rows // 2, rows)
-            if not changed:
-                noisy = _join(whole, part(first), part(second), self._narrow)
-            if noisy is None:
-                _put_back(changed)
-                turned = part(torch.cat((second, first)))
-                noisy = _turn_back(whole, turned, len(second), self._narrow)
+            after = [(buffer, buffer.clone()) for buffer, _ in changed]
+            try:
+                noisy = self._in_another_order(part, whole, rows, changed)
+            except UnknownDraw:
+                _put_back(after)
+        if drew and not _is_compiled(module):
+            self._drawing.add(module)
         if torch.is_grad_enabled():
             self._writer.event("halved", done=noisy is not None)
         return whole if noisy is None else noisy
 
+    def _in_another_order(
+        self, part: Callable[[torch.Tensor], list[Any]], whole: Any, rows: int, changed: list[Any]
+    ) -> Any:
+        """What stands for `whole`, computed in halves or in another order of rows; None if nothing does."""
+        first, second = torch.arange(rows // 2), torch.arange(rows // 2, rows)
+        noisy = None if changed else _join(whole, part(first), part(second), self._narrow)
+        if noisy is None:
+            _put_back(changed)
+            noisy = _turn_back(whole, part(torch.cat((second, first))), len(second), self._narrow)
+        return noisy
+
+
+def _host_generators() -> Any:
+    """States of the generators whose draws cannot be given again."""
+    return random.getstate(), pickle.dumps(numpy.random.get_state())
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """Whether what it draws is not seen, operation by operation."""
+    compiled = sys.modules.get("torch._dynamo")  # not imported for this, which takes seconds
+    return compiled is not None and any(
+        isinstance(part, compiled.OptimizedModule) or part._compiled_call_impl is not None
+        for part in module.modules()
+    )
+
 
 def _put_back(changed: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Buffers as they were, so that a second call updates them once."""
-    with torch.no_grad():
-        for buffer, before in changed:
-            buffer.copy_(before)
+    """Buffers as they were, so that a second call updates them once, or one that failed not at all.
+
+    Past their versions, as they were written: backward of an earlier call may have kept them.
+    """
+    for buffer, before in changed:
+        buffer.data.copy_(before)
 
 
 def _rows(leaves: list[Any]) -> int:

@@ -15,7 +15,11 @@ def to_text(proof: Proof) -> str:
     """The table that the command prints."""
     job = proof.job
     allowed = Tolerance.of(job.dtype, proof.floor, job.precision).parameters
-    what = "of each tensor's largest entry" if job.dtype == "float64" else "of the vector of all parameters"
+    what = (
+        "of each tensor's largest entry, or thrice what plain torch differs from itself there"
+        if job.dtype == "float64"
+        else "of the vector of all parameters"
+    )
     narrow = job.precision != "fp32"
     reference = f"plain python with {job.reference}" if narrow else "plain python"
     lines = [

@@ -67,10 +67,8 @@ def compare_contents(
         value = _load(mine, unreadable)
         if value is unreadable:
             return Comparison("cannot be loaded, in plain python it can")
-        # As the parameters: in double precision each tensor by itself, else against all that the file holds.
-        scale = max((_scale(each) for each in _arrays(other)), default=0.0)
-        scale *= DUST if tolerance.per_tensor else 1.0
-        return Comparison(_differing_value(value, other, tolerance, "", scale) or "")
+        again = unreadable if repeat is None else _load(repeat, unreadable)
+        return Comparison(_differing_value(value, other, _Allowed.of(tolerance, other, again), "") or "")
     if is_packed(reference):
         return _compare_packed(mine, reference, tolerance, repeat)
     try:
@@ -114,6 +112,46 @@ def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeat: P
                 return Comparison(f"{f'inside {name}' if name else 'uncompressed'}, {comparison.wrong}")
             beyond = beyond or comparison.beyond
         return Comparison(beyond=beyond)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Allowed:
+    """How far entries of a file's arrays may lie apart.
+
+    Attributes:
+        scale: the least magnitude to which differences are relative.
+        noise: by place, how far two runs of plain python lie apart.
+    """
+
+    tolerance: Tolerance
+    scale: float
+    noise: Mapping[str, float]
+
+    @classmethod
+    def of(cls, tolerance: Tolerance, reference: Any, again: Any) -> _Allowed:
+        """As parameters: in double precision each tensor by itself, else against all that the file holds."""
+        arrays = dict(_arrays(reference, ""))
+        scale = max((_scale(each) for each in arrays.values()), default=0.0)
+        if not tolerance.per_tensor:
+            return cls(tolerance, scale, {})
+        repeated = dict(_arrays(again, ""))
+        pairs = {place: (each, repeated[place]) for place, each in arrays.items() if place in repeated}
+        noise = {place: _apart(*pair) for place, pair in pairs.items()}
+        return cls(tolerance, DUST * scale, noise)
+
+    def apart(self, place: str, reference: numpy.ndarray) -> float:
+        """The largest difference of an entry."""
+        scale = max(self.scale, _scale(reference))
+        noise = self.noise.get(place, 0.0) / scale if scale else 0.0
+        return scale * max(self.tolerance.values, self.tolerance.of_noise(noise))
+
+
+def _apart(one: numpy.ndarray, other: numpy.ndarray) -> float:
+    """The largest difference of two arrays' finite entries."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype.kind not in "fc":
+        return 0.0
+    both = numpy.isfinite(one) & numpy.isfinite(other)
+    return float(numpy.abs(one[both] - other[both]).max(initial=0.0))
 
 
 def _load(path: Path, unreadable: object) -> Any:
@@ -177,17 +215,22 @@ def _pickle_module() -> Any:
     return module
 
 
-def _arrays(value: Any) -> Iterator[numpy.ndarray]:
+def _arrays(value: Any, place: str) -> Iterator[tuple[str, numpy.ndarray]]:
+    """All arrays inside, by their places."""
     if isinstance(value, torch.Tensor):
-        yield _array(value)
+        yield place, _array(value)
     elif isinstance(value, numpy.ndarray):
-        yield value
+        yield place, value
     elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _arrays(each)
+        for key, each in value.items():
+            yield from _arrays(each, _inside(place, key))
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _arrays(each)
+        for index, each in enumerate(value):
+            yield from _arrays(each, f"{place}[{index}]")
+
+
+def _inside(place: str, key: Any) -> str:
+    return f"{place}.{key}" if place else str(key)
 
 
 def _scale(array: numpy.ndarray) -> float:
@@ -197,8 +240,7 @@ def _scale(array: numpy.ndarray) -> float:
     return float(numpy.abs(array[numpy.isfinite(array)]).max(initial=0.0))
 
 
-def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str, scale: float) -> str | None:
-    """`scale`: the least magnitude to which differences of entries are relative."""
+def _differing_value(mine: Any, reference: Any, allowed: _Allowed, place: str) -> str | None:
     where = place or "contents"
     if type(mine).__name__ != type(reference).__name__:
         return f"{where}: a {type(mine).__name__}, in plain python a {type(reference).__name__}"
@@ -210,41 +252,41 @@ def _differing_value(mine: Any, reference: Any, tolerance: Tolerance, place: str
             )
         if mine.requires_grad != reference.requires_grad:
             return f"{where}: requires_grad {mine.requires_grad}, in plain python {reference.requires_grad}"
-        return _differing_array(_array(mine), _array(reference), tolerance, where, scale)
+        return _differing_array(_array(mine), _array(reference), allowed, place)
     if isinstance(reference, numpy.ndarray):
         if mine.shape != reference.shape or mine.dtype != reference.dtype:
             return f"{where}: {mine.dtype} {mine.shape}, in plain python {reference.dtype} {reference.shape}"
-        return _differing_array(mine, reference, tolerance, where, scale)
+        return _differing_array(mine, reference, allowed, place)
     if isinstance(reference, Mapping):
-        return _differing_mapping(mine, reference, tolerance, place, scale)
+        return _differing_mapping(mine, reference, allowed, place)
     if isinstance(reference, (list, tuple)):
         if len(mine) != len(reference):
             return f"{where}: {len(mine)} items, in plain python {len(reference)}"
         for index, (one, other) in enumerate(zip(mine, reference, strict=True)):
-            wrong = _differing_value(one, other, tolerance, f"{place}[{index}]", scale)
+            wrong = _differing_value(one, other, allowed, f"{place}[{index}]")
             if wrong:
                 return wrong
         return None
     if isinstance(reference, float):
-        agrees = tolerance.close(mine, reference, 0.0)
+        agrees = allowed.tolerance.close(mine, reference, 0.0)
         return None if agrees else f"{where}: {mine}, in plain python {reference}"
     if isinstance(reference, (type(None), bool, int, complex, str, bytes)):
         return None if mine == reference else f"{where}: {mine!r}, in plain python {reference!r}"
     if hasattr(reference, "__dict__"):
-        return _differing_mapping(vars(mine), vars(reference), tolerance, place, scale)
+        return _differing_mapping(vars(mine), vars(reference), allowed, place)
     told, expected = (_ADDRESS.sub("", repr(value)) for value in (mine, reference))
     return None if told == expected else f"{where}: {told}, in plain python {expected}"
 
 
 def _differing_mapping(
-    mine: Mapping[Any, Any], reference: Mapping[Any, Any], tolerance: Tolerance, place: str, scale: float
+    mine: Mapping[Any, Any], reference: Mapping[Any, Any], allowed: _Allowed, place: str
 ) -> str | None:
     if list(mine) != list(reference):
         odd = [key for key in [*mine, *reference] if (key in mine) != (key in reference)]
         what = f"key {odd[0]!r} is in one only" if odd else "the order of keys"
         return f"{place or 'contents'}: {what} (ranks, plain python)"
     for key, value in reference.items():
-        wrong = _differing_value(mine[key], value, tolerance, f"{place}.{key}" if place else str(key), scale)
+        wrong = _differing_value(mine[key], value, allowed, _inside(place, key))
         if wrong:
             return wrong
     return None
@@ -257,16 +299,17 @@ def _array(tensor: torch.Tensor) -> numpy.ndarray:
 
 
 def _differing_array(
-    mine: numpy.ndarray, reference: numpy.ndarray, tolerance: Tolerance, where: str, scale: float
+    mine: numpy.ndarray, reference: numpy.ndarray, allowed: _Allowed, place: str
 ) -> str | None:
     if reference.dtype.kind not in "fc":
         wrong = mine != reference
     else:
-        scale = max(scale, _scale(reference))
         same = (mine == reference) | ((mine != mine) & (reference != reference))
         with numpy.errstate(invalid="ignore"):
-            wrong = ~same & ~(numpy.abs(mine - reference) <= tolerance.values * scale)
+            wrong = ~same & ~(numpy.abs(mine - reference) <= allowed.apart(place, reference))
     if not numpy.any(wrong):
         return None
     first = int(numpy.flatnonzero(wrong)[0])
-    return f"{where}, entry {first}: {mine.flat[first]}, in plain python {reference.flat[first]}"
+    return (
+        f"{place or 'contents'}, entry {first}: {mine.flat[first]}, in plain python {reference.flat[first]}"
+    )

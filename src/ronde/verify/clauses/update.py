@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy
 
@@ -16,15 +16,27 @@ __all__ = ["compare", "vector_difference"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Difference:
-    """Of one step: the worst tensor, and the vector of all parameters."""
+    """Of one step: each tensor, relative to its largest entry, and the vector of all parameters."""
 
-    name: str
-    largest: float
+    tensors: dict[str, float]
     vector: float
 
+    @property
+    def name(self) -> str:
+        """The worst tensor."""
+        return max(self.tensors, key=lambda name: self.tensors[name], default="")
 
-def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
-    found = [_first(plain, rank, tolerance) for rank in ranks]
+    @property
+    def largest(self) -> float:
+        return max(self.tensors.values(), default=0.0)
+
+
+def compare(
+    plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance, halves: RankRecord | None = None
+) -> Verdict:
+    """`halves` is plain python that has computed its batches in halves."""
+    noise = _noise(plain, halves) if halves is not None and tolerance.per_tensor else {}
+    found = [_first(plain, rank, tolerance, noise) for rank in ranks]
     worst = max((each.worst for each in found), default=0.0)
     broken = [each for each in found if each.text]
     divergence = min(broken, key=lambda each: each.step).text if broken else None
@@ -46,7 +58,7 @@ class _Found:
     worst: float
 
 
-def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
+def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance, noise: Mapping[str, float]) -> _Found:
     worst = 0.0
     for step, expected in zip(rank.steps, plain.steps, strict=False):
         where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
@@ -56,16 +68,31 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
         difference = _difference(rank, step, plain, expected)
         size = difference.largest if tolerance.per_tensor else difference.vector
         worst = max(worst, size)
-        if not size <= tolerance.parameters:
-            text = f"{where}, parameter {difference.name}: {difference.largest:.1e} of its largest entry"
-            if not tolerance.per_tensor:
-                text += f", {difference.vector:.1e} of the vector of all"
-            text += f" (allowed {tolerance.parameters:.1e})"
-            return _Found(step=expected.step, text=text, worst=worst)
+        name, allowed = _beyond(difference, tolerance, noise)
+        if not name:
+            continue
+        text = f"{where}, parameter {name}: {difference.tensors[name]:.1e} of its largest entry"
+        if not tolerance.per_tensor:
+            text += f", {difference.vector:.1e} of the vector of all"
+        return _Found(step=expected.step, text=f"{text} (allowed {allowed:.1e})", worst=worst)
     text = ""
     if len(rank.steps) != len(plain.steps):
         text = f"rank {rank.rank}: {len(rank.steps)} steps, in plain python {len(plain.steps)}"
     return _Found(step=min(len(rank.steps), len(plain.steps)), text=text, worst=worst)
+
+
+def _beyond(difference: _Difference, tolerance: Tolerance, noise: Mapping[str, float]) -> tuple[str, float]:
+    """The tensor that is too far from plain python's, and how far it may be; no name if none is."""
+    if not tolerance.per_tensor:
+        close = difference.vector <= tolerance.parameters
+        return "" if close else difference.name, tolerance.parameters
+    allowed = {
+        name: max(tolerance.parameters, tolerance.of_noise(noise.get(name, 0.0)))
+        for name in difference.tensors
+    }
+    beyond = [name for name, relative in difference.tensors.items() if not relative <= allowed[name]]
+    name = max(beyond, key=lambda each: difference.tensors[each], default="")
+    return name, allowed.get(name, tolerance.parameters)
 
 
 def vector_difference(run: RankRecord, reference: RankRecord) -> float:
@@ -77,6 +104,16 @@ def vector_difference(run: RankRecord, reference: RankRecord) -> float:
         ),
         default=0.0,
     )
+
+
+def _noise(plain: RankRecord, halves: RankRecord) -> dict[str, float]:
+    """By name of a tensor, how far two runs of plain python lie apart in any step."""
+    noise: dict[str, float] = {}
+    for mine, other in zip(halves.steps, plain.steps, strict=False):
+        if _layout(mine, other) is None:
+            for name, relative in _difference(halves, mine, plain, other).tensors.items():
+                noise[name] = max(noise.get(name, 0.0), relative)
+    return noise
 
 
 def _layout(step: Step, expected: Step) -> str | None:
@@ -94,7 +131,7 @@ def _layout(step: Step, expected: Step) -> str | None:
 
 
 def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step) -> _Difference:
-    worst_name, worst = "", -1.0
+    tensors: dict[str, float] = {}
     squares = reference_squares = 0.0
     references = {name: _wide(plain.entries(stored)) for name, stored in expected.parameters.items()}
     dust = DUST * max((_largest(reference) for reference in references.values()), default=0.0)
@@ -108,14 +145,12 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
         finite = numpy.abs(reference[numpy.isfinite(reference)])
         largest = float(apart.max(initial=0.0))
         scale = max(float(finite.max(initial=0.0)), dust)
-        relative = 0.0 if largest == 0.0 else (largest / scale if scale else math.inf)
-        if relative > worst:
-            worst_name, worst = name, relative
+        tensors[name] = 0.0 if largest == 0.0 else (largest / scale if scale else math.inf)
         squares += float(apart @ apart)
         reference_squares += float(finite @ finite)
     norm = math.sqrt(reference_squares)
     vector = math.sqrt(squares) / norm if norm else (math.inf if squares else 0.0)
-    return _Difference(name=worst_name, largest=max(worst, 0.0), vector=vector)
+    return _Difference(tensors=tensors, vector=vector)
 
 
 def _largest(entries: numpy.ndarray) -> float:

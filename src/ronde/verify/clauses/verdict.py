@@ -13,6 +13,9 @@ __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 DUST = 1e-5
 
 
+# In double precision; what is further apart than this is not for rounding to explain.
+_MOST_NOISE = 1e-8
+
 # Of the vector of all parameters, when gradients are sums of numbers that are rounded so: a few times the
 # rounding of one number. Twenty steps of small networks came to a tenth of it and more.
 _ROUNDING = {"tf32": 1e-3, "fp16": 2e-3, "bf16": 1e-2}
@@ -90,6 +93,14 @@ class Tolerance:
             per_tensor=False,
             floor=floor,
         )
+
+    def of_noise(self, noise: float) -> float:
+        """What is allowed where two runs of plain python lie apart by `noise`, both relative.
+
+        In double precision of a tensor: an optimizer divides by the gradient's size, and where the true
+        gradient is nought (the bias of an attention's keys) that is rounding over `eps`.
+        """
+        return min(3 * noise, _MOST_NOISE) if self.per_tensor else 0.0
 
     def close(self, value: float, reference: float, scale: float) -> bool:
         """Whether two values agree; not-a-number and infinities agree with themselves."""
