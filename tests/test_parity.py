@@ -56,8 +56,17 @@ ON_ONE_RANK_TOO = ("zero3,offload=all", "zero3,offload=all,recompute=selective")
 REFUSED = {
     "micro-batches=3": {"ema", "frozen", "gan", "multitask", "resnet_batchnorm", "swa", "wgan_gp"},
     "precision=bf16": {"amp_fp16"},
-    # How many of `tied`'s best three logits are right is a matter of rounding.
-    "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward", "tied"},
+    "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
+}
+# What these count or choose by the largest of some numbers is a matter of rounding to 16 bits (`maml` is
+# chaotic with them on one device too, and of `wgan_gp` a step is skipped whose second derivatives overflow).
+_COUNTS = {"contrastive", "early_stopping", "frozen", "maml", "no_optimizer_module", "resnet_batchnorm"}
+ROUNDED = {
+    "precision=bf16": {
+        *_COUNTS,
+        *("contrastive_module", "experiment", "padded_text", "swa", "tensorboard_log", "torch_metrics"),
+    },
+    "precision=fp16": _COUNTS | {"ema", "tensorboard_log", "tied", "wgan_gp"},
 }
 # Not every CPU has it.
 WITH_NARROW_LSTM = {"char_rnn", "lstm_lm"}
@@ -269,10 +278,10 @@ def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
 
 
 @functools.cache
-def _has_narrow_lstm() -> bool:
-    """Whether torch computes an LSTM in bfloat16 on this CPU."""
+def _has_narrow_lstm(dtype: torch.dtype) -> bool:
+    """Whether torch computes an LSTM in this type on this CPU."""
     try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
             torch.nn.LSTM(8, 8)(torch.zeros(2, 2, 8))
     except RuntimeError:
         return False
@@ -286,7 +295,7 @@ def _steps(script: Path, dtype: str) -> int:
 def cases() -> Iterator[object]:
     for script in SCRIPTS:
         for plan in (*EXACT_PLANS, *PLANS_OF.get(script.stem, ())):
-            if script.stem in REFUSED.get(plan, ()):
+            if script.stem in REFUSED.get(plan, set()) | ROUNDED.get(plan, set()):
                 continue
             for dtype in ("float32",) if plan in NARROW_PLANS else ("float64", "float32"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
@@ -325,8 +334,9 @@ def test_ranks_give_the_single_device_answer(
     for package in sorted(_imported(script)):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{script.name} needs {package}, which is not installed")
-    if "precision=bf16" in plan and script.stem in WITH_NARROW_LSTM and not _has_narrow_lstm():
-        pytest.skip("torch has no LSTM in bfloat16 on this CPU")
+    for narrow, type_ in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if f"precision={narrow}" in plan and script.stem in WITH_NARROW_LSTM and not _has_narrow_lstm(type_):
+            pytest.skip(f"torch has no LSTM in {type_} on this CPU")
     proof = assert_parity(
         script,
         ranks=ranks,

@@ -30,8 +30,9 @@ class _Script:
 
     Args:
         accumulate: backwards for each step.
-        twist: what else it does: "hook", "retain", "leaf", "penalty", "fails"; "bias" and "wide" add a
-            parameter whose gradient is a sum over all rows, in float16 and in float32.
+        twist: what else it does: "hook", "retain", "leaf", "penalty", "fails", "apart" (a backward to a
+            tensor that no optimizer and no model has); "bias" and "wide" add a parameter whose gradient is a
+            sum over all rows, in float16 and in float32.
     """
 
     def __init__(self, share: float, accumulate: int, twist: str) -> None:
@@ -48,6 +49,7 @@ class _Script:
         scale = self.share * LARGEST * ROWS / 2
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
         self.seen = seen = list[Any]()
+        apart = torch.ones(3, requires_grad=True)
         for _ in range(4):
             for _ in range(self.accumulate):
                 x = 0.01 * torch.randn(ROWS, 4)
@@ -66,6 +68,9 @@ class _Script:
                     with pytest.raises(RuntimeError):
                         scaler.scale(out).backward()
                 scaler.scale(loss).backward()
+                if self.twist == "apart":
+                    scaler.scale(apart.square().sum()).backward()
+                    seen.append(_plain(apart.grad))
                 seen += [loss.item()] + [p.grad.clone() for p in net.parameters() if p.grad is not None]
                 if self.twist == "leaf":
                     seen.append(_plain(x.grad))
@@ -126,6 +131,7 @@ def test_the_steps_of_one_device_are_skipped(ranks: Any, share: float, world_siz
         (0.7, 2, "leaf"),
         (0.7, 1, "penalty"),
         (0.7, 2, "fails"),
+        (0.7, 3, "apart"),
         (0.3, 1, "hook"),
         (0.3, 1, "retain"),
     ],

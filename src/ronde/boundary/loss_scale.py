@@ -13,16 +13,17 @@ told which of them one device would have made in float16.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.graph import cast_leaves
+from ronde.boundary.graph import cast_leaves, leaves_of
 from ronde.boundary.patches import Patches
 
-__all__ = ["divided", "install", "through_float16"]
+__all__ = ["divided", "install", "multiplied", "through_float16"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -55,6 +56,31 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
         return torch.full_like(root, 1 / divisor, requires_grad=False)
 
     return [seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
+
+
+@contextmanager
+def multiplied(tensors: Any, averaged: Callable[[torch.Tensor], bool], factor: int) -> Iterator[None]:
+    """Around a divided backward: leaves that nobody averages, alike on all ranks, get their gradient whole.
+
+    Args:
+        tensors: what backward begins with.
+        averaged: whether a leaf's gradient is the reducer's, who multiplies it.
+        factor: by which backward was divided.
+    """
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    leaves = {id(leaf): leaf for leaf in leaves_of(roots) if not averaged(leaf)}
+    _multiply(leaves.values(), 1 / factor)  # what is accumulated comes to it in the same size
+    try:
+        yield
+    finally:
+        _multiply(leaves.values(), factor)
+
+
+@torch.no_grad()
+def _multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
+    for leaf in leaves:
+        if leaf.grad is not None:
+            leaf.grad.mul_(factor)
 
 
 def through_float16(tensors: Any) -> Mapping[int, bool]:

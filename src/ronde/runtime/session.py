@@ -221,7 +221,7 @@ class Session:
                 lossy = divide and self.config.world_size > 1
                 casts = functools.partial(loss_scale.through_float16, tensors) if lossy else None
                 reduced = self.reducer.backward(divided=divide, graph=graph, casts=casts)
-                with self._sharding.backward(), reduced:
+                with self._whole_leaves(tensors, divide), self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
@@ -229,6 +229,11 @@ class Session:
 
     def _scaled(self, tensors: Any) -> AbstractContextManager[float]:
         return nullcontext(1.0) if self._scaling is None else self._scaling.backward(tensors)
+
+    def _whole_leaves(self, tensors: Any, divided: bool) -> AbstractContextManager[None]:
+        if not divided or self.config.world_size == 1:
+            return nullcontext()
+        return loss_scale.multiplied(tensors, self.reducer.averages, self.config.world_size)
 
     def _any_rank(self, answer: bool) -> bool:
         return self.context.comm.votes([answer]) != [0]

@@ -120,6 +120,11 @@ class Reducer:
             for parameter in param_group["params"]:
                 self.adopt(parameter, optimizer)
 
+    def averages(self, tensor: torch.Tensor) -> bool:
+        """Whether this leaf has been adopted."""
+        known = self._known.get(id(tensor))
+        return known is not None and known[0].ref() is tensor
+
     @property
     def adopted(self) -> Sequence[torch.Tensor]:
         """Every adopted leaf that is there still, grouped by optimizer."""
