@@ -163,10 +163,21 @@ class SharedMemoryBackend:
             started = self.shared.start_all_reduce(flat)
         return None if started is None else _Unseen(started)
 
-    @_as_bytes_travel
     def all_reduce_now(self, flat: torch.Tensor) -> None:
         """As `all_reduce`; on return the tensor may be read."""
-        self.shared.all_reduce(flat)
+        if type(flat) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
+            with unseen():
+                self.shared.all_reduce(flat)
+            return
+        # Only autograd could see it: a guard against modes takes as long as a copy of 4 KB.
+        with_grad = torch.is_grad_enabled()
+        if with_grad:
+            torch._C._set_grad_enabled(False)
+        try:
+            self.shared.all_reduce(flat)
+        finally:
+            if with_grad:
+                torch._C._set_grad_enabled(True)
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         with unseen():

@@ -146,7 +146,8 @@ class Comm:
         backend = self.backend
         if isinstance(backend, SharedMemoryBackend) and _travels_as_it_is(tensor):
             # In one go: starting and waiting apart take longer than a small exchange itself.
-            flat, number = tensor.view(-1), self._announce("all_reduce", tensor)
+            flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+            number = self._announce("all_reduce", tensor)
             self.block(lambda: backend.all_reduce_now(flat), number)
         else:
             self.all_reduce_async(tensor).wait()
