@@ -23,7 +23,7 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import cast_leaves, leaves_of
 from ronde.boundary.patches import Patches
 
-__all__ = ["divided", "install", "multiplied", "through_float16"]
+__all__ = ["divided", "install", "multiplied", "multiply", "through_float16"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -69,15 +69,16 @@ def multiplied(tensors: Any, averaged: Callable[[torch.Tensor], bool], factor: i
     """
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     leaves = {id(leaf): leaf for leaf in leaves_of(roots) if not averaged(leaf)}
-    _multiply(leaves.values(), 1 / factor)  # what is accumulated comes to it in the same size
+    multiply(leaves.values(), 1 / factor)  # what is accumulated comes to it in the same size
     try:
         yield
     finally:
-        _multiply(leaves.values(), factor)
+        multiply(leaves.values(), factor)
 
 
 @torch.no_grad()
-def _multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
+def multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiply the gradients that there are, in place."""
     for leaf in leaves:
         if leaf.grad is not None:
             leaf.grad.mul_(factor)

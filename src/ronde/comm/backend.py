@@ -110,20 +110,30 @@ class TorchBackend:
 class unseen:
     """As a library in C++ does things: neither autograd nor a dispatch mode of the script sees them.
 
-    A class, because a small collective enters it twice, and a generator takes as long as the exchange.
+    A class, because a small collective enters it twice; a generator takes as long as the exchange, and the
+    guard against modes does too.
+
+    Args:
+        flat: the only tensor from outside; without it the guard is always there.
     """
 
     __slots__ = ("_guard", "_with_grad")
+
+    def __init__(self, flat: torch.Tensor | None = None) -> None:
+        seen = type(flat) is not torch.Tensor or torch._C._len_torch_dispatch_stack()
+        guard: Any = torch._C._DisableTorchDispatch  # pyright: ignore[reportAttributeAccessIssue]
+        self._guard: Any = guard() if seen else None
 
     def __enter__(self) -> None:
         self._with_grad = torch.is_grad_enabled()
         if self._with_grad:
             torch._C._set_grad_enabled(False)
-        self._guard: Any = torch._C._DisableTorchDispatch()  # pyright: ignore[reportAttributeAccessIssue]
-        self._guard.__enter__()
+        if self._guard is not None:
+            self._guard.__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._guard.__exit__(*error)
+        if self._guard is not None:
+            self._guard.__exit__(*error)
         if self._with_grad:
             torch._C._set_grad_enabled(True)
 
@@ -165,19 +175,8 @@ class SharedMemoryBackend:
 
     def all_reduce_now(self, flat: torch.Tensor) -> None:
         """As `all_reduce`; on return the tensor may be read."""
-        if type(flat) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
-            with unseen():
-                self.shared.all_reduce(flat)
-            return
-        # Only autograd could see it: a guard against modes takes as long as a copy of 4 KB.
-        with_grad = torch.is_grad_enabled()
-        if with_grad:
-            torch._C._set_grad_enabled(False)
-        try:
+        with unseen(flat):
             self.shared.all_reduce(flat)
-        finally:
-            if with_grad:
-                torch._C._set_grad_enabled(True)
 
     def all_gather(self, out: torch.Tensor, flat: torch.Tensor) -> Any:
         with unseen():

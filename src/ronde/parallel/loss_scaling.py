@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 )
 
 from ronde.boundary.graph import leaves_of
-from ronde.boundary.loss_scale import divided
+from ronde.boundary.loss_scale import divided, multiply
 from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.sync.gradient_parts import GradientParts
@@ -96,12 +96,9 @@ class LossScaling:
         for optimizer in self._fresh:
             self._fresh[optimizer] = True
 
-    @torch.no_grad()
     def _multiply(self, leaves: Iterable[torch.Tensor], factor: float) -> None:
         with self._aside_from_parts():
-            for leaf in leaves:
-                if leaf.grad is not None:
-                    leaf.grad.mul_(factor)
+            multiply(leaves, factor)
         if self._parts is not None:
             self._parts.scale(factor)
 

@@ -97,9 +97,8 @@ class Reducer:
         Leaves that require no gradient yet, or have no shape yet as a lazy layer's, are adopted when they do:
         call again.
         """
-        known = self._known.get(id(tensor))
-        if known is not None and known[0].ref() is tensor:
-            leaf, group = known
+        if self.averages(tensor):
+            leaf, group = self._known[id(tensor)]
             if not leaf.describes(tensor):
                 leaf.describe(tensor)
                 group.outdated = True
