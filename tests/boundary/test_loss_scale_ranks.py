@@ -32,7 +32,8 @@ class _Script:
         accumulate: backwards for each step.
         twist: what else it does: "hook", "retain", "leaf", "penalty", "fails", "apart" (a backward to a
             tensor that no optimizer and no model has); "bias" and "wide" add a parameter whose gradient is a
-            sum over all rows, in float16 and in float32.
+            sum over all rows, in float16 and in float32; "minus" and "plus" call the model with a bias twice,
+            so that its gradient is a sum in float16 less half of another, or two together.
     """
 
     def __init__(self, share: float, accumulate: int, twist: str) -> None:
@@ -41,7 +42,7 @@ class _Script:
 
     def run(self) -> list[Any]:
         torch.manual_seed(2)
-        last = nn.Linear(8, 1, bias=self.twist == "bias")
+        last = nn.Linear(8, 1, bias=self.twist in ("bias", "minus", "plus"))
         net: nn.Module = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), last)
         if self.twist == "wide":
             net = _Shifted(net)
@@ -62,6 +63,11 @@ class _Script:
                 if self.twist == "retain":
                     out.retain_grad()
                 loss = F.mse_loss(out.float(), torch.ones(ROWS, 1))
+                if self.twist in ("minus", "plus"):
+                    with torch.autocast("cpu", torch.float16):
+                        again = net(3 * x)
+                    second = F.mse_loss(again.float(), torch.ones(ROWS, 1))
+                    loss = loss + second if self.twist == "plus" else loss - second / 2
                 if self.twist == "penalty":
                     loss = loss + 1e-3 * sum(p.square().sum() for p in net.parameters())
                 if self.twist == "fails":
@@ -142,6 +148,8 @@ def test_gradients_are_those_of_one_device(ranks: Any, share: float, accumulate:
 
 # Sums over eight rows: of those of 0.2 all are too large for float16, and no rank's part of them is.
 SUMS = [(0.2, 1, "bias", True), (0.1, 1, "bias", False), (0.2, 1, "wide", False)]
+# Of two sums the first is too large, and their difference is not; then neither is, and both together are.
+SUMS += [(0.2, 1, "minus", True), (0.08, 1, "plus", False), (0.2, 1, "plus", True)]
 # What three backwards accumulate in float32 may be larger than that.
 ACCUMULATED_SUMS = [(0.1, 3, "bias", False), (0.2, 2, "bias", True)]
 

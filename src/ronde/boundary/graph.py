@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,12 +12,12 @@ import torch
 from ronde.boundary.deferred import DeferredScalar
 
 __all__ = [
-    "cast_leaves",
+    "Reached",
     "crosses_ranks",
     "custom_backwards",
     "leaves_behind",
-    "leaves_of",
     "now",
+    "reached",
     "uses_older",
 ]
 
@@ -65,32 +66,35 @@ def crosses_ranks(results: Any) -> bool:
     return any(home == "ronde" for home in _homes_of_functions(found))
 
 
-def leaves_of(results: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Every leaf to whose gradient a backward from tensors may add."""
-    results = [value for value in results if isinstance(value, torch.Tensor)]
-    yield from (value for value in results if value.is_leaf)
-    for node in _nodes(results, 0, ()):
-        if hasattr(node, "variable"):
-            yield node.variable
+@dataclasses.dataclass(slots=True)
+class Reached:
+    """A leaf to whose gradient a backward may add.
 
-
-def cast_leaves(results: Iterable[Any], narrow: torch.dtype) -> dict[int, bool]:
-    """By id, every leaf to whose gradient a backward from tensors may add: whether all comes from one cast.
-
-    A leaf that autocast gave to a model in a narrow type has its gradient summed in that type first.
+    Attributes:
+        narrow: nodes through which it comes in a narrow type: autocast gave the leaf to a model so.
+        otherwise: whether some of it comes by other ways.
     """
-    results = [value for value in results if isinstance(value, torch.Tensor)]
-    found = {id(value): False for value in results if value.is_leaf}
+
+    leaf: torch.Tensor
+    narrow: list[Any] = dataclasses.field(default_factory=list)
+    otherwise: bool = False
+
+
+def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[Reached]:
+    """Every leaf that a backward from one tensor or several reaches, and how, for one narrow type."""
+    several = [results] if isinstance(results, torch.Tensor) else results
+    results = [value for value in several if isinstance(value, torch.Tensor)]
+    found = {id(value): Reached(value, otherwise=True) for value in results if value.is_leaf}
     for node in _nodes(results, 0, ()):
         for following, _ in node.next_functions:
-            if hasattr(following, "variable"):
-                key = id(following.variable)
-                found[key] = key not in found and _casts(node, narrow)
-    return found
-
-
-def _casts(node: Any, narrow: torch.dtype) -> bool:
-    return node.name() == "ToCopyBackward0" and node._input_metadata[0].dtype is narrow
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                known = found.setdefault(id(leaf), Reached(leaf))
+                if node.name() == "ToCopyBackward0" and node._input_metadata[0].dtype is narrow:
+                    known.narrow.append(node)
+                else:
+                    known.otherwise = True
+    return list(found.values())
 
 
 def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:

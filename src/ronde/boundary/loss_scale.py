@@ -13,17 +13,16 @@ told which of them one device would have made in float16.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.graph import cast_leaves, leaves_of
 from ronde.boundary.patches import Patches
 
-__all__ = ["divided", "install", "multiplied", "multiply", "through_float16"]
+__all__ = ["divided", "install", "multiplied", "multiply"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -59,21 +58,13 @@ def divided(tensors: Any, gradients: Any, divisor: float) -> Any:
 
 
 @contextmanager
-def multiplied(tensors: Any, averaged: Callable[[torch.Tensor], bool], factor: int) -> Iterator[None]:
-    """Around a divided backward: leaves that nobody averages, alike on all ranks, get their gradient whole.
-
-    Args:
-        tensors: what backward begins with.
-        averaged: whether a leaf's gradient is the reducer's, who multiplies it.
-        factor: by which backward was divided.
-    """
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    leaves = {id(leaf): leaf for leaf in leaves_of(roots) if not averaged(leaf)}
-    multiply(leaves.values(), 1 / factor)  # what is accumulated comes to it in the same size
+def multiplied(leaves: Sequence[torch.Tensor], factor: int) -> Iterator[None]:
+    """Around a backward divided by `factor`: leaves that nobody averages get their gradient whole."""
+    multiply(leaves, 1 / factor)  # what is accumulated comes to it in the same size
     try:
         yield
     finally:
-        multiply(leaves.values(), factor)
+        multiply(leaves, factor)
 
 
 @torch.no_grad()
@@ -82,8 +73,3 @@ def multiply(leaves: Iterable[torch.Tensor], factor: float) -> None:
     for leaf in leaves:
         if leaf.grad is not None:
             leaf.grad.mul_(factor)
-
-
-def through_float16(tensors: Any) -> Mapping[int, bool]:
-    """By id, the leaves behind what backward begins with: whether float16 is what their gradient came in."""
-    return cast_leaves([tensors] if isinstance(tensors, torch.Tensor) else tensors, torch.float16)

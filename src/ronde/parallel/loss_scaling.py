@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ronde.boundary.graph import leaves_of
+from ronde.boundary.graph import reached
 from ronde.boundary.loss_scale import divided, multiply
 from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
@@ -71,7 +71,7 @@ class LossScaling:
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            with self.backward(tensors) as factor:
+            with self.backward([each.leaf for each in reached(tensors, torch.float16)]) as factor:
                 if factor != 1:
                     grad_tensors = divided(tensors, grad_tensors, 1 / factor)
                 plain(tensors, grad_tensors, *args, **kwargs)
@@ -79,13 +79,12 @@ class LossScaling:
         patches.set(torch.autograd, "backward", backward)
 
     @contextmanager
-    def backward(self, tensors: Any) -> Iterator[float]:
-        """Around a backward from `tensors`, which is to begin with the factor that this gives."""
+    def backward(self, leaves: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Around a backward that reaches these leaves; it is to begin with the factor that this gives."""
         if self._off or self._busy:
             yield 1.0
             return
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        leaves = list(self._leaves(roots))
+        leaves = list(self._with_members(leaves))
         scale, self._busy = self.scale, True
         self._multiply(leaves, scale)  # what is accumulated comes to it in the same size
         try:
@@ -106,7 +105,7 @@ class LossScaling:
         """Inside, reading a gradient gathers none."""
         return nullcontext() if self._parts is None else self._parts.aside()
 
-    def _leaves(self, roots: Sequence[Any]) -> Iterator[torch.Tensor]:
+    def _with_members(self, leaves: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Every tensor whose gradient this backward may add to."""
         known: set[int] = set()
         members = (
@@ -115,7 +114,7 @@ class LossScaling:
             for group in optimizer.param_groups
             for tensor in group["params"]
         )
-        for tensor in (*leaves_of(roots), *members):
+        for tensor in (*leaves, *members):
             if id(tensor) not in known:
                 known.add(id(tensor))
                 yield tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
@@ -28,7 +27,7 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.global_tensor import materialize
-from ronde.boundary.graph import crosses_ranks
+from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.parameter_order import ParameterOrder
@@ -210,30 +209,33 @@ class Session:
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare.
             self.context.comm.mark("backward")
-            divide = self.context.gradient_factor == 1 and not self.reducer.busy
+            nested = self.reducer.busy
+            divide = self.context.gradient_factor == 1 and not nested
+            lossy = divide and self.config.world_size > 1
+            scaled = self._scaling is not None and not nested
+            leaves = reached(tensors, torch.float16) if lossy or scaled else []
             graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
-            if self.memory.armed and not self.reducer.busy:
+            if self.memory.armed and not nested:
                 self.memory.begin_backward()
-            with self._scaled(tensors) as scale:
+            with self._scaled(leaves) as scale:
                 divisor = (self.config.world_size if divide else 1) / scale
                 if divisor != 1:
                     grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
-                lossy = divide and self.config.world_size > 1
-                casts = functools.partial(loss_scale.through_float16, tensors) if lossy else None
+                casts = {id(each.leaf): (each.narrow, each.otherwise) for each in leaves} if lossy else None
                 reduced = self.reducer.backward(divided=divide, graph=graph, casts=casts)
-                with self._whole_leaves(tensors, divide), self._sharding.backward(), reduced:
+                with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
             self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
 
-    def _scaled(self, tensors: Any) -> AbstractContextManager[float]:
-        return nullcontext(1.0) if self._scaling is None else self._scaling.backward(tensors)
+    def _scaled(self, leaves: list[Reached]) -> AbstractContextManager[float]:
+        scaling = self._scaling
+        return nullcontext(1.0) if scaling is None else scaling.backward([each.leaf for each in leaves])
 
-    def _whole_leaves(self, tensors: Any, divided: bool) -> AbstractContextManager[None]:
-        if not divided or self.config.world_size == 1:
-            return nullcontext()
-        return loss_scale.multiplied(tensors, self.reducer.averages, self.config.world_size)
+    def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
+        alike = [each.leaf for each in leaves if not self.reducer.averages(each.leaf)]
+        return loss_scale.multiplied(alike, self.config.world_size) if alike else nullcontext()
 
     def _any_rank(self, answer: bool) -> bool:
         return self.context.comm.votes([answer]) != [0]

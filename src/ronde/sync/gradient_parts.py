@@ -68,6 +68,14 @@ class GradientParts:
         held = self._of(tensor)
         return None if held is None else held.part
 
+    def own(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of something of the tensor's shape; all of it where the gradient is whole."""
+        held = self._of(tensor)
+        if held is None:
+            return whole
+        laid = whole.new_empty_strided(held.leaf.shape, held.leaf.stride).copy_(whole)
+        return laid.as_strided((laid.numel(),), (1,))[slice(*(held.ranges[self._comm.rank] or (0, 0)))]
+
     def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:
         """Of the gradients in parts of these tensors, as a script sees them: on the device."""
         found = [self._of(tensor) for tensor in tensors]

@@ -4,12 +4,18 @@ Of a parameter that autocast gives to a model in float16, one device sums the gr
 largest number it is infinite, and a `GradScaler` skips the step. Ranks sum their rows so, and these sums in
 float32. What one device would have lost is made infinite here, once gradients are whole, so that the same
 steps are skipped.
+
+Where the gradient is one such sum it tells by itself. A parameter that was cast several times (a critic, of
+real and of false images) has the sum of several, of which each may be lost where the whole is not: these are
+kept until backward ends, and summed over ranks when they might be too large.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,7 +23,10 @@ from ronde.comm.process_group import Comm
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 
-__all__ = ["NarrowSums"]
+__all__ = ["Casts", "NarrowSums"]
+
+Casts = Mapping[int, "tuple[Sequence[Any], bool]"]
+"""By id of a leaf: the nodes through which its gradient comes in float16; whether some comes otherwise."""
 
 # Half-way from the largest float16 to what would come next: from here on numbers are rounded to infinity.
 _TOO_LARGE = 65520.0
@@ -29,56 +38,92 @@ class NarrowSums:
     Args:
         leaves: whose gradients it may add to.
         parts: where ranks keep parts of gradients; None where each has all of them.
-        casts: of leaves that this backward reached, by id: whether all of the gradient came in float16, in
-            one sum. Asked when some sum was too large.
+        casts: what this backward will reach.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[Leaf],
-        comm: Comm,
-        parts: GradientParts | None,
-        casts: Callable[[], Mapping[int, bool]],
-    ) -> None:
+    def __init__(self, leaves: Sequence[Leaf], comm: Comm, parts: GradientParts | None, casts: Casts) -> None:
         self._comm = comm
         self._parts = parts
         self._casts = casts
         # Only what this backward adds was summed in float16, and not what was there.
         self._before = {id(leaf): gradient.clone() for leaf, gradient in self._gradients(leaves)}
+        self._handles: list[Any] = []
+        self._terms = {leaf: self._watch(nodes) for leaf in leaves if (nodes := self._several(leaf))}
+
+    def unwatch(self) -> None:
+        """Leave the graph as it was; it may outlive this backward."""
+        for handle in self._handles:
+            handle.remove()
 
     @torch.no_grad()
     def lose(self, leaves: Sequence[Leaf]) -> None:
         """Make infinite what one device would not have had. All ranks come here, with averages times W."""
         there = dict(self._gradients(leaves))
-        suspects = self._too_large(there)
-        if self._parts is not None:
-            # Each rank looks at a part of its own.
-            votes = self._comm.votes([leaf in suspects for leaf in leaves])
-            suspects = [leaf for leaf, count in zip(leaves, votes, strict=True) if count]
+        sums = _over(_TOO_LARGE, ((leaf, self._added(leaf, gradient)) for leaf, gradient in there.items()))
+        # Ranks of which none has a W-th of what is too large have less than that together.
+        terms = _over(
+            _TOO_LARGE / self._comm.world_size,
+            ((leaf, term) for leaf, found in self._terms.items() for term in found if term is not None),
+        )
+        votes = self._comm.votes([leaf in sums for leaf in leaves] + [leaf in terms for leaf in leaves])
+        of_sums, of_terms = votes[: len(leaves)], votes[len(leaves) :]
+        self._lose_sums([leaf for leaf, count in zip(leaves, of_sums, strict=True) if count], there)
+        self._lose_terms([leaf for leaf, count in zip(leaves, of_terms, strict=True) if count], there)
+
+    def _lose_sums(self, suspects: Sequence[Leaf], there: Mapping[Leaf, torch.Tensor]) -> None:
+        """Of leaves whose gradient came in one sum."""
+        one = [self._came(leaf) for leaf in suspects]
+        votes = self._comm.votes([each is not None for each in one] + [each is False for each in one])
+        reached, otherwise = votes[: len(suspects)], votes[len(suspects) :]
+        for leaf, some, other in zip(suspects, reached, otherwise, strict=True):
+            gradient = there.get(leaf)
+            if some and not other and gradient is not None:
+                gradient.add_(_infinite_where_lost(self._added(leaf, gradient)))
+
+    def _lose_terms(self, suspects: Sequence[Leaf], there: Mapping[Leaf, torch.Tensor]) -> None:
+        """Of leaves whose gradient is a sum of several."""
         if not suspects:
             return
-        casts = self._casts()
-        reached = [casts.get(id(leaf.tensor)) for leaf in suspects]
-        votes = self._comm.votes([cast is not None for cast in reached] + [cast is False for cast in reached])
-        for leaf, some, otherwise in zip(
-            suspects, votes[: len(suspects)], votes[len(suspects) :], strict=True
-        ):
+        own = torch.tensor(
+            [len(self._terms.get(leaf, ())) for leaf in suspects], device=self._comm.control_device
+        )
+        # A rank whose rows did not come through a model has no term of it.
+        counts = self._comm.all_gather(own).view(-1, len(suspects)).amax(0).tolist()
+        for leaf, count in zip(suspects, counts, strict=True):
+            lost = torch.zeros(leaf.shape, device=leaf.device)
+            for place in range(count):
+                term = dict(enumerate(self._terms.get(leaf, ()))).get(place)
+                total = torch.zeros_like(lost) if term is None else term.float().contiguous()
+                lost += _infinite_where_lost(self._comm.all_reduce(total))
             gradient = there.get(leaf)
-            if some and not otherwise and gradient is not None:
-                added = self._added(leaf, gradient)
-                lost = added.abs() >= _TOO_LARGE
-                gradient.copy_(torch.where(lost, added.sign() * math.inf, gradient))
+            if gradient is not None:
+                gradient.add_(self._own(leaf, lost).to(gradient.device))
 
-    def _too_large(self, there: Mapping[Leaf, torch.Tensor]) -> list[Leaf]:
-        """Leaves to which a number was added that float16 would not hold, if it is one."""
-        asked = [leaf for leaf, gradient in there.items() if gradient.numel()]
-        largest = [self._added(leaf, there[leaf]).abs().amax() for leaf in asked]
-        if not largest:
-            return []
-        devices = {each.device for each in largest}
-        where = largest[0].device if len(devices) == 1 else torch.device("cpu")
-        found = torch.stack([each.to(where) for each in largest]).ge(_TOO_LARGE).tolist()
-        return [leaf for leaf, large in zip(asked, found, strict=True) if large]
+    def _came(self, leaf: Leaf) -> bool | None:
+        """Whether all of the gradient came in one sum in float16; None where backward did not reach it."""
+        found = self._casts.get(id(leaf.tensor))
+        return None if found is None else len(found[0]) == 1 and not found[1]
+
+    def _several(self, leaf: Leaf) -> Sequence[Any]:
+        """The nodes of a gradient that is more than one sum in float16."""
+        found = self._casts.get(id(leaf.tensor))
+        return [] if found is None or self._came(leaf) or leaf.dtype is not torch.float32 else found[0]
+
+    def _watch(self, nodes: Sequence[Any]) -> list[torch.Tensor | None]:
+        """What will have come to each of these nodes, once backward has been there."""
+        found: list[torch.Tensor | None] = [None] * len(nodes)
+
+        def keep(place: int, gradients: Sequence[torch.Tensor | None]) -> None:
+            found[place] = gradients[0]
+
+        for place, node in enumerate(nodes):
+            self._handles.append(node.register_prehook(functools.partial(keep, place)))
+        return found
+
+    def _own(self, leaf: Leaf, whole: torch.Tensor) -> torch.Tensor:
+        """As much of it as there is of the gradient on this rank."""
+        tensor = leaf.tensor
+        return whole if self._parts is None or tensor is None else self._parts.own(tensor, whole)
 
     def _added(self, leaf: Leaf, gradient: torch.Tensor) -> torch.Tensor:
         before = self._before.get(id(leaf))
@@ -95,3 +140,20 @@ class NarrowSums:
             gradient = leaf.gradient if part is None else part
             if gradient is not None:
                 yield leaf, gradient.detach()
+
+
+def _over(bound: float, candidates: Iterable[tuple[Leaf, torch.Tensor]]) -> set[Leaf]:
+    """Leaves beside which there is a tensor with a number as large as this, of either sign."""
+    asked = [(leaf, values) for leaf, values in candidates if values.numel()]
+    largest = [values.abs().amax().float() for _, values in asked]
+    if not largest:
+        return set()
+    devices = {each.device for each in largest}
+    where = largest[0].device if len(devices) == 1 else torch.device("cpu")
+    found = torch.stack([each.to(where) for each in largest]).ge(bound).tolist()
+    return {leaf for (leaf, _), large in zip(asked, found, strict=True) if large}
+
+
+def _infinite_where_lost(total: torch.Tensor) -> torch.Tensor:
+    """What turns a sum in float32 into what float16 had held of it: nothing but infinities."""
+    return torch.where(total.abs() >= _TOO_LARGE, total.sign() * math.inf, 0.0)

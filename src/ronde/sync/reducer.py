@@ -13,7 +13,7 @@ for each task) are forgotten as soon as they are gone on every rank.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
-from ronde.sync.narrow_sums import NarrowSums
+from ronde.sync.narrow_sums import Casts, NarrowSums
 
 __all__ = ["Reducer"]
 
@@ -157,14 +157,14 @@ class Reducer:
         *,
         divided: bool = False,
         graph: bool = False,
-        casts: Callable[[], Mapping[int, bool]] | None = None,
+        casts: Casts | None = None,
     ) -> Iterator[None]:
         """Around every backward: on return all gradients are reduced.
 
         Args:
             divided: this backward begins with 1/W, which is undone by multiplying the averages.
             graph: gradients will be differentiable themselves (`create_graph`).
-            casts: where float16 would not hold every sum over all rows; see `NarrowSums`.
+            casts: what this backward reaches through float16, which may not hold every sum over all rows.
         """
         if self._depth:
             self._nested = True
@@ -195,6 +195,8 @@ class Reducer:
         finally:
             self._depth = 0
             self._nested = False
+            if narrow is not None:
+                narrow.unwatch()
             if divided:
                 self._scale(self._comm.world_size)
             for group in self._groups:
