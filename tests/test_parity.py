@@ -58,15 +58,11 @@ REFUSED = {
     "precision=bf16": {"amp_fp16"},
     "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
 }
-# What these count or choose by the largest of some numbers is a matter of rounding to 16 bits (`maml` is
-# chaotic with them on one device too).
-_COUNTS = {"contrastive", "early_stopping", "frozen", "maml", "no_optimizer_module", "resnet_batchnorm"}
+# The bars of a histogram of weights are narrow around nought; `maml` is chaotic in 16 bits on one device too, and
+# `ema` is so for its last steps.
 ROUNDED = {
-    "precision=bf16": {
-        *_COUNTS,
-        *("contrastive_module", "experiment", "padded_text", "swa", "tensorboard_log", "torch_metrics"),
-    },
-    "precision=fp16": _COUNTS | {"ema", "tensorboard_log"},
+    "precision=bf16": {"maml", "tensorboard_log"},
+    "precision=fp16": {"ema", "maml", "tensorboard_log"},
 }
 # Not every CPU has it.
 WITH_NARROW_LSTM = {"char_rnn", "lstm_lm"}
@@ -199,8 +195,8 @@ SAID: dict[str, tuple[str, ...]] = {
 WITHOUT_BLOCKS = {
     "Sequential": (
         "amp_fp16 augmentation clip_and_log clock_seeds config_files detection early_stopping experiment "
-        "gradient_accumulation hooks iterable_dataset lion no_optimizer_module numpy_metrics "
-        "optimizer_in_backward past_forward per_sample preprocessing resume samplers seeds_nothing swa "
+        "gradient_accumulation hooks iterable_dataset lbfgs lion no_optimizer_module numpy_metrics "
+        "optimizer_in_backward past_forward preprocessing resume samplers seeds_nothing swa "
         "tensorboard_log torch_metrics two_loaders two_losses wandb_offline"
     ),
     "Net": "amp_bf16 classifier compiled ema frozen maml multitask small_batches",

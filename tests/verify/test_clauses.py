@@ -139,6 +139,45 @@ def test_integers_are_exact_and_types_count(tmp_path: Path) -> None:
         )
 
 
+def test_whole_numbers_may_turn_where_models_round(tmp_path: Path) -> None:
+    """Under a precision: a count by one, or by about the share that other values may; so many choices too."""
+    assert (DOUBLE.turns, SINGLE.turns) == (0.0, 0.0)
+    tolerance = Tolerance.of("float32", precision="fp16")
+    assert tolerance.turns == tolerance.values == pytest.approx(0.02)
+    plain = record_of(tmp_path / "a")
+
+    def verdict_of(*pairs: tuple[object, object], allowed: Tolerance = tolerance) -> str:
+        mine, theirs = (
+            tuple(Read(call="item", where="train.py:9", value=pair[which]) for pair in pairs)
+            for which in (0, 1)
+        )
+        reference = dataclasses.replace(plain, reads=theirs)
+        return values.compare(reference, [dataclasses.replace(plain, reads=mine)], allowed).divergence
+
+    assert verdict_of((30, 29)) == ""
+    assert verdict_of((30, 27)).endswith("30, in plain python 27")
+    # Of the largest at that line of the script: 2 of 100 on average, and twice the root of that.
+    assert verdict_of((30, 26), (100, 100)) == ""
+    assert verdict_of((30, 25), (100, 100)) != ""
+    assert verdict_of((True, False)) != ""
+    assert verdict_of((30, 30.0)) != ""
+    assert verdict_of((30, 29), allowed=SINGLE) != ""
+
+    choices = numpy.arange(100)
+    one, three = choices.copy(), choices.copy()
+    one[3], three[[3, 5, 7]] = 90, 90
+    assert not tolerance.wrong_whole(one, choices, 0.0).any()
+    assert list(numpy.flatnonzero(tolerance.wrong_whole(three, choices, 0.0))) == [3, 5, 7]
+    assert list(numpy.flatnonzero(SINGLE.wrong_whole(one, choices, 0.0))) == [3]
+    # Of an array of one there is no share.
+    assert tolerance.wrong_whole(numpy.array(5), numpy.array(7), 0.0).all()
+    assert not tolerance.wrong_whole(numpy.array(5), numpy.array(6), 0.0).any()
+
+    assert differing_number("right: 45 of 50", "right: 44 of 50", tolerance) is None
+    assert differing_number("right: 45 of 50", "right: 41 of 50", tolerance) is not None
+    assert differing_number("right: 45 of 50", "right: 44 of 50", SINGLE) is not None
+
+
 def test_another_path_is_control_not_values(tmp_path: Path) -> None:
     plain = dataclasses.replace(
         record_of(tmp_path / "a"), reads=(Read(call="__bool__", where="train.py:5", value=True),)

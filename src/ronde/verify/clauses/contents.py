@@ -270,7 +270,10 @@ def _differing_value(mine: Any, reference: Any, allowed: _Allowed, place: str) -
     if isinstance(reference, float):
         agrees = allowed.tolerance.close(mine, reference, 0.0)
         return None if agrees else f"{where}: {mine}, in plain python {reference}"
-    if isinstance(reference, (type(None), bool, int, complex, str, bytes)):
+    if isinstance(reference, int) and not isinstance(reference, bool):
+        agrees = allowed.tolerance.close_whole(mine, reference, 0.0)
+        return None if agrees else f"{where}: {mine}, in plain python {reference}"
+    if isinstance(reference, (type(None), bool, complex, str, bytes)):
         return None if mine == reference else f"{where}: {mine!r}, in plain python {reference!r}"
     if hasattr(reference, "__dict__"):
         return _differing_mapping(vars(mine), vars(reference), allowed, place)
@@ -302,7 +305,7 @@ def _differing_array(
     mine: numpy.ndarray, reference: numpy.ndarray, allowed: _Allowed, place: str
 ) -> str | None:
     if reference.dtype.kind not in "fc":
-        wrong = mine != reference
+        wrong = allowed.tolerance.wrong_whole(mine, reference, 0.0)
     else:
         same = (mine == reference) | ((mine != mine) & (reference != reference))
         with numpy.errstate(invalid="ignore"):

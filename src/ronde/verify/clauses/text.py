@@ -18,8 +18,8 @@ def differing_number(
 ) -> str | None:
     """The first place where two texts differ by more than rounding, in words; None if there is none.
 
-    Integers must be equal. Other numbers must agree within the tolerance or within one unit of their last
-    printed digit. `without` are the positions (counted in numbers) of numbers to pass over.
+    Integers must agree as whole numbers. Others must agree within the tolerance or within one unit of their
+    last printed digit. `without` are the positions (counted in numbers) of numbers to pass over.
     """
     words, numbers = _NUMBER.split(text), _NUMBER.findall(text)
     expected_words, expected_numbers = _NUMBER.split(reference), _NUMBER.findall(reference)
@@ -58,7 +58,7 @@ def _agree(mine: str, reference: str, tolerance: Tolerance) -> bool:
     if mine == reference:
         return True
     if mine.lstrip("+-").isdigit() and reference.lstrip("+-").isdigit():
-        return False
+        return tolerance.close_whole(int(mine), int(reference), 0.0)
     value, expected = float(mine), float(reference)
     unit = min(_last_digit(mine), _last_digit(reference)) * 1.001
     return abs(value - expected) <= unit or tolerance.close(value, expected, 0.0)

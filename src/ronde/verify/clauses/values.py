@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy
 
@@ -33,10 +34,10 @@ def _scales(plain: RankRecord) -> dict[tuple[str, str], float]:
         magnitude = 0.0
         if read.stored is not None:
             entries = plain.entries(read.stored)
-            if entries.dtype.kind in "fc" and entries.size:
+            if entries.dtype.kind in "fciu" and entries.size:
                 finite = numpy.abs(entries[numpy.isfinite(entries)])
                 magnitude = float(finite.max(initial=0.0))
-        elif isinstance(read.value, float) and math.isfinite(read.value):
+        elif _is_number(read.value) and math.isfinite(read.value):
             magnitude = abs(read.value)
         key = (read.where, read.call)
         scales[key] = max(scales.get(key, 0.0), magnitude)
@@ -77,14 +78,20 @@ def _different(
         return None if all(tolerance.close(a, b, scale) for a, b in pairs) else _pair(mine, reference)
     if isinstance(reference, float):
         return None if tolerance.close(mine, reference, scale) else _pair(mine, reference)
+    if _is_number(reference):
+        return None if tolerance.close_whole(mine, reference, scale) else _pair(mine, reference)
     return None if mine == reference else _pair(mine, reference)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _different_entries(
     mine: numpy.ndarray, reference: numpy.ndarray, scale: float, tolerance: Tolerance
 ) -> str | None:
     if reference.dtype.kind not in "fc":
-        wrong = mine != reference
+        wrong = tolerance.wrong_whole(mine, reference, scale)
     else:
         same = (mine == reference) | ((mine != mine) & (reference != reference))
         with numpy.errstate(invalid="ignore"):

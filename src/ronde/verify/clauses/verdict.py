@@ -6,6 +6,8 @@ import dataclasses
 import enum
 import math
 
+import numpy
+
 __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 
 # A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
@@ -58,6 +60,8 @@ class Tolerance:
         values: what the script reads, relative to the largest magnitude at that line of the script.
         gradients: norms of gradients, relative to that of all gradients at this step.
         per_tensor: whether parameters are judged tensor by tensor.
+        turns: the share by which a whole number may differ, and of those in an array how many may: under a
+            precision a count, or the largest of some, can turn by rounding. 0 where they must be equal.
         floor: the noise floor that was measured: plain torch against itself in halves.
     """
 
@@ -66,6 +70,7 @@ class Tolerance:
     gradients: float
     per_tensor: bool
     floor: float | None = None
+    turns: float = 0.0
 
     @classmethod
     def of(
@@ -92,6 +97,7 @@ class Tolerance:
             gradients=max(values, 3 * (gradient_floor or 0.0)),
             per_tensor=False,
             floor=floor,
+            turns=values if precision in _ROUNDING else 0.0,
         )
 
     def of_noise(self, noise: float) -> float:
@@ -105,6 +111,24 @@ class Tolerance:
     def close(self, value: float, reference: float, scale: float) -> bool:
         """Whether two values agree; not-a-number and infinities agree with themselves."""
         return _close(value, reference, self.values * max(abs(reference), scale))
+
+    def close_whole(self, value: float, reference: float, scale: float) -> bool:
+        """Whether two whole numbers agree."""
+        return value == reference or abs(value - reference) <= self._whole_apart(max(abs(reference), scale))
+
+    def wrong_whole(self, mine: numpy.ndarray, reference: numpy.ndarray, scale: float) -> numpy.ndarray:
+        """Of arrays of whole numbers or answers, which entries do not agree."""
+        wrong = mine != reference
+        if wrong.sum() <= self.turns * wrong.size:
+            return numpy.zeros_like(wrong)
+        if reference.dtype.kind in "iu":
+            wrong &= numpy.abs(mine.astype(float) - reference) > self._whole_apart(scale)
+        return wrong
+
+    def _whole_apart(self, scale: float) -> float:
+        """What may turn of a count: so many on average, and two standard deviations of a rare event."""
+        mean = self.turns * scale
+        return max(1.0, mean + 2 * math.sqrt(mean)) if self.turns else 0.0
 
     def close_norm(self, norm: float, reference: float, whole: float) -> bool:
         """Whether two norms of a gradient agree; `whole` is that of all gradients."""
