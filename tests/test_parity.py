@@ -58,8 +58,8 @@ REFUSED = {
     "precision=bf16": {"amp_fp16"},
     "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
 }
-# The bars of a histogram of weights are narrow around nought; `maml` is chaotic in 16 bits on one device too. What
-# rounding makes of `ema` is not measured, because batch norm forbids halves: 2.1e-3, a twentieth too much.
+# The bars of a histogram of weights are narrow around nought; `maml` is chaotic in 16 bits on one device too.
+# What rounding makes of `ema` is not measured, because batch norm forbids halves: 2.1e-3, a twentieth too much.
 ROUNDED = {
     "precision=bf16": {"maml", "tensorboard_log"},
     "precision=fp16": {"ema", "maml", "tensorboard_log"},
