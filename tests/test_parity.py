@@ -59,7 +59,7 @@ REFUSED = {
     "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
 }
 # The bars of a histogram of weights are narrow around nought; `maml` is chaotic in 16 bits on one device too.
-# What rounding makes of `ema` is not measured, because batch norm forbids halves: 2.1e-3, a twentieth too much.
+# Of `ema` rounding is not measured, as batch norm forbids halves: 2.1e-3 in float16, a twentieth too much.
 ROUNDED = {
     "precision=bf16": {"maml", "tensorboard_log"},
     "precision=fp16": {"ema", "maml", "tensorboard_log"},
