@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alone import alone
 from ronde.testing.run_ranks import Rank
 
 ROWS = 8
@@ -170,3 +172,19 @@ def _notes_of_one_sequence(rank: Rank) -> list[list[str]]:
 
 def test_one_sequence_is_no_batch_on_the_second_axis(ranks: Any) -> None:
     assert ranks(2, _notes_of_one_sequence) == [[[], []]] * 2
+
+
+class NeedsRows(Reads):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not len(x):
+            raise ValueError("no rows")
+        return self.layer(x)
+
+
+def test_nothing_is_tried_on_half_a_row(tmp_path: Path) -> None:
+    """A single rank could compute one row as its part, and has nothing to cut it into."""
+    with alone(tmp_path, "micro-batches=2") as session:
+        model = NeedsRows()
+        for rows in (1, 4, 1):
+            model(torch.ones(rows, 4)).sum().backward()
+        assert list(session.context.notes) == []

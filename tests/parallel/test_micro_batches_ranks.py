@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alone import alone
 from peak_bytes import PeakBytes
+from ronde.boundary.global_tensor import materialize
 from ronde.errors import UsageError
 from ronde.testing.run_ranks import Rank
 
@@ -140,35 +143,54 @@ def _plain(value: Any) -> Any:
     return torch.as_tensor(value).detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _on_ranks(rank: Rank, plan: str) -> list[Any]:
+def _in_sessions(session_of: Callable[[], Any]) -> list[Any]:
     found: list[Any] = []
     for script in SCRIPTS:
-        with rank.session(plan) as session:
+        with session_of() as session:
             torch.manual_seed(1)
             results = [_plain(value) for value in script()]
             found.append((results, list(session.context.notes), dict(session.tally.sharded)))
     return found
 
 
-@pytest.mark.parametrize("plan", ["micro-batches=2", "zero3,micro-batches=3,recompute=full"])
-def test_pieces_give_the_single_device_answer(ranks: Ranks, plan: str) -> None:
-    expected: list[Any] = []
+def _on_ranks(rank: Rank, plan: str) -> list[Any]:
+    return _in_sessions(lambda: rank.session(plan))
+
+
+def _compare(found: list[Any], expected: list[Any]) -> None:
+    """Of every script what it gives, what was said and what was cut, against plain torch."""
+    for script, plain, (values, notes, sharded) in zip(SCRIPTS, expected, found, strict=True):
+        assert len(plain) == len(values)
+        for place, (a, b) in enumerate(zip(plain, values, strict=True)):
+            if isinstance(a, (torch.Tensor, float)):
+                torch.testing.assert_close(
+                    torch.as_tensor(b), torch.as_tensor(a), rtol=1e-11, atol=1e-12,
+                    msg=lambda text, where=(script.__name__, place): f"{where}: {text}",
+                )  # fmt: skip
+            else:
+                assert a == b
+        assert not [note for note in notes if "one piece" in note], script.__name__
+        assert sharded, script.__name__
+
+
+def _expected() -> list[Any]:
+    found: list[Any] = []
     for script in SCRIPTS:
         torch.manual_seed(1)
-        expected.append([_plain(value) for value in script()])
-    for results in ranks(2, _on_ranks, plan):
-        for script, plain, (found, notes, sharded) in zip(SCRIPTS, expected, results, strict=True):
-            assert len(plain) == len(found)
-            for place, (a, b) in enumerate(zip(plain, found, strict=True)):
-                if isinstance(a, (torch.Tensor, float)):
-                    torch.testing.assert_close(
-                        torch.as_tensor(b), torch.as_tensor(a), rtol=1e-11, atol=1e-12,
-                        msg=lambda text, where=(script.__name__, place): f"{where}: {text}",
-                    )  # fmt: skip
-                else:
-                    assert a == b
-            assert not [note for note in notes if "one piece" in note], script.__name__
-            assert sharded, script.__name__
+        found.append([_plain(value) for value in script()])
+    return found
+
+
+@pytest.mark.parametrize("plan", ["micro-batches=2", "zero3,micro-batches=3,recompute=full"])
+def test_pieces_give_the_single_device_answer(ranks: Ranks, plan: str) -> None:
+    expected = _expected()
+    for found in ranks(2, _on_ranks, plan):
+        _compare(found, expected)
+
+
+def test_pieces_of_a_single_rank_draw_what_it_draws_for_the_batch(tmp_path: Path) -> None:
+    found = _in_sessions(lambda: alone(tmp_path, "micro-batches=3"))
+    _compare(found, _expected())
 
 
 class Normed(nn.Module):
@@ -232,6 +254,27 @@ def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
         ]
         assert "(calls)" in said[0]
         assert calls == 1
+
+
+class FarApart(nn.Module):
+    """Each place takes what lies 16 places before it; all rows of the first axis are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=_D))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.cumsum(0) * self.scale
+        return torch.cat([x[:, :16], x[:, 16:] + x[:, :-16]], 1)
+
+
+def test_a_found_axis_is_tried_at_its_size_by_a_single_rank_too(tmp_path: Path) -> None:
+    """There nothing is cut over ranks, and pieces would break what lies far apart."""
+    x = torch.randn(6, 40, dtype=_D)
+    expected = FarApart()(x).detach()
+    with alone(tmp_path, "micro-batches=2"):
+        found = _plain(materialize(FarApart()(x)))
+    torch.testing.assert_close(found, expected)
 
 
 def _peaks(rank: Rank) -> list[int]:

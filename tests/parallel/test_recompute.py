@@ -181,6 +181,13 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
             model.blocks[0].inner[0].weight.add_(1)
         with pytest.raises(UsageError, match="were changed in place between its forward and its backward"):
             loss.backward()
+        given = torch.randn(9, 4)
+        loss = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))(given).sum()
+        given.zero_()
+        with pytest.raises(
+            UsageError, match="argument of Sequential was changed in place between its forward"
+        ):
+            loss.backward()
 
 
 def test_a_layer_in_place_may_come_first() -> None:
@@ -190,6 +197,67 @@ def test_a_layer_in_place_may_come_first() -> None:
     with recomputing("full"):
         (found,) = torch.autograd.grad(model(x + 0).sum(), x)
     assert torch.equal(found, expected)
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+
+class Dense(nn.Module):
+    """Takes the sum of what was before it, and may add to that itself, as attention does to a cache."""
+
+    def __init__(self, width: int, *, adds: bool) -> None:
+        super().__init__()
+        self.inner, self.adds = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(width, width)), adds
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor] | Seen) -> torch.Tensor:
+        seen = cache.seen if isinstance(cache, Seen) else cache
+        if self.adds:
+            seen.append(x)
+        return torch.tanh(self.inner(torch.stack([x, *seen]).sum(0)))
+
+
+class Through(nn.Module):
+    """Hands one list, or object, to all its blocks."""
+
+    def __init__(self, cache: type, *, adds: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Dense(4, adds=adds) for _ in range(3))
+        self.cache, self.adds = cache, adds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache = self.cache()
+        for block in self.blocks:
+            x = block(x, cache)
+            if not self.adds:
+                (cache.seen if isinstance(cache, Seen) else cache).append(x)
+        return x
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("cache", [list, Seen])
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_a_block_is_given_again_what_it_was_given(extent: str, cache: type, adds: bool) -> None:
+    """By the time of backward the list that a model hands through its blocks is longer."""
+
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Through(cache, adds=adds)
+        loss = model(torch.randn(2, 4)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = trained()
+    with recomputing(extent) as said:
+        found = trained()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    sentence = (
+        f"Dense keeps all its activations: it is given a Seen, which may hold something else when "
+        f"recompute={extent} computes it again"
+    )
+    assert said == ([sentence] if cache is Seen else [])
 
 
 def test_what_is_not_recomputed_is_said() -> None:

@@ -122,11 +122,9 @@ class ModelEdge:
         if not found:
             return plain(module, *args, **kwargs)
         listed = None if module in self._adopted else listed_samples(args, kwargs)
-        large = [
-            batch
-            for batch in found
-            if batch.rows >= self._context.world_size and not (batch.searched and listed)
-        ]
+        # Of one row nothing can be tried, and on one rank too there is nothing to cut.
+        least = max(self._context.world_size, 2)
+        large = [batch for batch in found if batch.rows >= least and not (batch.searched and listed)]
         self._context.model_calls += 1
         if self._context.on_call is not None:
             self._context.on_call(module)

@@ -114,6 +114,8 @@ def prove(
 ) -> Verdict:
     """Hold a verdict against the whole batch, cut as the ranks cut it: all that its cut could change.
 
+    For one rank, which may compute it in pieces, it is cut in two.
+
     A few entries are enough for an axis that the script treats as its batch. Of an axis that was only found,
     what is far apart may depend on each other, or on where it lies: time, with a dilated convolution over it.
     """
@@ -122,13 +124,13 @@ def prove(
         trial = Trial(module, call, values, verdict.inputs)
         with torch.no_grad():
             whole = trial.run(0, rows)
-            parts = list(_parts(trial, verdict.draws, Layout(0, rows, context.world_size)))
-            cut = Layout(0, rows, context.world_size)
+            cut = Layout(0, rows, max(context.world_size, 2))
+            parts = list(_parts(trial, verdict.draws, cut))
             problem = _compare_parts(whole, parts, verdict.outputs, cut)
             if problem is not None:
                 raise Refusal(problem)
             for first in (0, 1):
-                ranks = range(first, context.world_size, 2)
+                ranks = range(first, cut.world_size, 2)
                 _spoil(
                     trial,
                     whole,

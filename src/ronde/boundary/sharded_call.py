@@ -50,9 +50,9 @@ class ShardedCall:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
             return _NoDraws()
-        if cut.world_size == 1:  # the whole batch, as on one device
+        if cut.count(self.context.rank) == cut.rows:  # the whole batch, as on one device
             return nullcontext()
-        if self.stream is not None:
+        if self.stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
             return self.stream.drawing(self.verdict.draws, cut)
         return SlicedDraws(self.verdict.draws, cut, self.context.rank)
 

@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.patches import Patches
+from ronde.boundary.tree import map_leaves
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import replayed
 from ronde.plan.compute import Recompute as Extent
@@ -36,6 +38,11 @@ COSTLY = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     }
 )
+# Of lists, dicts and their like a block gets the same ones again; other objects are not taken apart.
+_UNCHANGING = (
+    torch.Tensor, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, str, bytes, int,
+    float, complex, range, slice, frozenset, enum.Enum,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Recompute:
                 self._tell(module)
             self._depth += 1
             try:
-                if module in self._blocks and self._may_run_again(module):
+                if module in self._blocks and self._may_run_again(module, (args, kwargs)):
                     return self._again(plain, module, args, kwargs)
                 return plain(module, *args, **kwargs)
             finally:
@@ -143,8 +150,16 @@ class Recompute:
                 f"none (modules of one class, made of others)"
             )
 
-    def _may_run_again(self, block: torch.nn.Module) -> bool:
+    def _may_run_again(self, block: torch.nn.Module, given: Any) -> bool:
         if self._in_block or not torch.is_grad_enabled() or _in_transform():
+            return False
+        found: list[str] = []
+        map_leaves(lambda leaf: found.append(type(leaf).__name__) if _may_change(leaf) else None, given)
+        if found:
+            self._note(
+                f"{type(block).__name__} keeps all its activations: it is given a {found[0]}, which may hold "
+                f"something else when {self._asked} computes it again"
+            )
             return False
         if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
             self._note(
@@ -166,6 +181,11 @@ class Recompute:
         return replayed(
             block, run, values, draws=True, asked=self._asked, kept=self._kept, again=self._inside.again
         )
+
+
+def _may_change(leaf: Any) -> bool:
+    """Whether an argument is an object that somebody may change in place, as a cache of keys and values."""
+    return not (leaf is None or callable(leaf) or isinstance(leaf, _UNCHANGING))
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

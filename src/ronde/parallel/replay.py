@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ronde.boundary.randomness import is_random
-from ronde.boundary.tree import Opaque, leaves
+from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 
 __all__ = ["replayed"]
@@ -43,43 +43,48 @@ def replayed(
     """
     moment = _Moment(module, asked)
     results: list[Any] = []
-    before = [(tensor, tensor._version) for tensor in _tensors(values)]
     # A layer that works in place may do so on what it is given.
     in_place = any(getattr(part, "inplace", False) for part in module.modules())
-    copies = [_copy(value) for value in values] if in_place else []
-    originals = list(values) if in_place else []
+    originals = list(values)
+    held = [_another(value, in_place) for value in values]
+    before = [(tensor, tensor._version) for tensor in _tensors(held)]
     first = True
     failed: list[Exception] = []
 
-    def carried_out(*given: Any) -> Any:
+    def carried_out(*_: Any) -> Any:
         nonlocal first
         if not first:
+            if any(tensor._version != version for tensor, version in before):
+                raise UsageError(
+                    f"an argument of {type(module).__name__} was changed in place between its forward and "
+                    f"its backward, and {asked} computes it again from that in backward; change a copy, or "
+                    f"leave {asked} out of the plan"
+                )
             with moment.restored(), _Kept(kept, results) if kept else nullcontext():
                 try:
-                    return function(*(copies if in_place else given))
+                    return function(*(_another(value, in_place) for value in held))
                 finally:  # torch breaks off as soon as it has what backward needs
                     again()
         first = False
         try:
-            return forward(*given)
+            return forward()
         except Exception as error:  # raised in here, torch before 2.12 would go on noting what is saved
             failed.append(error)
 
-    def forward(*given: Any) -> Any:
+    def forward() -> Any:
         with _Keeping(kept, results) if kept else nullcontext():
-            result = function(*(originals if in_place else given))
+            result = function(*originals)
         originals.clear()
         moment.passed()
-        if not in_place and any(tensor._version != version for tensor, version in before):
+        if any(tensor._version != version for tensor, version in before):
             raise UsageError(
                 f"{type(module).__name__} changes its argument in place, and {asked} computes it again in "
                 f"backward from that argument; let it change a copy, or leave {asked} out of the plan"
             )
-        before.clear()
         return result
 
-    # torch keeps what it is given, and learns from it which devices are used.
-    given = [tensor.new_empty(0) for tensor, _ in before] if in_place else values
+    # torch learns from what it is given which devices are used, and keeps it.
+    given = [tensor.new_empty(0) for tensor, _ in before]
     # By its name: the boundary has replaced it by one that goes on in the same region.
     checkpoint: Any = torch.utils.checkpoint.checkpoint
     result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
@@ -189,8 +194,13 @@ def _put(namespaces: Namespaces, contents: Contents) -> None:
         tensor.data.copy_(value)
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def _another(value: Any, copied: bool) -> Any:
+    """An argument as it is now, in lists and dicts of its own; with tensors of its own, if it is copied."""
+
+    def leaf(value: Any) -> Any:
+        return value.clone() if copied and isinstance(value, torch.Tensor) else value
+
+    return map_leaves(leaf, value, always=True)
 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
