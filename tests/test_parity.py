@@ -25,7 +25,11 @@ COMBINED = {
     "zero1,recompute=selective": {("transformer", 2), ("clip_and_log", 3)},
     "zero2,precision=bf16": {("classifier", 2), ("gradient_accumulation", 3)},
     "zero2,micro-batches=2": {("gradient_accumulation", 2), ("resume", 3)},
-    "zero3,recompute=full,micro-batches=2": {("transformer", 2), ("tied", 3), ("gpt", 2)},
+    "zero3,recompute=full,micro-batches=2": {
+        *{("transformer", 1), ("gpt", 1), ("hf_tiny", 1)},
+        *{("transformer", 2), ("tied", 3), ("gpt", 2)},
+    },
+    "zero3,offload=all,micro-batches=3": {("classifier", 1), ("transformer", 1)},
     "zero3,precision=bf16": {("transformer", 2), ("tied", 2)},
     "zero3,precision=fp16,recompute=full": {("classifier", 2), ("transformer", 3)},
     "central,recompute=full": {("resnet_batchnorm", 3), ("tied", 2)},
@@ -54,6 +58,8 @@ NARROW_PLANS = tuple(plan for plan in EXACT_PLANS if "precision=" in plan)
 ON_ONE_RANK_TOO = (
     "zero3,offload=all",
     "zero3,offload=all,recompute=selective",
+    "zero3,offload=all,micro-batches=3",
+    "zero3,recompute=full,micro-batches=2",
     "micro-batches=3",
     "recompute=full",
     "recompute=selective",
