@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from errors.normal import ADVICE, normal
+from ronde.launch.failure_report import ErrorFile, RankFailure
 
 BOARD = """
         import faulthandler
@@ -239,3 +240,11 @@ def test_what_outlives_the_script(experiment: Any) -> None:
         0,
         "ronde: ended what the script had left running: sleep (process N)\n",
     )
+
+
+def test_an_error_of_ours_is_told_without_its_class() -> None:
+    error = ErrorFile(
+        rank=1, time=0.0, kind="ronde", type="UsageError", message="no input: give --data\nmore", traceback=""
+    )
+    failure = RankFailure(rank=1, time=0.0, kind="ronde", exit_code=1, error=error)
+    assert failure.summary == "rank 1 failed: no input: give --data"

@@ -72,7 +72,9 @@ class RankFailure:
     def summary(self) -> str:
         """One sentence without a full stop: who, and what."""
         if self.error is not None and self.kind != "exit":
-            what = f"{self.error.type}: {self.error.message}".splitlines()[0].rstrip(": ")
+            # Our own errors are sentences for the user, whatever their class is called.
+            named = "" if self.error.kind == "ronde" else f"{self.error.type}: "
+            what = f"{named}{self.error.message}".splitlines()[0].rstrip(": ")
             if self.kind == "peer":
                 return f"rank {self.rank} lost its peers ({what})"
             return f"rank {self.rank} failed: {what}"
