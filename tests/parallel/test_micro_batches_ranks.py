@@ -256,24 +256,34 @@ def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
         assert calls == 1
 
 
-class FarApart(nn.Module):
-    """Each place takes what lies 16 places before it; all rows of the first axis are joined."""
+class TimeFirst(nn.Module):
+    """Joins all rows of the first axis; of the second each by itself, or with what lies 16 places apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones((), dtype=_D))
+        kernel, padding = (3, 16) if apart else (1, 0)
+        self.across = nn.Conv1d(1, 1, kernel, dilation=16, padding=padding, dtype=_D)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.cumsum(0) * self.scale
-        return torch.cat([x[:, :16], x[:, 16:] + x[:, :-16]], 1)
+        return self.across(x.cumsum(0).unsqueeze(1)).squeeze(1)
 
 
-def test_a_found_axis_is_tried_at_its_size_by_a_single_rank_too(tmp_path: Path) -> None:
-    """There nothing is cut over ranks, and pieces would break what lies far apart."""
-    x = torch.randn(6, 40, dtype=_D)
-    expected = FarApart()(x).detach()
-    with alone(tmp_path, "micro-batches=2"):
-        found = _plain(materialize(FarApart()(x)))
+@pytest.mark.parametrize(
+    ("apart", "said"),
+    [
+        (False, "TimeFirst: the batch was found on the second axis"),
+        (True, "TimeFirst runs in parts, not as one piece: rows of its output depend on other rows"),
+    ],
+)
+def test_a_found_axis_is_tried_at_its_size_by_a_single_rank_too(
+    tmp_path: Path, apart: bool, said: str
+) -> None:
+    """Pieces would break what lies far apart, though nothing is cut over ranks."""
+    x, model = torch.randn(6, 40, dtype=_D), TimeFirst(apart)
+    expected = model(x).detach()
+    with alone(tmp_path, "micro-batches=2") as session:
+        found = _plain(materialize(model(x)))
+        assert [note[: len(said)] for note in session.context.notes] == [said]
     torch.testing.assert_close(found, expected)
 
 
