@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._guards import CompileContext, compile_context
 
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.files.mediation import Outcome
@@ -205,6 +206,16 @@ def test_what_is_exempt(main: One, tmp_path: Path) -> None:
     torch.save(1, os.path.join(folder, "file.pt"))
     shutil.rmtree(folder)
     assert main.meeting.calls == []
+
+
+def test_the_compiler_writes_for_its_own_process(main: One) -> None:
+    """It holds a lock meanwhile, for which another rank may wait instead of coming to a meeting."""
+    with compile_context(CompileContext(None)):
+        os.makedirs("kernels")
+        Path("kernels/one.cpp").write_text("own")
+    assert main.meeting.calls == []
+    os.makedirs("of_the_script")
+    assert main.names() == ["barrier", "share"]
 
 
 def test_others_write_nothing(other: One) -> None:

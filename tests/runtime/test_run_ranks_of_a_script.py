@@ -86,6 +86,23 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, capsys: pytest.Cap
     ] * 2
 
 
+@pytest.mark.soak
+def test_compilers_of_ranks_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache they write and take locks, each when it gets there."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    compiled = TRAIN.replace(
+        "torch.nn.Linear(4, 1)", "torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Tanh()))"
+    )
+    plain = subprocess.run(
+        [sys.executable, "-c", compiled], capture_output=True, text=True, timeout=110, check=True
+    )
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "other_kernels"))
+    run = ronde(tmp_path, compiled)
+    assert (run.returncode, run.stdout) == (0, plain.stdout)
+
+
 def test_a_script_that_ends_by_itself_keeps_its_exit_code_and_quiet_leaves_stderr_to_it(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from torch._guards import CompileContext
+
 from ronde.boundary.caller import is_script, is_standard
 from ronde.boundary.files.announcing import Announce
 from ronde.boundary.files.aside import Aside
@@ -80,6 +82,8 @@ class Mediation:
         """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
         in_step = self._depth.value == 0 and threading.get_ident() == self._thread
         in_step = in_step and os.getpid() == self._process
+        # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
+        in_step = in_step and CompileContext.try_get() is None
         return in_step and not (self.trackers and self._in_tracker())
 
     def in_thread(self) -> bool:
