@@ -34,6 +34,21 @@ def _backward(loss: Any, model: Any) -> float:
     return loss.item()
 
 
+def _read_in_inference_mode(loss: Any, model: Any) -> float:
+    with torch.inference_mode():
+        first = loss.item()
+    loss.backward()
+    return first
+
+
+def _made_in_inference_mode(loss: Any, model: Any) -> float:
+    _, x, y = _batch()
+    with torch.inference_mode():
+        other = F.cross_entropy(model(x), y) * 2
+    loss.backward()
+    return other.item()
+
+
 def _scaled(loss: Any, model: Any) -> float:
     part = 0.5 * (-loss / 4) + 1.0
     part.backward()
@@ -119,7 +134,8 @@ def _long_sum(loss: Any, model: Any) -> float:
 
 USES = (
     *(_running, _long_sum),
-    *(_backward, _scaled, _two, _with_regulariser, _not_linear),
+    *(_backward, _read_in_inference_mode, _made_in_inference_mode),
+    *(_scaled, _two, _with_regulariser, _not_linear),
     *(_in_place, _hook, _second_order, _root_of_autograd, _read_only),
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from errors.normal import ADVICE, normal
-from ronde.launch.failure_report import ErrorFile, RankFailure
+from ronde.launch.failure_report import ErrorFile, RankDeath, RankFailure, first_failure, report
+from ronde.trace.run_directory import RunDirectory
 
 BOARD = """
         import faulthandler
@@ -248,3 +250,21 @@ def test_an_error_of_ours_is_told_without_its_class() -> None:
     )
     failure = RankFailure(rank=1, time=0.0, kind="ronde", exit_code=1, error=error)
     assert failure.summary == "rank 1 failed: no input: give --data"
+
+
+def test_ranks_that_have_all_lost_each_other_say_why(tmp_path: Path) -> None:
+    """What breaks a collective on every rank is no consequence of another rank's end."""
+    errors = {
+        rank: ErrorFile(
+            rank=rank, time=float(rank), kind="peer", type="PeerLost", message="no memory",
+            traceback="Traceback\nPeerLost: no memory",
+        )
+        for rank in (0, 1)
+    }  # fmt: skip
+    deaths = [RankDeath(rank=rank, time=float(rank), code=1) for rank in (0, 1)]
+    first = first_failure(deaths, errors)
+    assert first is not None
+    directory = RunDirectory(path=tmp_path, run_id="x")
+    told = report(first, deaths, errors, directory, 2, main_shown=True)
+    head = f"rank 0 lost its peers (PeerLost: no memory); logs of all ranks: {tmp_path}"
+    assert told == f"{head}\nTraceback\nPeerLost: no memory"

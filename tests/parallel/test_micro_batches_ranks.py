@@ -247,7 +247,7 @@ def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
             "micro-batches cannot give the single-device answer for a model with batch"
         )
         assert "recompute=full" in batch_norm
-        assert changed.startswith("parameters of Net were changed in place between its forward")
+        assert changed.startswith("parameters or tensors of Net were changed in place between its forward")
         assert not unsaid
         assert [note.split(":")[0] for note in said] == [
             "Counting runs in one piece, without micro-batches=2"

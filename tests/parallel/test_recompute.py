@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import random
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -179,7 +182,7 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
         loss = model(torch.randn(9, 4)).sum()
         with torch.no_grad():
             model.blocks[0].inner[0].weight.add_(1)
-        with pytest.raises(UsageError, match="were changed in place between its forward and its backward"):
+        with pytest.raises(UsageError, match=r"parameters or tensors of .* were changed in place"):
             loss.backward()
         given = torch.randn(9, 4)
         loss = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))(given).sum()
@@ -258,6 +261,67 @@ def test_a_block_is_given_again_what_it_was_given(extent: str, cache: type, adds
         f"recompute={extent} computes it again"
     )
     assert said == ([sentence] if cache is Seen else [])
+
+
+_SETTINGS = types.SimpleNamespace(scale=1.0)
+_SHIFT = torch.zeros(())
+_CALLS = [0]
+
+
+class Worldly(nn.Module):
+    """Draws by every generator, reads what others set, counts on itself and around it, and prints."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.seen: list[float] = []
+        self.counts = {"calls": 0}
+        self.generator = torch.Generator().manual_seed(3)
+        self.offset = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(1.0)
+        self.counts["calls"] += 1
+        _CALLS[0] += 1
+        print("called", _CALLS[0])
+        x = self.layer(x) + self.offset + _SHIFT
+        if random.random() < 0.3:
+            return x
+        drawn = np.random.uniform() + torch.rand((), generator=self.generator)
+        return torch.tanh(x * x.sigmoid() * _SETTINGS.scale * drawn * (1 + 0.1 * len(self.seen)))
+
+
+def _worldly() -> list[Any]:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    _CALLS[0] = 0
+    blocks = [nn.Sequential(Worldly(4)) for _ in range(3)]
+    inside = [block[0] for block in blocks]
+    model, x = nn.Sequential(*blocks), torch.randn(5, 4)
+    for _ in range(2):
+        first = model(x).sum()
+        _SETTINGS.scale = 0.5
+        for tensor in (_SHIFT, *(each.offset for each in inside)):
+            tensor.fill_(0.7)
+        (first + model(x).sum()).backward()
+        _SETTINGS.scale = 1.0
+        for tensor in (_SHIFT, *(each.offset for each in inside)):
+            tensor.zero_()
+    counts = [(len(each.seen), each.counts["calls"]) for each in inside]
+    drawn = random.random(), np.random.rand(), [each.generator.get_state().tolist() for each in inside]
+    return [[p.grad.tolist() for p in model.parameters() if p.grad is not None], counts, _CALLS[0], drawn]
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_a_block_finds_the_world_as_it_was(extent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And leaves it as it is: what it drew, counted and printed in forward it does not a second time."""
+    expected = _worldly()
+    printed = capsys.readouterr().out
+    with recomputing(extent) as said:
+        assert _worldly() == expected
+    assert capsys.readouterr().out == printed
+    assert not said
 
 
 def test_what_is_not_recomputed_is_said() -> None:

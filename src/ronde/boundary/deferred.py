@@ -8,7 +8,8 @@ nothing is started late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,16 +95,23 @@ def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int
 def resolve(value: DeferredScalar) -> torch.Tensor:
     """Wait for the value; a plain tensor with its graph, the same one at every call."""
     if value._plain is None:
-        with torch.set_grad_enabled(value._stand_in.requires_grad):
+        with _modes_of(value._stand_in):
             value._plain = _original(value).clone()
     return value._plain
 
 
 def _original(value: DeferredScalar) -> torch.Tensor:
     if value._arrived is None:
-        with torch.set_grad_enabled(value._stand_in.requires_grad):
+        with _modes_of(value._stand_in):
             value._arrived = value._arrive()
     return value._arrived
+
+
+@contextmanager
+def _modes_of(stand_in: torch.Tensor) -> Iterator[None]:
+    """As it was where the value was computed; it may be read anywhere."""
+    with torch.inference_mode(stand_in.is_inference()), torch.set_grad_enabled(stand_in.requires_grad):
+        yield
 
 
 def root(value: Any) -> Any:

@@ -136,7 +136,8 @@ class _Arrived(Function):
 
 def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
     """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
-    total = value.detach().to(torch.float64, copy=True)
+    with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
+        total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)
 
     def arrive() -> torch.Tensor:

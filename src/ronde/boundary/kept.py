@@ -7,6 +7,7 @@ functions) and what is behind them.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
 import io
@@ -23,7 +24,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.reach import GENERATORS, Place, Reach, is_users
 
-__all__ = ["Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
+__all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
 _DEPTH = 6
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -87,6 +88,9 @@ def _inside(value: Any) -> dict[str, Any] | None:
 _OWN = {"_non_persistent_buffers_set", "_parameters"} | {
     key for key in vars(torch.nn.Module()) if key.endswith("_hooks") or "hooks_" in key
 }
+
+
+_BOOKKEEPING = vars(torch.nn.Module()).keys()
 
 
 def module_state(module: torch.nn.Module) -> dict[str, Any]:
@@ -159,19 +163,67 @@ class Surroundings:
         return restored(self._places, [value for _, value in self._values])
 
 
+class Behind:
+    """What a module's code keeps and reaches beside parameters and buffers, and may find changed later."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        reach = Reach()
+        self._parts = list(module.modules())
+        mine = {id(part) for part in self._parts}
+        for part in self._parts:
+            reach.visit(part)
+        self._places = [place for place in reach.places if id(place.read()) not in mine]
+        self._values = [value for _, value in reach.values if _is_open(value) and id(value) not in mine]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Plain ones that are attributes, or variables."""
+        return [each for each in self._held() if type(each) is torch.Tensor and not each.is_inference()]
+
+    def way_back(self) -> Callable[[], None]:
+        """What puts variables, the contents of objects and random generators back as they are now."""
+        values = {id(value): value for value in (*self._values, *self._held()) if _is_open(value)}
+        back = _ways_back(self._places, values.values())
+        python, numbers = random.getstate(), numpy.random.get_state()
+
+        def all_back() -> None:
+            back()
+            random.setstate(python)
+            numpy.random.set_state(numbers)
+
+        return all_back
+
+    def _held(self) -> Iterator[Any]:
+        """Attributes as they are now, which may be others than at first, and variables."""
+        for part in self._parts:
+            for name, value in vars(part).items():
+                if name not in _BOOKKEEPING:
+                    yield value
+        for place in self._places:
+            yield place.read()
+
+
 @contextmanager
 def restored(places: Iterable[Place], values: Iterable[Any]) -> Iterator[None]:
     """Whatever happens inside, variables and the contents of objects are afterwards as they were."""
-    variables = [(place, place.read()) for place in places]
-    ways_back = [way for value in values if (way := _way_back(value)) is not None]
+    back = _ways_back(places, values)
     try:
         yield
     finally:
-        for way in ways_back:
+        back()
+
+
+def _ways_back(places: Iterable[Place], values: Iterable[Any]) -> Callable[[], None]:
+    variables = [(place, place.read()) for place in places]
+    ways = [way for value in values if (way := _way_back(value)) is not None]
+
+    def back() -> None:
+        for way in ways:
             way()
         for place, before in variables:
             if place.read() is not before:
                 place.write(before)
+
+    return back
 
 
 def _owned(module: torch.nn.Module) -> set[int]:
@@ -197,6 +249,11 @@ def _changeable(value: Any) -> bool:
     if isinstance(value, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
         return True
     return is_users(type(value)) and bool(_inside(value))
+
+
+def _is_open(value: Any) -> bool:
+    """Whether an object's contents may be changed by whoever has it."""
+    return _changeable(value) or isinstance(value, (types.SimpleNamespace, argparse.Namespace))
 
 
 def _shallow(value: Any) -> Any:

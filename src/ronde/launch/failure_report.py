@@ -185,7 +185,7 @@ def report(
     shown = errors.get(0) if main_shown else None
     told = (
         first.error is not None
-        and first.kind != "exit"
+        and first.kind not in ("exit", "peer")  # which nobody has shown
         and shown is not None
         and shown.tells_the_same(first.error)
     )

@@ -19,7 +19,7 @@ from ronde.boundary.layout import Layout, Part, memory_order
 from ronde.boundary.rehearsal import OutputAxis
 from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
 from ronde.boundary.tree import leaves, map_leaves
-from ronde.parallel.replay import replayed
+from ronde.parallel.replay import Replay
 
 __all__ = ["MicroBatches"]
 
@@ -34,8 +34,8 @@ class MicroBatches:
 
     def __init__(self, pieces: int, again: Callable[[], object] = lambda: None) -> None:
         self._pieces = pieces
-        self._told_again = again
         self._asked = f"micro-batches={pieces}"
+        self._replay = Replay(self._asked, again)
 
     def __call__(self, call: ShardedCall) -> Any:
         start, stop = call.cut.bounds(call.context.rank)
@@ -81,7 +81,7 @@ class MicroBatches:
         if not torch.is_grad_enabled():
             return run(*values)
         draws = bool(call.verdict.draws)
-        return replayed(call.module, run, values, draws=draws, asked=self._asked, again=self._told_again)
+        return self._replay(call.module, run, values, draws=draws)
 
 
 def _run(call: ShardedCall, values: Sequence[Any]) -> Any:

@@ -18,7 +18,7 @@ import torch
 from ronde.boundary.patches import Patches
 from ronde.boundary.tree import map_leaves
 from ronde.parallel.blocks import repeated_blocks
-from ronde.parallel.replay import replayed
+from ronde.parallel.replay import Replay
 from ronde.plan.compute import Recompute as Extent
 
 __all__ = ["COSTLY", "Inside", "Recompute"]
@@ -73,6 +73,7 @@ class Recompute:
         self._asked = f"recompute={extent}"
         self._kept = COSTLY if extent == "selective" else frozenset[Any]()
         self._inside = inside
+        self._replay = Replay(self._asked, inside.again)
         self._note = inside.note
         self._depth = 0
         self._in_block = False
@@ -178,9 +179,7 @@ class Recompute:
                 self._in_block, self._depth = before, self._depth - 1
 
         values = [*args, *kwargs.values()]
-        return replayed(
-            block, run, values, draws=True, asked=self._asked, kept=self._kept, again=self._inside.again
-        )
+        return self._replay(block, run, values, draws=True, kept=self._kept)
 
 
 def _may_change(leaf: Any) -> bool:

@@ -9,8 +9,10 @@ an error.
 from __future__ import annotations
 
 import dataclasses
+import io
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -18,79 +20,98 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ronde.boundary.kept import Behind
 from ronde.boundary.randomness import is_random
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 
-__all__ = ["replayed"]
+__all__ = ["Replay"]
+
+# Elements of a tensor of which a copy costs nothing.
+_SMALL = 1 << 12
 
 Namespaces = list[tuple[dict[str, Any], dict[str, Any]]]
 Contents = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def replayed(
-    module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
-    asked: str, kept: Collection[Any] = (), again: Callable[[], object] = lambda: None,
-) -> Any:  # fmt: skip
-    """`function(*values)`, of which backward computes again what it needs.
+class Replay:
+    """Carries parts of models out so that backward computes again what it needs.
 
     Args:
-        module: whose parameters and attributes `function` uses.
-        draws: it may draw random numbers.
         asked: the plan's item for which this is done, for errors.
-        kept: operations whose results are kept.
-        again: told whenever it has been computed again.
+        again: told whenever a part has been computed again.
     """
-    moment = _Moment(module, asked)
-    results: list[Any] = []
-    # A layer that works in place may do so on what it is given.
-    in_place = any(getattr(part, "inplace", False) for part in module.modules())
-    originals = list(values)
-    held = [_another(value, in_place) for value in values]
-    before = [(tensor, tensor._version) for tensor in _tensors(held)]
-    first = True
-    failed: list[Exception] = []
 
-    def carried_out(*_: Any) -> Any:
-        nonlocal first
-        if not first:
+    def __init__(self, asked: str, again: Callable[[], object] = lambda: None) -> None:
+        self._asked = asked
+        self._again = again
+        self._behind: weakref.WeakKeyDictionary[torch.nn.Module, Behind] = weakref.WeakKeyDictionary()
+
+    def __call__(
+        self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
+        kept: Collection[Any] = (),
+    ) -> Any:  # fmt: skip
+        """`function(*values)`, of which backward computes again what it needs.
+
+        Args:
+            module: whose parameters and attributes `function` uses.
+            draws: it may draw random numbers from torch's default generators.
+            kept: operations whose results are kept.
+        """
+        asked, again = self._asked, self._again
+        behind = self._behind.get(module)
+        if behind is None:
+            behind = self._behind[module] = Behind(module)
+        moment = _Moment(module, asked, behind)
+        results: list[Any] = []
+        # A layer that works in place may do so on what it is given.
+        in_place = any(getattr(part, "inplace", False) for part in module.modules())
+        originals = list(values)
+        held = [_another(value, in_place) for value in values]
+        before = [(tensor, tensor._version) for tensor in _tensors(held)]
+        first = True
+        failed: list[Exception] = []
+
+        def carried_out(*_: Any) -> Any:
+            nonlocal first
+            if not first:
+                if any(tensor._version != version for tensor, version in before):
+                    raise UsageError(
+                        f"an argument of {type(module).__name__} was changed in place between its forward "
+                        f"and its backward, and {asked} computes it again from that in backward; change a "
+                        f"copy, or leave {asked} out of the plan"
+                    )
+                with moment.restored(), _Kept(kept, results) if kept else nullcontext():
+                    try:
+                        return function(*(_another(value, in_place) for value in held))
+                    finally:  # torch breaks off as soon as it has what backward needs
+                        again()
+            first = False
+            try:
+                return forward()
+            except Exception as error:  # raised in here, torch before 2.12 would go on noting what is saved
+                failed.append(error)
+
+        def forward() -> Any:
+            with _Keeping(kept, results) if kept else nullcontext():
+                result = function(*originals)
+            originals.clear()
+            moment.passed()
             if any(tensor._version != version for tensor, version in before):
                 raise UsageError(
-                    f"an argument of {type(module).__name__} was changed in place between its forward and "
-                    f"its backward, and {asked} computes it again from that in backward; change a copy, or "
-                    f"leave {asked} out of the plan"
+                    f"{type(module).__name__} changes its argument in place, and {asked} computes it again "
+                    f"in backward from that argument; let it change a copy, or leave {asked} out of the plan"
                 )
-            with moment.restored(), _Kept(kept, results) if kept else nullcontext():
-                try:
-                    return function(*(_another(value, in_place) for value in held))
-                finally:  # torch breaks off as soon as it has what backward needs
-                    again()
-        first = False
-        try:
-            return forward()
-        except Exception as error:  # raised in here, torch before 2.12 would go on noting what is saved
-            failed.append(error)
+            return result
 
-    def forward() -> Any:
-        with _Keeping(kept, results) if kept else nullcontext():
-            result = function(*originals)
-        originals.clear()
-        moment.passed()
-        if any(tensor._version != version for tensor, version in before):
-            raise UsageError(
-                f"{type(module).__name__} changes its argument in place, and {asked} computes it again in "
-                f"backward from that argument; let it change a copy, or leave {asked} out of the plan"
-            )
+        # torch learns from what it is given which devices are used, and keeps it.
+        given = [tensor.new_empty(0) for tensor, _ in before]
+        # By its name: the boundary has replaced it by one that goes on in the same region.
+        checkpoint: Any = torch.utils.checkpoint.checkpoint
+        result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
+        if failed:
+            raise failed.pop()
         return result
-
-    # torch learns from what it is given which devices are used, and keeps it.
-    given = [tensor.new_empty(0) for tensor, _ in before]
-    # By its name: the boundary has replaced it by one that goes on in the same region.
-    checkpoint: Any = torch.utils.checkpoint.checkpoint
-    result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
-    if failed:
-        raise failed.pop()
-    return result
 
 
 class _Keeping(TorchDispatchMode):
@@ -149,7 +170,7 @@ def _noted(tensor: torch.Tensor) -> _Note:
 class _Moment:
     """What a module is when it is called."""
 
-    def __init__(self, module: torch.nn.Module, asked: str) -> None:
+    def __init__(self, module: torch.nn.Module, asked: str, behind: Behind) -> None:
         self._name = type(module).__name__
         self._asked = asked
         parts = list(module.modules())
@@ -158,29 +179,49 @@ class _Moment:
             for part in parts
             for namespace in (vars(part), part._parameters, part._buffers, part._modules)
         ]
+        self._behind, self._back = behind, behind.way_back()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
+        held += behind.tensors()
         self._buffers: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
-        self._parameters = [(tensor, tensor._version) for tensor in module.parameters()]
+        self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        known: list[torch.Tensor] = list(module.parameters())
+        self._parameters = [(tensor, tensor._version) for tensor in known]
 
     def passed(self) -> None:
-        """The forward pass is over: of buffers that it has not changed no copy is kept."""
-        self._buffers = [(tensor, before) for tensor, before in self._buffers if not _same(tensor, before)]
+        """The forward pass is over: of large tensors that it has not changed no copy is kept."""
+        held, self._buffers = self._buffers, []
+        for tensor, before in held:
+            if not _same(tensor, before):
+                self._buffers.append((tensor, before))
+            elif before.numel() <= _SMALL:
+                self._unchanged.append((tensor, before, tensor._version))
+            else:
+                self._parameters.append((tensor, tensor._version))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Inside, everything is as it was; behind it, as it is now."""
         if any(tensor._version != version for tensor, version in self._parameters):
             raise UsageError(
-                f"parameters of {self._name} were changed in place between its forward and its backward, and "
-                f"{self._asked} computes it again in backward; change them after backward, or leave "
-                f"{self._asked} out of the plan"
+                f"parameters or tensors of {self._name} were changed in place between its forward and its "
+                f"backward, and {self._asked} computes it again in backward; change them after backward, or "
+                f"leave {self._asked} out of the plan"
             )
         namespaces: Namespaces = [(namespace, dict(namespace)) for namespace, _ in self._namespaces]
-        contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in self._buffers]
-        _put(self._namespaces, self._buffers)
+        changed = [
+            (tensor, value) for tensor, value, version in self._unchanged if tensor._version != version
+        ]
+        changed += self._buffers
+        contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
+        back = self._behind.way_back()
+        _put(self._namespaces, changed)
+        self._back()
+        said = io.StringIO()  # what it prints it has printed
         try:
-            yield
+            with redirect_stdout(said), redirect_stderr(said):
+                yield
         finally:
+            back()
             _put(namespaces, contents)
 
 
