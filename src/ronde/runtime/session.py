@@ -207,9 +207,11 @@ class Session:
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
-            # Gradients have a group of their own: without the mark nobody there would compare.
-            self.context.comm.mark("backward")
             nested = self.reducer.busy
+            # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
+            # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.
+            if not nested:
+                self.context.comm.mark("backward")
             divide = self.context.gradient_factor == 1 and not nested
             lossy = divide and self.config.world_size > 1
             scaled = self._scaling is not None and not nested
