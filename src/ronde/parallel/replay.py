@@ -9,10 +9,9 @@ an error.
 from __future__ import annotations
 
 import dataclasses
-import io
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from ronde.boundary.kept import Behind
 from ronde.boundary.randomness import is_random
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
+from ronde.parallel.muted import muted
 
 __all__ = ["Replay"]
 
@@ -216,9 +216,8 @@ class _Moment:
         back = self._behind.way_back()
         _put(self._namespaces, changed)
         self._back()
-        said = io.StringIO()  # what it prints it has printed
         try:
-            with redirect_stdout(said), redirect_stderr(said):
+            with muted():  # what it prints it has printed
                 yield
         finally:
             back()
