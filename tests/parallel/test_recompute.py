@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import random
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -322,6 +324,16 @@ def test_a_block_finds_the_world_as_it_was(extent: str, capsys: pytest.CaptureFi
         assert _worldly() == expected
     assert capsys.readouterr().out == printed
     assert not said
+
+
+def test_a_model_goes_when_its_script_lets_go() -> None:
+    with recomputing("full"):
+        model = Net()
+        model(torch.randn(9, 4)).sum().backward()
+        gone = weakref.ref(model.blocks[0])
+        del model
+        gc.collect()
+        assert gone() is None
 
 
 def test_what_is_not_recomputed_is_said() -> None:

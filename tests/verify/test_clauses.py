@@ -178,6 +178,20 @@ def test_whole_numbers_may_turn_where_models_round(tmp_path: Path) -> None:
     assert differing_number("right: 45 of 50", "right: 44 of 50", SINGLE) is not None
 
 
+def test_a_count_beside_a_loss_widens_nothing(tmp_path: Path) -> None:
+    """One line prints both, and large whole numbers differ by one that a float does not hold."""
+    plain = record_of(tmp_path / "a")
+
+    def reads(loss: float, count: int) -> RankRecord:
+        found = tuple(Read(call="item", where="train.py:9", value=each) for each in (loss, count))
+        return dataclasses.replace(plain, reads=found)
+
+    assert values.compare(reads(1.0, 500), [reads(1.0 + 2e-4, 500)], SINGLE).status is Status.broken
+    assert values.compare(reads(1.0, 500), [reads(1.0 + 2e-5, 500)], SINGLE).status is Status.holds
+    large = numpy.array([2**60])
+    assert SINGLE.wrong_whole(large + 1, large, 0.0).all()
+
+
 def test_another_path_is_control_not_values(tmp_path: Path) -> None:
     plain = dataclasses.replace(
         record_of(tmp_path / "a"), reads=(Read(call="__bool__", where="train.py:5", value=True),)

@@ -13,6 +13,7 @@ import copy
 import io
 import random
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.reach import GENERATORS, Place, Reach, is_users
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, Place, Reach, is_users
 
 __all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
@@ -90,9 +91,6 @@ _OWN = {"_non_persistent_buffers_set", "_parameters"} | {
 }
 
 
-_BOOKKEEPING = vars(torch.nn.Module()).keys()
-
-
 def module_state(module: torch.nn.Module) -> dict[str, Any]:
     """Pictures of everything kept on the module but parameters' values and batch statistics."""
     found: dict[str, Any] = {}
@@ -130,14 +128,19 @@ def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) 
         yield from kept_tensors(item, depth - 1, seen)
 
 
+def _reached(module: torch.nn.Module) -> tuple[Reach, set[int]]:
+    """What the code of a module and those inside it reaches, and the ids of all of these."""
+    reach, parts = Reach(), list(module.modules())
+    for part in parts:
+        reach.visit(part)
+    return reach, {id(part) for part in parts}
+
+
 class Surroundings:
     """The variables that a model's code names beside its arguments, and the objects behind them."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        reach = Reach()
-        mine = {id(part) for part in module.modules()}
-        for part in module.modules():
-            reach.visit(part)
+        reach, mine = _reached(module)
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         # What is kept on the module itself has been copied with it.
         own = _owned(module)
@@ -164,14 +167,14 @@ class Surroundings:
 
 
 class Behind:
-    """What a module's code keeps and reaches beside parameters and buffers, and may find changed later."""
+    """What a module's code keeps and reaches beside parameters and buffers, and may find changed later.
+
+    The module itself is not held: this may be kept for as long as it lives.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        reach = Reach()
-        self._parts = list(module.modules())
-        mine = {id(part) for part in self._parts}
-        for part in self._parts:
-            reach.visit(part)
+        reach, mine = _reached(module)
+        self._parts = [weakref.ref(part) for part in module.modules()]
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         self._values = [value for _, value in reach.values if _is_open(value) and id(value) not in mine]
 
@@ -194,9 +197,10 @@ class Behind:
 
     def _held(self) -> Iterator[Any]:
         """Attributes as they are now, which may be others than at first, and variables."""
-        for part in self._parts:
-            for name, value in vars(part).items():
-                if name not in _BOOKKEEPING:
+        for ref in self._parts:
+            part = ref()
+            for name, value in vars(part).items() if part is not None else ():
+                if name not in BOOKKEEPING:
                     yield value
         for place in self._places:
             yield place.read()

@@ -19,7 +19,7 @@ import numpy
 import torch
 import torch.utils.data
 
-__all__ = ["GENERATORS", "Place", "Reach", "is_users"]
+__all__ = ["BOOKKEEPING", "GENERATORS", "Place", "Reach", "is_users"]
 
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 
@@ -28,7 +28,7 @@ _LIBRARIES = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platst
 _ENOUGH = 20_000
 _FEW = 64
 # What every module of torch has for its own bookkeeping; the modules inside are followed apart.
-_BOOKKEEPING = vars(torch.nn.Module()).keys()
+BOOKKEEPING = vars(torch.nn.Module()).keys()
 
 
 class _Cell(Mapping[str, Any]):
@@ -167,7 +167,7 @@ class Reach:
         if not (self._libraries or known or is_users(type(value)) or dataclasses.is_dataclass(value)):
             return
         if isinstance(value, torch.nn.Module):
-            items = [item for name, item in vars(value).items() if name not in _BOOKKEEPING]
+            items = [item for name, item in vars(value).items() if name not in BOOKKEEPING]
             items += value._modules.values()
         else:
             items = list(_attributes(value))

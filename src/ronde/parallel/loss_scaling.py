@@ -71,17 +71,23 @@ class LossScaling:
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            with self.backward([each.leaf for each in reached(tensors, torch.float16)]) as factor:
+            leaves = reached(tensors, torch.float16) if self.active else []
+            with self.backward([each.leaf for each in leaves]) as factor:
                 if factor != 1:
                     grad_tensors = divided(tensors, grad_tensors, 1 / factor)
                 plain(tensors, grad_tensors, *args, **kwargs)
 
         patches.set(torch.autograd, "backward", backward)
 
+    @property
+    def active(self) -> bool:
+        """Whether a backward that begins now is to be scaled: not inside another, nor if scripts scale."""
+        return not (self._off or self._busy)
+
     @contextmanager
     def backward(self, leaves: Sequence[torch.Tensor]) -> Iterator[float]:
         """Around a backward that reaches these leaves; it is to begin with the factor that this gives."""
-        if self._off or self._busy:
+        if not self.active:
             yield 1.0
             return
         leaves = list(self._with_members(leaves))

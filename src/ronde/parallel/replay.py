@@ -182,26 +182,26 @@ class _Moment:
         self._behind, self._back = behind, behind.way_back()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         held += behind.tensors()
-        self._buffers: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
+        self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         known: list[torch.Tensor] = list(module.parameters())
-        self._parameters = [(tensor, tensor._version) for tensor in known]
+        self._versions = [(tensor, tensor._version) for tensor in known]
 
     def passed(self) -> None:
         """The forward pass is over: of large tensors that it has not changed no copy is kept."""
-        held, self._buffers = self._buffers, []
+        held, self._changed = self._changed, []
         for tensor, before in held:
             if not _same(tensor, before):
-                self._buffers.append((tensor, before))
+                self._changed.append((tensor, before))
             elif before.numel() <= _SMALL:
                 self._unchanged.append((tensor, before, tensor._version))
             else:
-                self._parameters.append((tensor, tensor._version))
+                self._versions.append((tensor, tensor._version))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Inside, everything is as it was; behind it, as it is now."""
-        if any(tensor._version != version for tensor, version in self._parameters):
+        if any(tensor._version != version for tensor, version in self._versions):
             raise UsageError(
                 f"parameters or tensors of {self._name} were changed in place between its forward and its "
                 f"backward, and {self._asked} computes it again in backward; change them after backward, or "
@@ -211,7 +211,7 @@ class _Moment:
         changed = [
             (tensor, value) for tensor, value, version in self._unchanged if tensor._version != version
         ]
-        changed += self._buffers
+        changed += self._changed
         contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
         back = self._behind.way_back()
         _put(self._namespaces, changed)

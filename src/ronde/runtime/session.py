@@ -214,7 +214,7 @@ class Session:
                 self.context.comm.mark("backward")
             divide = self.context.gradient_factor == 1 and not nested
             lossy = divide and self.config.world_size > 1
-            scaled = self._scaling is not None and not nested
+            scaled = self._scaling is not None and self._scaling.active
             leaves = reached(tensors, torch.float16) if lossy or scaled else []
             graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
             if self.memory.armed and not nested:

@@ -91,8 +91,8 @@ class NarrowSums:
         counts = self._comm.all_gather(own).view(-1, len(suspects)).amax(0).tolist()
         for leaf, count in zip(suspects, counts, strict=True):
             lost = torch.zeros(leaf.shape, device=leaf.device)
-            for place in range(count):
-                term = dict(enumerate(self._terms.get(leaf, ()))).get(place)
+            found = self._terms.get(leaf, [])
+            for term in (*found, *[None] * (count - len(found))):
                 total = torch.zeros_like(lost) if term is None else term.float().contiguous()
                 lost += _infinite_where_lost(self._comm.all_reduce(total))
             gradient = there.get(leaf)

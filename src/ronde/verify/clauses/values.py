@@ -27,9 +27,12 @@ def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance
     return verdict("L3", "values", count=len(plain.reads) + norms, compared=compared, divergence=divergence)
 
 
-def _scales(plain: RankRecord) -> dict[tuple[str, str], float]:
-    """The largest magnitude that each line read: a loss that falls to nought keeps its noise."""
-    scales: dict[tuple[str, str], float] = {}
+def _scales(plain: RankRecord) -> dict[tuple[str, str, bool], float]:
+    """The largest magnitude that each line read: a loss that falls to nought keeps its noise.
+
+    Of whole numbers and others apart, or a count beside it would widen what a loss is allowed.
+    """
+    scales: dict[tuple[str, str, bool], float] = {}
     for read in plain.reads:
         magnitude = 0.0
         if read.stored is not None:
@@ -39,18 +42,18 @@ def _scales(plain: RankRecord) -> dict[tuple[str, str], float]:
                 magnitude = float(finite.max(initial=0.0))
         elif _is_number(read.value) and math.isfinite(read.value):
             magnitude = abs(read.value)
-        key = (read.where, read.call)
+        key = (read.where, read.call, _is_whole(plain, read))
         scales[key] = max(scales.get(key, 0.0), magnitude)
     return scales
 
 
 def _reads(
-    plain: RankRecord, rank: RankRecord, scales: dict[tuple[str, str], float], tolerance: Tolerance
+    plain: RankRecord, rank: RankRecord, scales: dict[tuple[str, str, bool], float], tolerance: Tolerance
 ) -> str | None:
     for number, (read, expected) in enumerate(zip(rank.reads, plain.reads, strict=False), 1):
         if (read.where, read.call) != (expected.where, expected.call):
             return None  # another path through the script: L4 speaks of that
-        scale = scales[expected.where, expected.call]
+        scale = scales[expected.where, expected.call, _is_whole(plain, expected)]
         wrong = _different(rank, read, plain, expected, scale, tolerance)
         if wrong:
             return f"rank {rank.rank}, {read.where}, {read.call} (value {number}): {wrong}"
@@ -81,6 +84,12 @@ def _different(
     if _is_number(reference):
         return None if tolerance.close_whole(mine, reference, scale) else _pair(mine, reference)
     return None if mine == reference else _pair(mine, reference)
+
+
+def _is_whole(plain: RankRecord, read: Read) -> bool:
+    if read.stored is not None:
+        return plain.entries(read.stored).dtype.kind in "iu"
+    return isinstance(read.value, int)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -121,14 +121,16 @@ class Tolerance:
         wrong = mine != reference
         if wrong.sum() <= self.turns * wrong.size:
             return numpy.zeros_like(wrong)
-        if reference.dtype.kind in "iu":
+        if self.turns and reference.dtype.kind in "iu":
             wrong &= numpy.abs(mine.astype(float) - reference) > self._whole_apart(scale)
         return wrong
 
     def _whole_apart(self, scale: float) -> float:
         """What may turn of a count: so many on average, and two standard deviations of a rare event."""
+        if not self.turns:
+            return 0.0
         mean = self.turns * scale
-        return max(1.0, mean + 2 * math.sqrt(mean)) if self.turns else 0.0
+        return max(1.0, mean + 2 * math.sqrt(mean))
 
     def close_norm(self, norm: float, reference: float, whole: float) -> bool:
         """Whether two norms of a gradient agree; `whole` is that of all gradients."""
