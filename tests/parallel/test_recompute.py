@@ -389,6 +389,13 @@ def test_a_model_that_is_not_trained_keeps_nothing() -> None:
         assert len(notes) == 1
 
 
+def test_a_parametrization_is_no_model() -> None:
+    """Registering one calls it by itself, before there is a model."""
+    with recomputing("full") as notes:
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))(torch.randn(3, 4)).sum().backward()
+    assert [note.split(":")[0] for note in notes] == ["ParametrizedLinear keeps all its activations"]
+
+
 def _names(part: str, count: int) -> list[str]:
     return [f"{part}.layers.{place}" for place in range(count)]
 

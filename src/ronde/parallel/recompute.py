@@ -95,7 +95,8 @@ class Recompute:
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
-                self._tell(module)
+                if args or kwargs:  # a parametrization is called without any: it keeps no activations
+                    self._tell(module)
             self._depth += 1
             try:
                 if module in self._blocks and self._may_run_again(module, (args, kwargs)):
