@@ -173,5 +173,11 @@ def test_one_rank_has_nothing_to_divide_but_may_offload():
     assert expand("zero3,offload=all").state.on(1) == State(placement="zero3", offload="all")
 
 
+@pytest.mark.parametrize("text", ["ddp", "zero3", "algorithm=ring"])
+def test_between_one_rank_nothing_travels(text: str):
+    assert describe(expand(text), 1).algorithm == "nothing travels, there is one rank"
+    assert describe(expand(text), 2).algorithm.startswith("on one host: ")
+
+
 def test_a_plan_that_no_system_has_says_so():
     assert describe(expand("zero3,compressor=onebit")).equals == ()

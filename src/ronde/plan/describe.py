@@ -69,6 +69,8 @@ def describe(plan: Plan, ranks: int | None = None) -> Description:
 def _algorithm(plan: Plan, ranks: int | None) -> str:
     """What is chosen on one host; where the number of ranks is not known, the rule."""
     asked = plan.communication.algorithm
+    if ranks == 1:
+        return "nothing travels, there is one rank"
     if ranks is not None:
         return f"on one host: {choose(asked, (ranks,))}"
     if asked != "auto":
