@@ -255,3 +255,40 @@ def _portions() -> list[list[str]]:
 @pytest.mark.parametrize("names", _portions(), ids=lambda names: names[0])
 def test_rules_give_torchs_values_and_gradients(ranks: Any, names: list[str], world_size: int) -> None:
     assert ranks(world_size, _every_spelling, names) == [[]] * world_size
+
+
+_WITH_AXIS = "softmax log_softmax cumsum cumprod logcumsumexp argsort sort squeeze unsqueeze cat".split()
+_WITH_KEEPDIMS = """
+argmax argmin amax amin max min logsumexp prod median sum mean mode nansum all any kthvalue
+""".split()
+
+
+def _in_numpys_words(rank: Rank) -> list[str]:
+    """`axis`, `keepdims`, `x`, as torch's own functions take them too."""
+    cases: dict[str, Case] = {}
+    for form, (shape, cut) in _FORMS.items():
+        x = lambda m, shape=shape, cut=cut: m.batch(*shape, **cut)  # noqa: E731
+        axis = _other(form)
+        for name in _WITH_AXIS:
+            call = partial(getattr(torch, name), axis=axis)
+            if name == "cat":
+                cases[f"{form}, {name}"] = lambda m, x=x, call=call: call([x(m), x(m)])
+            elif name == "squeeze":
+                cases[f"{form}, {name}"] = lambda m, x=x, call=call: call(x(m)[None, ..., None])
+            else:
+                cases[f"{form}, {name}"] = lambda m, x=x, call=call: call(x(m))
+        for name in _WITH_KEEPDIMS:
+            more = {"k": 2} if name == "kthvalue" else {}
+            call = partial(getattr(torch, name), axis=axis, **more)
+            cases[f"{form}, {name}"] = lambda m, x=x, call=call: [
+                call(x(m)), call(x(m), keepdims=True), call(x(m), keepdim=True)
+            ]  # fmt: skip
+        cases[f"{form}, first"] = lambda m, x=x, axis=axis: [
+            torch.amax(input=x(m), dim=axis), torch.amax(x=x(m), axis=axis), torch.exp(a=x(m))
+        ]  # fmt: skip
+        cases[f"{form}, second"] = lambda m, x=x: [torch.add(x1=x(m), x2=x(m)), torch.mul(x(m), other=x(m))]
+    return compare_all(rank, cases)
+
+
+def test_rules_know_numpys_words(ranks: Any) -> None:
+    assert ranks(2, _in_numpys_words) == [[]] * 2

@@ -22,6 +22,7 @@ from ronde.boundary.edges import Gather, Slice, gather_data
 from ronde.boundary.guards import Refusal, memory
 from ronde.boundary.kinds import METADATA, VIEWS, changes_first, lends_memory, may_copy, watches
 from ronde.boundary.layout import Layout
+from ronde.boundary.spelling import spelled
 from ronde.boundary.tree import map_leaves
 from ronde.errors import RondeError
 
@@ -83,8 +84,7 @@ class GlobalTensor(torch.Tensor):
         if context.region is Region.SCRIPT and not context.in_transform():
             rule = first._rules.get(func)
             if rule is not None:
-                if not args and "input" in kwargs:
-                    args, kwargs = (kwargs["input"],), {key: kwargs[key] for key in kwargs if key != "input"}
+                args, kwargs = spelled(func, args, kwargs)
                 result = rule(context, func, args, kwargs)
                 if result is not NotImplemented:
                     return _remember_view(func, args, kwargs, result)

@@ -31,12 +31,7 @@ def dimensions(value: torch.Tensor, dim: Any) -> tuple[int, ...]:
 def _parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool, dict[str, Any]] | None:
     """(value, dim, keepdim, rest) of a `sum` or `mean` call, or None when it is written otherwise."""
     rest = dict(kwargs)
-    value = args[0] if args else rest.pop("input", None)
-    positional = args[1:]
-    if "axis" in rest:
-        rest["dim"] = rest.pop("axis")
-    if "keepdims" in rest:
-        rest["keepdim"] = rest.pop("keepdims")
+    value, *positional = args or (None,)
     if not set(rest) <= {"dim", "keepdim", "dtype"} or not is_sharded(value):
         return None
     if positional and all(isinstance(item, int) and not isinstance(item, bool) for item in positional):

@@ -78,8 +78,6 @@ def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
     if not _only_first(args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
-    if "axis" in kwargs:
-        kwargs = {**{key: item for key, item in kwargs.items() if key != "axis"}, "dim": kwargs["axis"]}
     place = _DIM_AT.get(func.__name__, 1)
     dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(func.__name__))
     if dim is None or isinstance(dim, (bool, torch.dtype)):
