@@ -114,13 +114,15 @@ def _carried_out(
     forms: Sequence[_Form],
     rows: int,
 ) -> list[Any]:
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = twin_of(module, mode.from_tensor)  # memory cannot be copied inside the mode
+    with mode:
         given = [form.made(rows) for form in forms]
         # Or parameters were cast in the first run only, and FakeTensors met by the runs behind the last.
         torch.clear_autocast_cache()
         try:
             with _Operations() as operations:
-                call(twin_of(module), given)
+                call(twin, given)
         finally:
             torch.clear_autocast_cache()
     return operations.seen

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["spelled"]
 
-# What torch's parser of arguments takes for its own words (numpy_compatibility_arg_names in python_arg_parser.cpp).
+# What torch's parser of arguments takes for its own words (`numpy_compatibility_arg_names` there).
 _NUMPYS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
 _FIRST = ("input", "x", "a", "x1")
 

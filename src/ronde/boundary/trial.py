@@ -220,11 +220,22 @@ def _is_shared(tensor: torch.Tensor) -> bool:
     return tensor.grad_fn is not None
 
 
-def twin_of(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy with buffers of its own that shares the parameters."""
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in kept_tensors(module) if _is_shared(tensor)}
-    shared.update((id(parameter), parameter) for parameter in module.parameters())
-    return copy.deepcopy(module, shared)
+def twin_of(
+    module: torch.nn.Module, made: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> torch.nn.Module:
+    """A copy with buffers of its own that shares the parameters.
+
+    Args:
+        made: what makes a tensor of its own from each of the module's; None copies it.
+    """
+    known: dict[int, Any] = {}
+    for tensor in kept_tensors(module):
+        if _is_shared(tensor):
+            known[id(tensor)] = tensor
+        elif made is not None:
+            known[id(tensor)] = made(tensor)
+    known.update((id(parameter), parameter) for parameter in module.parameters())
+    return copy.deepcopy(module, known)
 
 
 def _own(twin: torch.nn.Module) -> list[torch.Tensor]:

@@ -36,6 +36,7 @@ _MAKING = {
 }
 # Functions that everything is whole for.
 _COMPILING = ("trace", "script", "trace_module")
+_PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
 
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
@@ -53,10 +54,13 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             parameters.pin()
+            if plain is script and len(args) < _PLACE_OF_FRAMES:
+                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1  # it looks up its caller's names
             return plain(*args, **kwargs)
 
         return call
 
+    script: Any = torch.jit.script
     for owner, names in _READING.items():
         for name in names:
             # A tensor whose method it is was asked itself.
