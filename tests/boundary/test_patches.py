@@ -40,3 +40,17 @@ def test_keeps_descriptors_and_inheritance() -> None:
     assert (Owner().plain(), Owner().inherited()) == ("static", "base")
     assert "inherited" not in vars(Owner)
     assert isinstance(vars(Owner)["plain"], staticmethod)
+
+
+def test_lifts_what_it_has_replaced_for_a_while() -> None:
+    module, other, patches = types.ModuleType("module"), types.ModuleType("other"), Patches()
+    for each in (module, other):
+        each.value = 1  # pyright: ignore[reportAttributeAccessIssue]
+        patches.set(each, "value", 2)
+        patches.set(each, "value", 3)
+    with patches.lifted([module]):
+        assert (module.value, other.value) == (1, 3)
+    assert (module.value, other.value) == (3, 3)
+    patches.restore()
+    with patches.lifted([module]):
+        assert (module.value, other.value) == (1, 1)

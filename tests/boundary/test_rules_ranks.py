@@ -286,6 +286,9 @@ def _in_numpys_words(rank: Rank) -> list[str]:
         cases[f"{form}, first"] = lambda m, x=x, axis=axis: [
             torch.amax(input=x(m), dim=axis), torch.amax(x=x(m), axis=axis), torch.exp(a=x(m))
         ]  # fmt: skip
+        cases[f"{form}, third"] = lambda m, x=x: torch.where(
+            condition=x(m) > 0.5, input=x(m), other=0.5 * x(m)
+        )
         cases[f"{form}, second"] = lambda m, x=x: [torch.add(x1=x(m), x2=x(m)), torch.mul(x(m), other=x(m))]
     return compare_all(rank, cases)
 

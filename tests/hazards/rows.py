@@ -121,7 +121,55 @@ def _sized(m: Any, x: T) -> T:
     return m.a(x)
 
 
+def _capacity(m: Any, x: T) -> T:
+    """An expert takes so many rows and no more, which a few rows do not reach."""
+    chosen = F.one_hot(m.a(x).argmax(1), 3)
+    place = (chosen.cumsum(0) * chosen).sum(1)
+    return m.a(x) * (place <= 4)[:, None]
+
+
+def _clipped(m: Any, x: T) -> T:
+    """A norm of the whole batch, which a few rows do not reach."""
+    norm = x.norm()
+    return m.a(x * torch.where(norm > 5.0, 5.0 / norm, torch.ones_like(norm)))
+
+
+def _crowded(m: Any, x: T) -> T:
+    """What more than three rows have in common."""
+    count = torch.bincount(m.a(x).argmax(1), minlength=3)
+    return m.a(x) * torch.where(count > 3, 0.5, 1.0)
+
+
+class _GhostBatchNorm(nn.Module):
+    """Batch norm of eight rows at a time, as TabNet has it: a model with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: T) -> T:
+        return torch.cat([self.norm(part) for part in self.a(x).chunk(-(-x.shape[0] // 8))])
+
+
+def _checked(m: Any, x: T) -> T:
+    """Distributions look at all of their arguments, only to check them."""
+    h = torch.distributions.Normal(m.a(x), m.a(x).exp()).mean
+    return h + F.one_hot(x[:, 0].abs().long().clamp(max=2), 3)
+
+
 HAZARDS = {
+    "capacity of an expert": Hazard(_model(_capacity), "parts", "rows of the batch meet inside it (cumsum)"),
+    "norm of the batch clipped": Hazard(_model(_clipped), "parts", "rows of the batch meet inside it"),
+    "in common with many": Hazard(_model(_crowded), "parts", ""),
+    "every other row otherwise": Hazard(
+        _model(lambda m, x: torch.where((torch.arange(len(x)) % 2 == 0)[:, None], m.a(x), m.a(x) ** 2)),
+        "parts",
+        _MIXED,
+    ),
+    "ghost batch norm": Hazard(
+        modelled(_GhostBatchNorm, batches=loader(16)), "parts", "how many rows there are"
+    ),
+    "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
     "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),

@@ -61,8 +61,12 @@ class HostReads:
     def check(self, func: Any, args: Any) -> None:
         """An operation is about to be carried out."""
         read = _read(func, args)
-        if read and not self.checking and not _checks_arguments():
+        if read and not self.only_checks():
             self.refuse(read)
+
+    def only_checks(self) -> bool:
+        """Whether what is under way looks at values only to check them."""
+        return self.checking or _checks_arguments()
 
     def follow(self, args: Any, kwargs: Any, result: Any) -> None:
         """It has been: what it has made of these alone is as good as one of them, all else is the batch's."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._before: dict[tuple[int, str], tuple[Any, object]] = {}
 
     def set(self, owner: Any, name: str, replacement: object) -> Any:
         """Replace `owner.name` and return what the caller would have found there before.
@@ -24,7 +26,9 @@ class Patches:
         attribute is restored by deleting the replacement.
         """
         original = getattr(owner, name)
-        self.undo(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
+        before = vars(owner).get(name, _ABSENT)
+        self._before.setdefault((id(owner), name), (owner, before))
+        self.undo(partial(_put_back, owner, name, before))
         setattr(owner, name, replacement)
         return original
 
@@ -37,10 +41,28 @@ class Patches:
         """Remember how to undo a replacement that is made by other means."""
         self._undo.append(action)
 
+    @contextmanager
+    def lifted(self, owners: Collection[Any]) -> Iterator[None]:
+        """Inside, these owners have their attributes as they were before any was replaced."""
+        theirs = [
+            (owner, name, before)
+            for (_, name), (owner, before) in self._before.items()
+            if any(owner is each for each in owners)
+        ]
+        now = [(owner, name, vars(owner)[name]) for owner, name, _ in theirs]
+        for owner, name, before in theirs:
+            _put_back(owner, name, before)
+        try:
+            yield
+        finally:
+            for owner, name, replacement in now:
+                setattr(owner, name, replacement)
+
     def restore(self) -> None:
         """Put everything back, last replacement first; the register is empty afterwards."""
         while self._undo:
             self._undo.pop()()
+        self._before.clear()
 
 
 def _put_back(owner: Any, name: str, before: object) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ronde.boundary.between import axes_between, compare_between
 from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import custom_backwards, leaves_behind
@@ -163,24 +164,58 @@ def _agreed(context: Context, module: torch.nn.Module, rows: int, judged: Callab
 
 def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
     part_rows = rows // 2
-    whole, first = trial.run(0, rows), trial.run(0, part_rows)
+    whole, first = trial.run(0, rows, watched=True), trial.run(0, part_rows, watched=True)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
+    between, meeting = _find_axes_between(whole, first, rows, part_rows)
     problem: str | None = None
     for outer_first in (False, True):
         candidate = [dataclasses.replace(axis, outer_first=outer_first) for axis in outputs]
         recorded = tuple(dataclasses.replace(draw, outer_first=outer_first) for draw in draws)
         cut = Layout(0, rows, 2)
-        parts = list(_parts(trial, recorded, cut))
+        parts = list(_parts(trial, recorded, cut, between))
         problem = _compare_parts(whole, parts, candidate, cut)
         if problem is None:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
+            if meeting is not None:
+                raise meeting
+            _compare_between(trial, parts, between, cut)
+            _try_odd_rows(trial, whole, recorded, candidate, rows)
             keeps, joint = trial.keeps_changing(rows), any(run.joint for run in (whole, first, *parts))
             verdict = _verdict(module, whole, candidate, recorded)
             return dataclasses.replace(verdict, keeps=keeps, joint=joint)
     assert problem is not None
     raise Refusal(problem)
+
+
+def _find_axes_between(
+    whole: Run, part: Run, rows: int, part_rows: int
+) -> tuple[list[int | None], Refusal | None]:
+    """The batch's axis in all that was computed; a refusal is for the end, others say more."""
+    try:
+        return axes_between(whole.steps, part.steps, rows, part_rows), None
+    except Refusal as refusal:
+        return [], refusal
+
+
+def _compare_between(trial: Trial, parts: list[Run], axes: Sequence[int | None], cut: Layout) -> None:
+    whole = trial.run(0, cut.rows, watched=True, axes=axes)
+    for rank, part in enumerate(parts):
+        compare_between(whole.steps, part.steps, cut.bounds(rank), cut.rows)
+
+
+def _try_odd_rows(
+    trial: Trial, whole: Run, draws: tuple[Draw, ...], outputs: Sequence[OutputAxis], rows: int
+) -> None:
+    """The parts begin at even rows: one that begins at the second shows whether a row's number matters."""
+    cut = Layout(0, rows, 3)
+    if cut.bounds(1)[0] % 2 == 0:
+        return
+    part = trial.run(*cut.bounds(1), SlicedDraws(draws, cut, 1) if draws else None)
+    problem = _compare_parts(whole, [part], outputs, cut, first=1)
+    if problem is not None:
+        raise Refusal(problem)
 
 
 def _verdict(
@@ -224,16 +259,21 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
     return outputs, draws
 
 
-def _parts(trial: Trial, draws: tuple[Draw, ...], cut: Layout) -> Iterator[Run]:
+def _parts(
+    trial: Trial, draws: tuple[Draw, ...], cut: Layout, axes: Sequence[int | None] | None = None
+) -> Iterator[Run]:
     """The same call as ranks would carry it out."""
     for rank in range(cut.world_size):
         start, stop = cut.bounds(rank)
-        yield trial.run(start, stop, SlicedDraws(draws, cut, rank) if draws else None)
+        sliced = SlicedDraws(draws, cut, rank) if draws else None
+        yield trial.run(start, stop, sliced, watched=axes is not None, axes=axes)
 
 
-def _compare_parts(whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], cut: Layout) -> str | None:
-    """Say what differs between the parts and the rows of the whole, or None."""
-    for rank, part in enumerate(parts):
+def _compare_parts(
+    whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], cut: Layout, first: int = 0
+) -> str | None:
+    """Say what differs between the parts, from rank `first` on, and the rows of the whole, or None."""
+    for rank, part in enumerate(parts, first):
         if structure(whole.output) != structure(part.output):
             return "the form of its output depends on the rows"
         for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):

@@ -22,7 +22,7 @@ def spelled(
     if not kwargs:
         return args, kwargs
     native = not isinstance(func, FunctionType)
-    if not args:
+    if not args and "condition" not in kwargs:  # which `torch.where` has first
         first = next((name for name in (_FIRST if native else _FIRST[:1]) if name in kwargs), None)
         if first is not None:
             args, kwargs = (kwargs[first],), {name: kwargs[name] for name in kwargs if name != first}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.boundary.between import Between, Step
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
@@ -20,18 +21,11 @@ from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joints
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
 from ronde.boundary.randomness import RecordedDraws
+from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
 
-_TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 3e-2,
-    torch.bfloat16: 1e-1,
-    torch.complex128: 1e-9,
-    torch.complex64: 1e-4,
-}
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
@@ -45,6 +39,7 @@ class Run:
         left_behind: what has changed on the module and around it, with pictures of what it is now.
         shapes: stands for the operations carried out and the shapes of their results.
         joint: it came by a batch norm in training, which joins the rows of a batch on purpose.
+        steps: what it computed from the batch, in order, where that was watched.
     """
 
     output: Any
@@ -53,6 +48,7 @@ class Run:
     left_behind: dict[str, Any]
     shapes: int
     joint: bool
+    steps: Sequence[Step] = ()
 
 
 class Trial:
@@ -85,9 +81,22 @@ class Trial:
             raise Refusal("one of its arguments is a sparse matrix, which is not cut into rows")
         self._untouched: torch.nn.Module | None = None
 
-    def run(self, start: int, stop: int, draws: Any = None) -> Run:
-        """A forward pass on rows `start` to `stop`, from the same random state as every other."""
-        return self._run([self._part(place, start, stop) for place in range(len(self._values))], draws)
+    def run(
+        self,
+        start: int,
+        stop: int,
+        draws: Any = None,
+        *,
+        watched: bool = False,
+        axes: Sequence[int | None] | None = None,
+    ) -> Run:
+        """A forward pass on rows `start` to `stop`, from the same random state as every other.
+
+        Args:
+            watched, axes: whether what it computes from the batch is noted, and summed along which axes.
+        """
+        values = [self._part(place, start, stop) for place in range(len(self._values))]
+        return self._run(values, draws, watched=watched, axes=axes)
 
     def spoilt(self, spoilt: Sequence[int], rows: int, *, finite: bool) -> Run:
         """A forward pass on `rows` rows of which some are not numbers, or other ones where they must be."""
@@ -127,7 +136,15 @@ class Trial:
         part = value.detach().narrow(axis, start, stop - start).clone()
         return part.requires_grad_(value.requires_grad)
 
-    def _run(self, values: list[Any], draws: Any, used: torch.nn.Module | None = None) -> Run:
+    def _run(
+        self,
+        values: list[Any],
+        draws: Any,
+        used: torch.nn.Module | None = None,
+        *,
+        watched: bool = False,
+        axes: Sequence[int | None] | None = None,
+    ) -> Run:
         # Not by truth: a module may have a length, or raise when it is asked for one.
         twin = self._untouched if used is None else used
         if twin is None:
@@ -137,6 +154,8 @@ class Trial:
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
+        batch = [value for value, axis in zip(values, self._axes, strict=True) if axis is not None]
+        between = Between(batch, reads.only_checks, axes) if watched else None
         host = random.getstate(), numpy.random.get_state(legacy=False)
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [picture(value) if _is_object(value) else None for value in values]
@@ -144,7 +163,15 @@ class Trial:
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
         with self._surroundings.restored(), preserved_random_state(), apart(told):
             try:
-                with draws or nullcontext(), recorder, writes, conversions, marks, joints:
+                with (
+                    draws or nullcontext(),
+                    recorder,
+                    writes,
+                    between or nullcontext(),
+                    conversions,
+                    marks,
+                    joints,
+                ):
                     output, arguments = self._call(twin, values)
             finally:
                 torch.clear_autocast_cache()
@@ -166,7 +193,15 @@ class Trial:
             raise Refusal("it draws random numbers by other means than torch's own generator")
         if used is None:
             self._untouched = None if left else twin
-        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes, joints.met)
+        return Run(
+            output,
+            values,
+            recorder.draws,
+            {**left, **told},
+            writes.shapes,
+            joints.met,
+            between.steps if between else (),
+        )
 
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
         """Containers and objects among the arguments must be as they were given."""
@@ -250,7 +285,7 @@ def same(a: Any, b: Any) -> bool:
         a, b = a.detach(), b.detach()
         if a.is_sparse or b.is_sparse:
             a, b = a.to_dense(), b.to_dense()
-        tolerance = _TOLERANCE.get(a.dtype, 0.0)
+        tolerance = TOLERANCE.get(a.dtype, 0.0)
         if not tolerance:
             return torch.equal(a, b)
         scale = a.abs().nan_to_num().max().item() if a.numel() else 0.0

@@ -11,6 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from ronde.boundary.patches import Patches
+from ronde.boundary.torchscript import one_frame_more
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.tensor_attribute import TensorAttribute
@@ -36,7 +37,6 @@ _MAKING = {
 }
 # Functions that everything is whole for.
 _COMPILING = ("trace", "script", "trace_module")
-_PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
 
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
@@ -54,9 +54,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
             parameters.pin()
-            if plain is script and len(args) < _PLACE_OF_FRAMES:
-                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1  # it looks up its caller's names
-            return plain(*args, **kwargs)
+            return plain(*args, **(one_frame_more(args, kwargs) if plain is script else kwargs))
 
         return call
 

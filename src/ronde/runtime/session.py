@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules
+from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules, torchscript
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -157,6 +157,7 @@ class Session:
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
         compiled.install(self.patches, self.context)
+        torchscript.install(self.patches)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         note, again, in_script = self.context.note, self.memory.computed_again, self._in_script

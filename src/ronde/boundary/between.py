@@ -1,0 +1,178 @@
+"""What a model computes between its arguments and its outputs, and whether rows of the batch meet there.
+
+Outputs alone do not tell: a threshold that a few rows do not reach hides what they have to do with each other
+(the capacity of an expert, a norm that is clipped). So every result that is made from the batch is looked at:
+it must have the batch's axis, and the part's rows there must be the whole's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.boundary.guards import Refusal, tensors
+from ronde.boundary.randomness import UnknownDraw, find_axis
+from ronde.boundary.rounding import TOLERANCE
+
+__all__ = ["Between", "Step", "axes_between", "compare_between"]
+
+# Of the batch these take shape and type only.
+_NEW = ("new_", "empty", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One operation on what depends on the batch.
+
+    Attributes:
+        name: the operation.
+        shape: that of its result.
+        checks: it serves a check of arguments only, which may be of all rows at once.
+        tolerance: for rounding, of what was computed up to here.
+        sums: of the values and of their sizes at each place of an axis, where they were asked for.
+    """
+
+    name: str
+    shape: torch.Size
+    checks: bool
+    tolerance: float
+    sums: torch.Tensor | None
+
+
+class Between(TorchDispatchMode):
+    """Notes every operation on what depends on the batch, but for views.
+
+    Args:
+        batch: the tensors that hold rows of it.
+        checks: whether the operation under way serves a check of arguments only.
+        axes: the axis of each operation's result along which its values are summed; None: shapes only.
+    """
+
+    def __init__(
+        self,
+        batch: Iterable[torch.Tensor],
+        checks: Callable[[], bool],
+        axes: Sequence[int | None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self._checks = checks
+        self._axes = axes
+        self._tolerance = 1e-9
+        # By what memory depends on the batch; a weak reference keeps its place from being used again.
+        self._held: dict[int, StorageWeakRef] = {}
+        for tensor in batch:
+            self._hold(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name.split("::")[1]
+        if name.startswith(_NEW) or not any(map(self._is_held, tensors((args, tuple(kwargs.values()))))):
+            return result
+        made = list(tensors(result))
+        for tensor in made:
+            self._hold(tensor)
+        if not func.is_view:
+            # What lies behind the first of several results may be without meaning, as a kernel's workspace.
+            for tensor in made if isinstance(result, list) else made[:1]:
+                self._note(name, tensor)
+        return result
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        place, sums = len(self.steps), None
+        self._tolerance = max(self._tolerance, TOLERANCE.get(tensor.dtype, 0.0))
+        if self._axes is not None and place < len(self._axes):
+            sums = _sums(tensor, self._axes[place])
+        self.steps.append(Step(name, tensor.shape, self._checks(), self._tolerance, sums))
+
+    def _hold(self, tensor: torch.Tensor) -> None:
+        reference = _storage(tensor)
+        if reference is not None:
+            self._held[reference.cdata] = reference
+
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        reference = _storage(tensor)
+        return reference is not None and reference.cdata in self._held
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+        return None
+
+
+def _sums(tensor: torch.Tensor, axis: int | None) -> torch.Tensor | None:
+    """Of the values and of their sizes at each place of an axis: [2, length]."""
+    if axis is None or axis >= tensor.dim() or tensor.layout is not torch.strided or tensor.is_quantized:
+        return None
+    with torch.no_grad():
+        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        values = values if values.is_floating_point() else values.double()
+        # As a sum over nothing is one over everything.
+        values = values.unsqueeze(-1)
+        others = [dim for dim in range(values.dim()) if dim != axis]
+        wide = torch.promote_types(values.dtype, torch.float32)
+        total = values.sum(others, dtype=wide)
+        return torch.stack([total, torch.linalg.vector_norm(values, 1, others, dtype=wide)])
+
+
+def axes_between(whole: Sequence[Step], part: Sequence[Step], rows: int, part_rows: int) -> list[int | None]:
+    """The batch's axis in the result of every operation; none for any where one row is computed otherwise.
+
+    Raises:
+        Refusal: where one has none, or other operations are carried out for fewer rows.
+    """
+    if [step.name for step in whole] != [step.name for step in part]:
+        if part_rows == 1:  # torch passes over copies where a dimension is 1
+            return []
+        raise Refusal("what it does depends on how many rows there are")
+    found: list[int | None] = []
+    for step, fewer in zip(whole, part, strict=True):
+        try:
+            axis = find_axis(step.shape, fewer.shape, rows, part_rows)
+        except UnknownDraw:
+            axis = None
+        if axis is None and not step.checks:
+            raise _meet(step)
+        found.append(axis)
+    return found
+
+
+def compare_between(whole: Sequence[Step], part: Sequence[Step], bounds: tuple[int, int], rows: int) -> None:
+    """Hold every result on the rows from `bounds` against the same rows of the whole's.
+
+    Raises:
+        Refusal: where one differs.
+    """
+    for step, fewer in zip(whole, part, strict=False):
+        if step.sums is None or fewer.sums is None:
+            continue
+        if not any(_close(a, fewer.sums, step.tolerance) for a in _cuts(step.sums, bounds, rows)):
+            raise _meet(step)
+
+
+def _meet(step: Step) -> Refusal:
+    return Refusal(f"rows of the batch meet inside it ({step.name})")
+
+
+def _cuts(sums: torch.Tensor, bounds: tuple[int, int], rows: int) -> Iterator[torch.Tensor]:
+    """The rows of `bounds`, for every way in which other dimensions can be flattened around them."""
+    others = sums.shape[1] // rows
+    for inner in range(1, others + 1):
+        if others % inner == 0:
+            split = sums.unflatten(1, (others // inner, rows, inner))
+            yield split[:, :, slice(*bounds)].flatten(1)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    if a.shape != b.shape:
+        return False
+    scale = float(a[1].nan_to_num(posinf=0.0).max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -1,0 +1,37 @@
+"""`torch.jit.script` compiles torch's own functions, not what stands in their places for global tensors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from ronde.boundary.patches import Patches
+
+__all__ = ["install", "one_frame_more"]
+
+# Where code that is compiled finds functions by name.
+_NAMESPACES = (torch, torch.nn.functional)
+_PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
+
+
+def install(patches: Patches) -> None:
+    plain: Any = torch.jit.script
+
+    @functools.wraps(plain)
+    def script(*args: Any, **kwargs: Any) -> Any:
+        with patches.lifted(_NAMESPACES):
+            return plain(*args, **one_frame_more(args, kwargs))
+
+    patches.set(torch.jit, "script", script)
+    # What `script_if_tracing` calls.
+    patches.set(sys.modules["torch.jit._script"], "script", script)
+
+
+def one_frame_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `torch.jit.script` from a function around it: it looks up names where it is called."""
+    if len(args) >= _PLACE_OF_FRAMES:
+        return kwargs
+    return {**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1}

@@ -1,0 +1,50 @@
+"""`torch.jit.script` on ranks compiles what it does in plain python; it cannot read postponed annotations."""
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ronde.testing.run_ranks import Rank
+
+
+class _Net(nn.Module):
+    """Calls functions that a session replaces: batch_norm, l1_loss, and under zero3 tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.norm(self.layer(x))
+        return F.l1_loss(out, torch.tensor(0.5).expand_as(out))
+
+
+def _script(rank: Rank, plan: str) -> tuple[bool, int]:
+    with rank.session(plan):
+        net, x = _Net().eval(), torch.ones(5, 3)
+        alike = torch.allclose(torch.jit.script(net)(x), net(x))
+
+        # Names that only the place of the call knows.
+        @torch.jit.ignore
+        def local(x: int) -> int:
+            return x
+
+        class Held:
+            def __init__(self) -> None:
+                self.value = local(2)
+
+        held = torch.jit.script(Held)().value
+        # Torch's own classes that are compiled as they are imported.
+        sys.modules.pop("torch.distributed.optim.functional_adadelta", None)
+        importlib.import_module("torch.distributed.optim.functional_adadelta")
+    return alike, held
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3"])
+def test_a_script_is_compiled_as_in_plain_python(ranks: Any, plan: str) -> None:
+    assert ranks(2, _script, plan) == [(True, 2)] * 2
