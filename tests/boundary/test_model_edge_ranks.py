@@ -456,6 +456,28 @@ def test_a_whole_batch_is_cut_too(ranks: Any, name: str) -> None:
     assert ranks(2, _model, "row by row", name, False) == [[]] * 2
 
 
+def _squeezed(rank: Rank, plan: str) -> list[Any]:
+    """Batches of which some rank, or some piece, has one row; then one of which none has."""
+    model = Lambda(lambda m, x: m.b(m.a(x).relu()).squeeze(), a=nn.Linear(4, 5), b=nn.Linear(5, 1)).double()
+    batches = [torch.randn(rows, 4, dtype=_D) for rows in (4, 5, 12)]
+    expected = [model(batch).detach() for batch in batches]
+    found: list[Any] = []
+    with rank.session(plan) as session:
+        for batch, plain in zip(batches, expected, strict=True):
+            cut = session.tally.sharded.get("Lambda", 0)
+            result = materialize(model(batch)).detach()
+            cut = session.tally.sharded.get("Lambda", 0) - cut
+            found.append((result.shape, torch.allclose(result, plain), cut))
+        return [*found, list(session.context.notes)]
+
+
+@pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
+def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
+    right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
+    said = "Lambda runs in parts, not as one piece: an output's shapes [3] and []"
+    assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
+
+
 def _exchanges(rank: Rank) -> list[list[str]]:
     """What a rank exchanges in the third step of a classifier: in forward and loss, and in backward."""
     rows = torch.arange(48.0).view(12, 4) / 7

@@ -50,6 +50,7 @@ class Context:
         gradients_watched: the script may look at gradients in the midst of a backward.
         uncut: it has been said why modules were not cut.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
+        pieces: into how many of them each rank's rows are cut, at most.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Context:
         batch_dim: int | None,
         adopt: Callable[[torch.Tensor], None],
         tally: Tally | None = None,
+        pieces: int = 1,
     ) -> None:
         self.comm = comm
         self.rank = comm.rank
@@ -74,6 +76,7 @@ class Context:
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.in_pieces = False
+        self.pieces = pieces
         self.uncut = False
         self._thread = threading.get_ident()
         _contexts.add(self)
@@ -93,6 +96,10 @@ class Context:
 
     def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
         return Layout(dim, rows, self.world_size, outer, inner)
+
+    def fewest(self, rows: int) -> int:
+        """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""
+        return max(rows // self.world_size // self.pieces, 1)
 
     @contextmanager
     def enter(self, region: Region, rows: int | None) -> Iterator[None]:
