@@ -98,8 +98,16 @@ _x: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 4, dtype=_D),)  # no
 _images: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 2, 6, 6, dtype=_D),)  # noqa: E731
 _text: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 8, dtype=_D),)  # noqa: E731
 _sequence: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 4, dtype=_D),)  # noqa: E731
+_words: Callable[[], tuple[Any, ...]] = lambda: (torch.randint(0, 4, (7, 5)),)  # noqa: E731
 
 ROWWISE: dict[str, Model] = {
+    "frozen gradients by frequency": (
+        lambda: nn.Sequential(
+            nn.Embedding(4, 4, scale_grad_by_freq=True).requires_grad_(False), nn.Linear(4, 3)
+        ),
+        _words,
+        True,
+    ),
     "mlp": (_mlp, _x, True),
     "conv": (_conv, _images, True),
     "lstm": (Recurrent, _sequence, True),
@@ -210,6 +218,16 @@ ROWWISE["gradient inside"] = (lambda: Lambda(_slope, a=_linear()), _x, True)
 
 
 IN_PARTS: dict[str, Model] = {
+    "gradients by frequency": (
+        lambda: nn.Sequential(nn.Embedding(4, 4, scale_grad_by_freq=True), nn.Linear(4, 3)),
+        _words,
+        False,
+    ),
+    "gradients of bags by frequency": (
+        lambda: nn.Sequential(nn.EmbeddingBag(4, 4, scale_grad_by_freq=True), nn.Linear(4, 3)),
+        _words,
+        False,
+    ),
     "read as a list": (
         lambda: Lambda(lambda m, x: m.a(x) * (2.0 if sum(x.sum(1).tolist()) > 0 else 1.0), a=_linear()),
         _x,

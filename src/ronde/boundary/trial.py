@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
@@ -137,6 +138,7 @@ class Trial:
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
+        counts = BackwardCounts()
         host = random.getstate(), numpy.random.get_state(legacy=False)
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [picture(value) if _is_object(value) else None for value in values]
@@ -144,11 +146,11 @@ class Trial:
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
         with self._surroundings.restored(), preserved_random_state(), apart(told):
             try:
-                with draws or nullcontext(), recorder, writes, conversions, marks, joints:
+                with draws or nullcontext(), recorder, writes, conversions, marks, joints, counts:
                     output, arguments = self._call(twin, values)
             finally:
                 torch.clear_autocast_cache()
-            refused = writes.refused or marks.refused
+            refused = writes.refused or marks.refused or counts.refused
             if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = {**module_state(twin), **self._surroundings.state()}
