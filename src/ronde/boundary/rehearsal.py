@@ -21,6 +21,7 @@ from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import custom_backwards, leaves_behind
 from ronde.boundary.guards import Refusal, memory
+from ronde.boundary.joint import without_batch
 from ronde.boundary.layout import Layout
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, structure
@@ -64,6 +65,7 @@ class Verdict:
         raised: it could not be run on a part of the batch at all.
         keeps: something on itself or around it that each call changes, the same way for whatever rows.
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
+        batchless: it normalizes, but nothing with rows of the batch (its weights, say).
     """
 
     sharded: bool
@@ -77,6 +79,7 @@ class Verdict:
     raised: bool = False
     keeps: str = ""
     joint: bool = False
+    batchless: bool = False
 
 
 def rehearse(
@@ -176,9 +179,13 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             _compare_gradients(module, whole, parts, candidate, rows)
-            keeps, joint = trial.keeps_changing(rows), any(run.joint for run in (whole, first, *parts))
+            keeps, apart = trial.keeps_changing(rows), without_batch(whole.joints, first.joints)
+            if any(each.keeps for each in apart):
+                raise Refusal("its batch norm keeps statistics of something that has no batch axis")
+            joint = any(len(run.joints) > len(apart) for run in (whole, first, *parts))
             verdict = _verdict(module, whole, candidate, recorded)
-            return dataclasses.replace(verdict, keeps=keeps, joint=joint)
+            batchless = bool(apart) and not joint
+            return dataclasses.replace(verdict, keeps=keeps, joint=joint, batchless=batchless)
     assert problem is not None
     raise Refusal(problem)
 

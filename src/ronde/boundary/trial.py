@@ -18,7 +18,7 @@ from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
 from ronde.boundary.host_reads import Conversions, HostReads
-from ronde.boundary.joint import Joints
+from ronde.boundary.joint import Joint, Joints
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.tree import leaves, structure
@@ -45,7 +45,7 @@ class Run:
         draws: random operations and the shapes drawn, in order.
         left_behind: what has changed on the module and around it, with pictures of what it is now.
         shapes: stands for the operations carried out and the shapes of their results.
-        joint: it came by a batch norm in training, which joins the rows of a batch on purpose.
+        joints: batch norms in training that it came by, which join the rows of a batch on purpose.
     """
 
     output: Any
@@ -53,7 +53,7 @@ class Run:
     draws: list[tuple[str, list[int]]]
     left_behind: dict[str, Any]
     shapes: int
-    joint: bool
+    joints: list[Joint]
 
 
 class Trial:
@@ -168,7 +168,7 @@ class Trial:
             raise Refusal("it draws random numbers by other means than torch's own generator")
         if used is None:
             self._untouched = None if left else twin
-        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes, joints.met)
+        return Run(output, values, recorder.draws, {**left, **told}, writes.shapes, joints.seen)
 
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
         """Containers and objects among the arguments must be as they were given."""
