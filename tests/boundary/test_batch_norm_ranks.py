@@ -34,6 +34,18 @@ class Functional(nn.Module):
         return F.batch_norm(x, self.mean, self.variance, self.weight, training=self.training, momentum=0.2)
 
 
+class OfAParameter(nn.Module):
+    """Normalizes something that has no batch axis, and its rows if it is to."""
+
+    def __init__(self, norm: Callable[[], nn.Module], rows: bool) -> None:
+        super().__init__()
+        self.prototypes, self.norm = nn.Parameter(torch.rand(3, 3)), norm()
+        self.other = nn.BatchNorm1d(3) if rows else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(x @ self.norm(self.prototypes).t())
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "rows": (lambda: nn.BatchNorm1d(3), (ROWS, 3)),
     "sequence": (lambda: nn.BatchNorm1d(3), (ROWS, 3, 5)),
@@ -45,6 +57,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "without running statistics": (lambda: nn.BatchNorm1d(3, track_running_stats=False), (ROWS, 3)),
     "functional": (lambda: Functional(False), (ROWS, 3)),
     "native": (lambda: Functional(True), (ROWS, 3, 2)),
+    "of a parameter": (lambda: OfAParameter(lambda: nn.BatchNorm1d(3), False), (ROWS, 3)),
+    "of a parameter and of rows": (lambda: OfAParameter(lambda: nn.BatchNorm1d(3), True), (ROWS, 3)),
+    "of a parameter, keeping nothing": (
+        lambda: OfAParameter(lambda: nn.BatchNorm1d(3, track_running_stats=False), True),
+        (ROWS, 3),
+    ),
     "in a network": (
         lambda: nn.Sequential(
             nn.Linear(3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3), nn.BatchNorm1d(3)

@@ -98,8 +98,16 @@ _x: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 4, dtype=_D),)  # no
 _images: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 2, 6, 6, dtype=_D),)  # noqa: E731
 _text: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 8, dtype=_D),)  # noqa: E731
 _sequence: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 4, dtype=_D),)  # noqa: E731
+_words: Callable[[], tuple[Any, ...]] = lambda: (torch.randint(0, 4, (7, 5)),)  # noqa: E731
 
 ROWWISE: dict[str, Model] = {
+    "frozen gradients by frequency": (
+        lambda: nn.Sequential(
+            nn.Embedding(4, 4, scale_grad_by_freq=True).requires_grad_(False), nn.Linear(4, 3)
+        ),
+        _words,
+        True,
+    ),
     "mlp": (_mlp, _x, True),
     "conv": (_conv, _images, True),
     "lstm": (Recurrent, _sequence, True),
@@ -210,6 +218,16 @@ ROWWISE["gradient inside"] = (lambda: Lambda(_slope, a=_linear()), _x, True)
 
 
 IN_PARTS: dict[str, Model] = {
+    "gradients by frequency": (
+        lambda: nn.Sequential(nn.Embedding(4, 4, scale_grad_by_freq=True), nn.Linear(4, 3)),
+        _words,
+        False,
+    ),
+    "gradients of bags by frequency": (
+        lambda: nn.Sequential(nn.EmbeddingBag(4, 4, scale_grad_by_freq=True), nn.Linear(4, 3)),
+        _words,
+        False,
+    ),
     "read as a list": (
         lambda: Lambda(lambda m, x: m.a(x) * (2.0 if sum(x.sum(1).tolist()) > 0 else 1.0), a=_linear()),
         _x,
@@ -454,6 +472,28 @@ def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, wor
 @pytest.mark.parametrize("name", ["mlp", "lstm", "flattened output"])
 def test_a_whole_batch_is_cut_too(ranks: Any, name: str) -> None:
     assert ranks(2, _model, "row by row", name, False) == [[]] * 2
+
+
+def _squeezed(rank: Rank, plan: str) -> list[Any]:
+    """Batches of which some rank, or some piece, has one row; then one of which none has."""
+    model = Lambda(lambda m, x: m.b(m.a(x).relu()).squeeze(), a=nn.Linear(4, 5), b=nn.Linear(5, 1)).double()
+    batches = [torch.randn(rows, 4, dtype=_D) for rows in (4, 5, 12)]
+    expected = [model(batch).detach() for batch in batches]
+    found: list[Any] = []
+    with rank.session(plan) as session:
+        for batch, plain in zip(batches, expected, strict=True):
+            cut = session.tally.sharded.get("Lambda", 0)
+            result = materialize(model(batch)).detach()
+            cut = session.tally.sharded.get("Lambda", 0) - cut
+            found.append((result.shape, torch.allclose(result, plain), cut))
+        return [*found, list(session.context.notes)]
+
+
+@pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
+def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
+    right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
+    said = "Lambda runs in parts, not as one piece: an output's shapes [3] and []"
+    assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 
 
 def _exchanges(rank: Rank) -> list[list[str]]:

@@ -151,6 +151,12 @@ class _GhostBatchNorm(nn.Module):
         return torch.cat([self.norm(part) for part in self.a(x).chunk(-(-x.shape[0] // 8))])
 
 
+def _each_by_itself(m: Any, x: T) -> T:
+    """Samples as channels of one batch norm, as AdaIN has it."""
+    h = m.a(x)
+    return h + F.batch_norm(h.view(1, len(h), 3), None, None, training=True).view(len(h), 3)
+
+
 def _checked(m: Any, x: T) -> T:
     """Distributions look at all of their arguments, only to check them."""
     h = torch.distributions.Normal(m.a(x), m.a(x).exp()).mean
@@ -169,6 +175,7 @@ HAZARDS = {
     "ghost batch norm": Hazard(
         modelled(_GhostBatchNorm, batches=loader(16)), "parts", "how many rows there are"
     ),
+    "samples as channels": Hazard(_model(_each_by_itself), "parts", "as channels"),
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),

@@ -48,6 +48,18 @@ class Attending(nn.Module):
         return self.head(self.encoder(x).mean(1))
 
 
+class Standardized(nn.Module):
+    """Normalizes its weight by a batch norm, which sees nothing of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = F.batch_norm(self.second.weight[None], None, None, training=True)[0]
+        return F.linear(self.first(x).tanh(), weight)
+
+
 def _model(kind: Callable[[], nn.Module] = Net) -> nn.Module:
     torch.manual_seed(0)
     return kind().double()
@@ -121,6 +133,12 @@ def modes_that_change_before_backward() -> list[Any]:
     return [loss.item(), after.sum().item(), *_gradients(model)]
 
 
+def standardized_weights() -> list[Any]:
+    model = _model(Standardized)
+    model(torch.randn(_ROWS, 4, dtype=_D)).exp().mean().backward()
+    return _gradients(model)
+
+
 def two_batches_one_backward() -> list[Any]:
     model = _model()
     first, second = (model(torch.randn(rows, 4, dtype=_D))["out"] for rows in (_ROWS, 5))
@@ -135,6 +153,7 @@ SCRIPTS = (
     gradient_of_a_gradient,
     parameters_for_one_call,
     modes_that_change_before_backward,
+    standardized_weights,
     two_batches_one_backward,
 )
 

@@ -266,6 +266,51 @@ def held_by_the_script(rank: Rank) -> list[str]:
     return _both(rank, body)
 
 
+def held_and_loaded(rank: Rank) -> list[str]:
+    """What a script loads is what the optimizer goes on in, so that to load it again is no way back."""
+
+    def body(cut: bool) -> Any:
+        seen: list[Any] = []
+        parameters = _small()
+        optimizer = _adam(parameters)
+        saved = _values(optimizer.state_dict())[0]
+        _gradients(parameters, 3)
+        optimizer.step()
+        assert _is_cut(optimizer) == cut
+        for step in (4, 5, 6):
+            optimizer.load_state_dict(saved)
+            _gradients(parameters, step)
+            optimizer.step()
+            assert not _is_cut(optimizer)
+            seen += _values(saved)
+        del saved
+        _gradients(parameters, 7)
+        optimizer.step()
+        assert _is_cut(optimizer) == cut
+        return seen + _values(parameters, optimizer.state_dict())
+
+    return _both(rank, body)
+
+
+def held_from_the_beginning(rank: Rank) -> list[str]:
+    """State that is read before the first step is empty, and fills."""
+
+    def body(cut: bool) -> Any:
+        parameters = _small()
+        optimizer = _adam(parameters, 0)
+        state = optimizer.state
+        _gradients(parameters, 1)
+        optimizer.step()
+        seen = _values(list(state.values()))
+        del state
+        _gradients(parameters, 2)
+        optimizer.step()
+        assert _is_cut(optimizer) == cut
+        return seen + _values(parameters, optimizer.state_dict())
+
+    return _both(rank, body)
+
+
 def with_a_closure_and_hooks(rank: Rank) -> list[str]:
     def body(cut: bool) -> Any:
         parameters = _small(2)
@@ -441,6 +486,8 @@ def released(rank: Rank) -> list[str]:
         saved_and_loaded,
         read_and_written,
         held_by_the_script,
+        held_and_loaded,
+        held_from_the_beginning,
         with_a_closure_and_hooks,
         parameters_come_and_change,
         two_parameters_in_one_memory,

@@ -40,10 +40,10 @@ def install(patches: Patches, context: Context) -> None:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        if not training or context.region not in (Region.SHARDED, Region.REHEARSAL):
+        if not training or not _is_watched(context):
             return plain_functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
         if context.region is Region.REHEARSAL:
-            return _affine(row_by_row(input), weight, bias)
+            return _affine(row_by_row(input, running_mean is not None), weight, bias)
         if context.in_pieces:
             raise UsageError(
                 "micro-batches cannot give the single-device answer for a model with batch norm: the "
@@ -57,7 +57,7 @@ def install(patches: Patches, context: Context) -> None:
         input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
         momentum: float, eps: float, cudnn_enabled: bool,
     ) -> torch.Tensor:  # fmt: skip
-        if training and context.region in (Region.SHARDED, Region.REHEARSAL):
+        if training and _is_watched(context):
             return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return plain_native(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
@@ -65,6 +65,11 @@ def install(patches: Patches, context: Context) -> None:
 
     patches.set(torch.nn.functional, "batch_norm", batch_norm)
     patches.set(torch, "batch_norm", native)
+
+
+def _is_watched(context: Context) -> bool:
+    """Whether a batch norm called here may be given rows of which other ranks have more."""
+    return context.region is Region.REHEARSAL or (context.region is Region.SHARDED and not context.batchless)
 
 
 def _channels(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

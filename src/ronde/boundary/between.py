@@ -32,6 +32,7 @@ class Step:
     Attributes:
         name: the operation.
         shape: that of its result.
+        uses: places of the operations whose results it works on.
         checks: it serves a check of arguments only, which may be of all rows at once.
         tolerance: for rounding, of what was computed up to here.
         sums: of the values and of their sizes at each place of an axis, where they were asked for.
@@ -39,6 +40,7 @@ class Step:
 
     name: str
     shape: torch.Size
+    uses: frozenset[int]
     checks: bool
     tolerance: float
     sums: torch.Tensor | None
@@ -64,41 +66,49 @@ class Between(TorchDispatchMode):
         self._checks = checks
         self._axes = axes
         self._tolerance = 1e-9
-        # By what memory depends on the batch; a weak reference keeps its place from being used again.
-        self._held: dict[int, StorageWeakRef] = {}
+        # What memory depends on the batch, and which operation wrote it last, if one did. A weak reference
+        # keeps its place from being used again.
+        self._held: dict[int, tuple[StorageWeakRef, int | None]] = {}
         for tensor in batch:
-            self._hold(tensor)
+            self._hold(tensor, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
-        if name.startswith(_NEW) or not any(map(self._is_held, tensors((args, tuple(kwargs.values()))))):
+        used = [
+            self._held[place]
+            for place in map(_place, tensors((args, (*kwargs.values(),))))
+            if place in self._held
+        ]
+        if not used or name.startswith(_NEW):
             return result
         made = list(tensors(result))
+        if func.is_view:
+            return result
+        # What lies behind the first of several results may be without meaning, as a kernel's workspace.
+        for tensor in made if isinstance(result, list) else made[:1]:
+            self._note(name, tensor, frozenset(step for _, step in used if step is not None))
         for tensor in made:
-            self._hold(tensor)
-        if not func.is_view:
-            # What lies behind the first of several results may be without meaning, as a kernel's workspace.
-            for tensor in made if isinstance(result, list) else made[:1]:
-                self._note(name, tensor)
+            self._hold(tensor, len(self.steps) - 1)
         return result
 
-    def _note(self, name: str, tensor: torch.Tensor) -> None:
+    def _note(self, name: str, tensor: torch.Tensor, uses: frozenset[int]) -> None:
         place, sums = len(self.steps), None
         self._tolerance = max(self._tolerance, TOLERANCE.get(tensor.dtype, 0.0))
         if self._axes is not None and place < len(self._axes):
             sums = _sums(tensor, self._axes[place])
-        self.steps.append(Step(name, tensor.shape, self._checks(), self._tolerance, sums))
+        self.steps.append(Step(name, tensor.shape, uses, self._checks(), self._tolerance, sums))
 
-    def _hold(self, tensor: torch.Tensor) -> None:
+    def _hold(self, tensor: torch.Tensor, step: int | None) -> None:
         reference = _storage(tensor)
         if reference is not None:
-            self._held[reference.cdata] = reference
+            self._held[reference.cdata] = reference, step
 
-    def _is_held(self, tensor: torch.Tensor) -> bool:
-        reference = _storage(tensor)
-        return reference is not None and reference.cdata in self._held
+
+def _place(tensor: torch.Tensor) -> int:
+    reference = _storage(tensor)
+    return 0 if reference is None else reference.cdata
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef | None:
@@ -126,20 +136,23 @@ def _sums(tensor: torch.Tensor, axis: int | None) -> torch.Tensor | None:
 def axes_between(whole: Sequence[Step], part: Sequence[Step], rows: int, part_rows: int) -> list[int | None]:
     """The batch's axis in the result of every operation; none for any where one row is computed otherwise.
 
+    What nothing is made of may be without: a sum of which only the gradient is asked (of energies, say).
+
     Raises:
-        Refusal: where one has none, or other operations are carried out for fewer rows.
+        Refusal: where another one has none, or other operations are carried out for fewer rows.
     """
     if [step.name for step in whole] != [step.name for step in part]:
         if part_rows == 1:  # torch passes over copies where a dimension is 1
             return []
         raise Refusal("what it does depends on how many rows there are")
+    used = frozenset[int]().union(*(step.uses for step in whole if not step.checks))
     found: list[int | None] = []
-    for step, fewer in zip(whole, part, strict=True):
+    for place, (step, fewer) in enumerate(zip(whole, part, strict=True)):
         try:
             axis = find_axis(step.shape, fewer.shape, rows, part_rows)
         except UnknownDraw:
             axis = None
-        if axis is None and not step.checks:
+        if axis is None and place in used and not step.checks:
             raise _meet(step)
         found.append(axis)
     return found

@@ -49,7 +49,9 @@ class Context:
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
         uncut: it has been said why modules were not cut.
+        batchless: what the sharded call under way normalizes has no rows of the batch.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
+        pieces: into how many of them each rank's rows are cut, at most.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Context:
         batch_dim: int | None,
         adopt: Callable[[torch.Tensor], None],
         tally: Tally | None = None,
+        pieces: int = 1,
     ) -> None:
         self.comm = comm
         self.rank = comm.rank
@@ -73,7 +76,9 @@ class Context:
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.loss_is_scaled = False
         self.gradients_watched = False
+        self.batchless = False
         self.in_pieces = False
+        self.pieces = pieces
         self.uncut = False
         self._thread = threading.get_ident()
         _contexts.add(self)
@@ -94,15 +99,19 @@ class Context:
     def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
         return Layout(dim, rows, self.world_size, outer, inner)
 
+    def fewest(self, rows: int) -> int:
+        """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""
+        return max(rows // self.world_size // self.pieces, 1)
+
     @contextmanager
-    def enter(self, region: Region, rows: int | None) -> Iterator[None]:
+    def enter(self, region: Region, rows: int | None, *, batchless: bool = False) -> Iterator[None]:
         """Execute in another region."""
-        before = self.region, self.rows
-        self.region, self.rows = region, rows
+        before = self.region, self.rows, self.batchless
+        self.region, self.rows, self.batchless = region, rows, batchless
         try:
             yield
         finally:
-            self.region, self.rows = before
+            self.region, self.rows, self.batchless = before
 
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""

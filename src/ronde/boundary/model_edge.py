@@ -183,7 +183,7 @@ class ModelEdge:
         start = now()
         made = ShardedCall(context, plain, module, (args, kwargs), verdict, batch, self._stream)
         with (
-            context.enter(Region.SHARDED, batch.rows),
+            context.enter(Region.SHARDED, batch.rows, batchless=verdict.batchless),
             self._entered(module),
             self._calling(module),
             aside(module) if verdict.joint or self._watches_draws(verdict) else nullcontext(),

@@ -29,7 +29,7 @@ def install(patches: Patches, context: Context) -> None:
 
 def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which from its second call on runs where execution stands now."""
-    region, rows = context.region, context.rows
+    region, rows, batchless = context.region, context.rows, context.batchless
     active = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
     again = active[-1].resuming() if active else nullcontext
     first = True
@@ -39,7 +39,7 @@ def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., A
         if first:
             first = False
             return function(*args, **kwargs)
-        with context.enter(region, rows), again():
+        with context.enter(region, rows, batchless=batchless), again():
             return function(*args, **kwargs)
 
     return resumed

@@ -22,6 +22,7 @@ from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import custom_backwards, leaves_behind
 from ronde.boundary.guards import Refusal, memory
+from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.layout import Layout
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tree import Opaque, leaves, structure
@@ -65,6 +66,7 @@ class Verdict:
         raised: it could not be run on a part of the batch at all.
         keeps: something on itself or around it that each call changes, the same way for whatever rows.
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
+        batchless: it normalizes, but nothing with rows of the batch (its weights, say).
     """
 
     sharded: bool
@@ -78,6 +80,7 @@ class Verdict:
     raised: bool = False
     keeps: str = ""
     joint: bool = False
+    batchless: bool = False
 
 
 def rehearse(
@@ -182,9 +185,15 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
                 raise meeting
             _compare_between(trial, parts, between, cut)
             _try_odd_rows(trial, whole, recorded, candidate, rows)
-            keeps, joint = trial.keeps_changing(rows), any(run.joint for run in (whole, first, *parts))
+            keeps, apart = trial.keeps_changing(rows), without_batch(whole.joints, first.joints)
+            if any(each.keeps for each in apart):
+                raise Refusal("its batch norm keeps statistics of something that has no batch axis")
+            if not across_rows(whole.joints, first.joints, rows, part_rows):
+                raise Refusal("its batch norm is given rows of the batch as channels, or some of them")
+            joint = any(len(run.joints) > len(apart) for run in (whole, first, *parts))
             verdict = _verdict(module, whole, candidate, recorded)
-            return dataclasses.replace(verdict, keeps=keeps, joint=joint)
+            batchless = bool(apart) and not joint
+            return dataclasses.replace(verdict, keeps=keeps, joint=joint, batchless=batchless)
     assert problem is not None
     raise Refusal(problem)
 
@@ -209,9 +218,9 @@ def _try_odd_rows(
     trial: Trial, whole: Run, draws: tuple[Draw, ...], outputs: Sequence[OutputAxis], rows: int
 ) -> None:
     """The parts begin at even rows: one that begins at the second shows whether a row's number matters."""
-    cut = Layout(0, rows, 3)
-    if cut.bounds(1)[0] % 2 == 0:
+    if rows < ROWS:  # that would be a part of one row
         return
+    cut = Layout(0, rows, 3)
     part = trial.run(*cut.bounds(1), SlicedDraws(draws, cut, 1) if draws else None)
     problem = _compare_parts(whole, [part], outputs, cut, first=1)
     if problem is not None:

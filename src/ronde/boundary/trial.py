@@ -12,13 +12,14 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
 from ronde.boundary.host_reads import Conversions, HostReads
-from ronde.boundary.joint import Joints
+from ronde.boundary.joint import Joint, Joints
 from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.rounding import TOLERANCE
@@ -38,7 +39,7 @@ class Run:
         draws: random operations and the shapes drawn, in order.
         left_behind: what has changed on the module and around it, with pictures of what it is now.
         shapes: stands for the operations carried out and the shapes of their results.
-        joint: it came by a batch norm in training, which joins the rows of a batch on purpose.
+        joints: batch norms in training that it came by, which join the rows of a batch on purpose.
         steps: what it computed from the batch, in order, where that was watched.
     """
 
@@ -47,7 +48,7 @@ class Run:
     draws: list[tuple[str, list[int]]]
     left_behind: dict[str, Any]
     shapes: int
-    joint: bool
+    joints: list[Joint]
     steps: Sequence[Step] = ()
 
 
@@ -156,6 +157,7 @@ class Trial:
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
         batch = [value for value, axis in zip(values, self._axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
+        counts = BackwardCounts()
         host = random.getstate(), numpy.random.get_state(legacy=False)
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [picture(value) if _is_object(value) else None for value in values]
@@ -171,11 +173,12 @@ class Trial:
                     conversions,
                     marks,
                     joints,
+                    counts,
                 ):
                     output, arguments = self._call(twin, values)
             finally:
                 torch.clear_autocast_cache()
-            refused = writes.refused or marks.refused
+            refused = writes.refused or marks.refused or counts.refused
             if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = {**module_state(twin), **self._surroundings.state()}
@@ -199,7 +202,7 @@ class Trial:
             recorder.draws,
             {**left, **told},
             writes.shapes,
-            joints.met,
+            joints.seen,
             between.steps if between else (),
         )
 

@@ -27,6 +27,8 @@ __all__ = ["Verdicts"]
 
 # So many values of its numbers are rehearsed; then they must prove that they decide nothing.
 _MANY = 16
+# Of so few rows a rehearsal tries the first by itself, of more it does not.
+_ONE_APART = 3
 _DIGITS = re.compile(r"\b\d+\b")
 
 
@@ -132,7 +134,7 @@ class Verdicts:
         elif known.behaviour.outdated():
             known.renew(module)
         made = _Call(module, call, values, batches, optional, listed)
-        form = _form(known.behaviour, made)
+        form = _form(self._context, known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
         if held is None:
@@ -241,6 +243,8 @@ class Verdicts:
                 value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None
             )
             verdict = rehearse(self._context, made.module, run, few, batch.axes, rows)
+            if verdict.sharded and rows > _ONE_APART and _has_single_rows(self._context, batch):
+                verdict = rehearse(self._context, made.module, run, few, batch.axes, _ONE_APART)
             verdict = dataclasses.replace(verdict, candidate=place)
             if verdict.sharded:
                 verdict = self._proven(verdict, made, run)
@@ -335,13 +339,23 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
-def _form(behaviour: Behaviour, made: _Call) -> Any:
+def _has_single_rows(context: Context, batch: Batch) -> bool:
+    """Whether some rank, or some piece of its rows, has but one, and many a model has a way with that.
+
+    A `squeeze()` is no reason to leave a batch of many rows whole, so this is asked for each size.
+    """
+    return context.fewest(batch.rows) * batch.inner == 1
+
+
+def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     described = tuple(
         (value.dtype, value.dim(), value.requires_grad) if isinstance(value, torch.Tensor) else type(value)
         for value in made.values
     )
     grad = torch.is_grad_enabled()
-    candidates = tuple((batch.axes, min(batch.rows, ROWS)) for batch in made.batches)
+    candidates = tuple(
+        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch)) for batch in made.batches
+    )
     return structure(made.call), described, candidates, behaviour.modes(), grad
 
 

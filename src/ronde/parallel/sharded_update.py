@@ -48,8 +48,6 @@ class ShardedUpdate:
         # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
-        # Those whose state was read and has not been cut since.
-        self._read_out: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         patches.add(Optimizer, "state", property(self._read, _write))
@@ -77,9 +75,8 @@ class ShardedUpdate:
                 f"the state of {type(optimizer).__name__} is cut over the ranks, and was read in another "
                 f"thread than the script's main one, where ranks are not in step; read it in the main thread"
             )
-        whole = vars(optimizer)["state"] = as_on_device(optimizer, held.whole())
-        self._read_out.add(optimizer)
-        return whole
+        vars(optimizer)["state"] = as_on_device(optimizer, held.whole())
+        return vars(optimizer)["state"]
 
     def _around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -107,18 +104,21 @@ class ShardedUpdate:
         return isinstance(vars(optimizer)["state"], CutState) or self._takes(optimizer)
 
     def _held_somewhere(self, optimizer: Any) -> bool:
-        """Whether the script may look again at state that it read, and expects to see it change."""
-        if optimizer not in self._read_out:
+        """Whether the script may look again at state that it read or loaded, and expects to see it change.
+
+        `load_state_dict` takes the tensors that it is given: the optimizer goes on in them, and a script that
+        loads them once more finds what became of them.
+        """
+        if isinstance(vars(optimizer)["state"], CutState):
             return False
-        if self._context.comm.votes([state_is_held(optimizer)]) != [0]:
-            self._context.note(
-                f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
-                f"the script held what it had read of it; del it, or keep a copy.deepcopy of it, to have it "
-                f"cut again"
-            )
-            return True
-        self._read_out.discard(optimizer)
-        return False
+        if self._context.comm.votes([state_is_held(optimizer)]) == [0]:
+            return False
+        self._context.note(
+            f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
+            f"the script held what it had read of it or loaded into it; del it, or keep or load a "
+            f"copy.deepcopy of it, to have it cut again"
+        )
+        return True
 
     def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
         self._held.begin_update()
@@ -146,7 +146,6 @@ class ShardedUpdate:
             if state.stands and state.admit(new):
                 return state
             state = self._read(optimizer)
-            self._read_out.discard(optimizer)
         if optimizer not in self._numbers:
             self._count += 1
             self._numbers[optimizer] = self._count

@@ -107,6 +107,7 @@ class Session:
             batch_dim=plan.data.batch_dim,
             adopt=self.reducer.adopt,
             tally=self.tally,
+            pieces=plan.compute.micro_batches,
         )
         self._sharding.bind(self.context)
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
