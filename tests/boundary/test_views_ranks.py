@@ -163,6 +163,17 @@ def _through_a_base_that_is_gone(m: Inputs) -> Any:
     return [a * 1, a.sum(), b * 1]
 
 
+def _siblings_whose_base_is_gone(m: Inputs) -> Any:
+    results = []
+    for make in (_output, _without_gradient):
+        x = make(m)
+        views = [x[:, :4], x[:, 2:], x.detach(), x.t().reshape(-1)]
+        del x
+        views[1][2].zero_()
+        results += [value * 1 for value in views]
+    return results
+
+
 def _views_of_a_copy(m: Inputs) -> Any:
     x = m.batch(ROWS, 6, grad=False)
     for copied in (x.float(), x.t().contiguous(), x.t().reshape(-1)):
@@ -192,6 +203,7 @@ _FAMILIES: dict[str, Callable[[Inputs], Any]] = {
     "hooked": _hooked,
     "asked for": _asked,
     "through a base that is gone": _through_a_base_that_is_gone,
+    "siblings whose base is gone": _siblings_whose_base_is_gone,
     "views of a copy": lambda m: list(_views_of_a_copy(m)),
     "copy of what is changed later": _copy_of_what_is_changed_later,
     "used later with a gradient": _used_later_with_a_gradient,

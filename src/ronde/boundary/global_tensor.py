@@ -62,6 +62,8 @@ class GlobalTensor(torch.Tensor):
     _views: list[weakref.ref[GlobalTensor]]
     # The whole value of a view lies in that of what it is a view of; else it was gathered for itself.
     _joined: bool
+    # What this and another are views of; see `_keep`.
+    _kept: GlobalTensor | None
     # Gives the whole value, for which a gather was started when the tensor was made.
     _ahead: Callable[[], torch.Tensor] | None
 
@@ -302,8 +304,9 @@ def _changed(value: GlobalTensor) -> bool:
 
 def _notice(value: GlobalTensor) -> None:
     """If the tensor, or what it is a view of, was changed, its rows are not what it is any more."""
-    line = _line(value) if value._origins else (value,)
-    if any(member._rows is not None and _changed(member) for member in line):
+    if value._full is None and not value._origins:
+        return
+    if any(member._rows is not None and _changed(member) for member in _line(value)):
         _hold_whole(value)
 
 
@@ -400,9 +403,13 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     base = args[0]
     if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
         return result
-    if (result.dtype, result.device) != (base.dtype, base.device):
+    rows, base_rows = result._rows, base._rows
+    assert rows is not None
+    assert base_rows is not None
+    if rows.dtype != base_rows.dtype or rows.device != base_rows.device:
         return result  # surely a copy
-    others, named = map_leaves(_stand_in, (args[1:], kwargs))
+    others = [_stand_in(value) for value in args[1:]]
+    named = {name: _stand_in(value) for name, value in kwargs.items()}
     graph = torch.is_grad_enabled()
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
@@ -411,10 +418,29 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
 
     nearest = _Origin(weakref.ref(base), same_view, may_copy(func))
     result._origins = [nearest, *(_through(nearest, origin) for _, origin in _lineage(base))]
+    _keep(base, result)
     for ancestor, _ in _lineage(result):
         ancestor._views = [reference for reference in ancestor._views if reference() is not None]
         ancestor._views.append(weakref.ref(result))
     return result
+
+
+def _keep(base: GlobalTensor, view: GlobalTensor) -> None:
+    """One of two views keeps what both are views of: else, once the script drops it, a write into one of them
+    could not be brought to the other.
+
+    Only one that has its memory and its graph anyway does: no copy, and nothing detached.
+    """
+    others = [other for reference in base._views if (other := reference()) is not None]
+    sibling = next((other for other in others if next(_lineage(other))[0] is base), None)
+    if sibling is None or base._rows is None:
+        return
+    for keeper in (view, sibling):
+        _, origin = next(_lineage(keeper))
+        rows = keeper._rows
+        if rows is not None and not origin.may_copy and rows.requires_grad == base._rows.requires_grad:
+            keeper._kept = base
+            return
 
 
 def _stand_in(value: Any) -> Any:
@@ -490,6 +516,7 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
     shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
+    shell._kept = None
     return shell
 
 
