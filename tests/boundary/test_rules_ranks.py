@@ -76,7 +76,7 @@ _OWN: dict[str, list[Call]] = {
         lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2),
     ],
     "to": [lambda f, x, m, form: f(x, torch.float32), lambda f, x, m, form: f(x, "cpu", dtype=torch.float16)],
-    "__get__": [lambda f, x, m, form: f(x)],  # x.data
+    "__get__": [lambda f, x, m, form: f(x[:])],  # data; T and mT of a view
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
     "full_like": [lambda f, x, m, form: f(x, 3.0)],
     "empty_like": [lambda f, x, m, form: torch.zeros_like(f(x))],

@@ -8,8 +8,9 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,13 +27,23 @@ from ronde.boundary.spelling import spelled
 from ronde.boundary.tree import map_leaves
 from ronde.errors import RondeError
 
-__all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
+__all__ = ["GlobalTensor", "Rule", "gather_ahead", "is_view", "localize", "materialize", "settled", "wrap"]
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
 _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Origin:
+    """A tensor that another may be a view of, and how the other's whole value is made from its own."""
+
+    base: weakref.ref[GlobalTensor]
+    view: Callable[[torch.Tensor], torch.Tensor]
+    # It is a matter of strides whether that is a view or a copy.
+    may_copy: bool
 
 
 class GlobalTensor(torch.Tensor):
@@ -46,20 +57,20 @@ class GlobalTensor(torch.Tensor):
     # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
     _full_version: int
-    # The global tensor that this one may be a view of, and how to make the same view of its whole value.
-    _origin: tuple[weakref.ref[GlobalTensor], Callable[[torch.Tensor], torch.Tensor]] | None
+    # What this one may be a view of, the nearest first, and what may be views of it, the oldest first.
+    _origins: list[_Origin]
     _views: list[weakref.ref[GlobalTensor]]
+    # The whole value of a view lies in that of what it is a view of; else it was gathered for itself.
+    _joined: bool
+    # What this and another are views of; see `_keep`.
+    _kept: GlobalTensor | None
     # Gives the whole value, for which a gather was started when the tensor was made.
     _ahead: Callable[[], torch.Tensor] | None
 
     @property
     def _local(self) -> torch.Tensor | None:
         """This rank's rows, part of the graph; None once the whole value is what the tensor is."""
-        if self._rows is not None and self._full is not None and _version(self._full) != self._full_version:
-            # The script changed it, by a view of it or by a function that works in place.
-            if self._origin is None:
-                _hold_whole(self)
-            self._rows = None
+        _notice(self)
         return self._rows
 
     @classmethod
@@ -69,7 +80,7 @@ class GlobalTensor(torch.Tensor):
         if DeferredScalar in types:
             args, kwargs = settled((args, kwargs))
         kwargs = kwargs or {}
-        first = _first(args, kwargs)
+        first = next(_each((args, kwargs)))
         context = first._context
         if context.region is Region.REHEARSAL:
             raise Refusal("it uses a batch that is not among its arguments")
@@ -94,7 +105,14 @@ class GlobalTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*_map(_data, args), **_map(_data, kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*_map(_data, args), **_map(_data, kwargs))
+        lent = [value for value in _each((args, kwargs)) if _lies_in(result, value)]
+        if not lent or func._schema.is_mutable:
+            return result
+        for value in lent:
+            _lent(value)
+        return func(*_map(_data, args), **_map(_data, kwargs))
 
     # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,25 +180,15 @@ def settled(value: Any) -> Any:
     return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
 
 
-def _first(args: Any, kwargs: Any) -> GlobalTensor:
-    for value in (*args, *kwargs.values()):
-        found = _find(value)
-        if found is not None:
-            return found
-    raise TypeError("no global tensor among the arguments")
-
-
-def _find(value: Any) -> GlobalTensor | None:
+def _each(value: Any) -> Iterator[GlobalTensor]:
+    """The global tensors in an argument list."""
     if isinstance(value, GlobalTensor):
-        return value
-    if isinstance(value, (tuple, list)):
+        yield value
+    elif isinstance(value, (tuple, list)):
         for item in value:
-            found = _find(item)
-            if found is not None:
-                return found
-    if isinstance(value, dict):
-        return _find(list(value.values()))
-    return None
+            yield from _each(item)
+    elif isinstance(value, dict):
+        yield from _each(list(value.values()))
 
 
 def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
@@ -200,10 +208,10 @@ def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
 
 
 def _data(value: GlobalTensor) -> torch.Tensor:
-    if value._full is not None:
-        return value._full.detach()
-    assert value._local is not None
-    return gather_data(value._context, value._local, value._layout)
+    local = value._local
+    if local is not None and local.requires_grad and value._full is None:
+        return gather_data(value._context, local, value._layout)
+    return _whole(value).detach()
 
 
 def materialize(value: Any) -> Any:
@@ -212,23 +220,33 @@ def materialize(value: Any) -> Any:
         return resolve(value)
     if not isinstance(value, GlobalTensor):
         return value
+    _notice(value)
+    return _whole(value)
+
+
+def _whole(value: GlobalTensor) -> torch.Tensor:
     if value._full is None:
         # Inside torch.func's transforms too, this is a value from outside of them.
         with temporarily_clear_interpreter_stack():
-            value._full = _gathered(value)
-        value._full_version = _version(value._full)
+            _set_whole(value, _gathered(value))
+    assert value._full is not None
     return value._full
 
 
+def _set_whole(value: GlobalTensor, full: torch.Tensor) -> None:
+    value._full, value._full_version = full, _version(full)
+
+
 def _gathered(value: GlobalTensor) -> torch.Tensor:
-    local = value._local
+    local = value._rows
     assert local is not None
     if value._ahead is not None:
         return value._ahead()
-    if local.requires_grad:
+    with torch.inference_mode(local.is_inference() and torch.is_inference_mode_enabled()):
+        if not local.requires_grad:
+            return gather_data(value._context, local, value._layout)
         with torch.enable_grad():
             return Gather.apply(local, value._context, value._layout)
-    return gather_data(value._context, local, value._layout)
 
 
 def localize(value: Any) -> Any:
@@ -255,17 +273,102 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _lineage(value: GlobalTensor) -> Iterator[tuple[GlobalTensor, _Origin]]:
+    """What the tensor may be a view of, as far as the script still has it, the nearest first."""
+    for origin in value._origins:
+        base = origin.base()
+        if base is not None:
+            yield base, origin
+
+
+def _line(value: GlobalTensor) -> Iterator[GlobalTensor]:
+    """The tensor, and what it may be a view of."""
+    yield value
+    for base, _ in _lineage(value):
+        yield base
+
+
+def is_view(value: GlobalTensor) -> bool:
+    """Whether the tensor may be a view of another that the script still has."""
+    return any(True for _ in _lineage(value))
+
+
+def _root(value: GlobalTensor) -> GlobalTensor:
+    return list(_line(value))[-1]
+
+
+def _changed(value: GlobalTensor) -> bool:
+    """The script changed the whole value, by a view of it or by a function that works in place."""
+    return value._full is not None and _version(value._full) != value._full_version
+
+
+def _notice(value: GlobalTensor) -> None:
+    """If the tensor, or what it is a view of, was changed, its rows are not what it is any more."""
+    if value._full is None and not value._origins:
+        return
+    if any(member._rows is not None and _changed(member) for member in _line(value)):
+        _hold_whole(value)
+
+
 def _hold_whole(value: GlobalTensor) -> torch.Tensor:
-    """From now on the tensor, and what shares memory with it, is the whole value: it is about to change."""
+    """From now on the tensor, and what shares memory with it, is the whole value: it is about to change,
+    or has been changed."""
     root = _root(value)
-    full = materialize(root)
+    late = _changed(root)
+    _whole(root)
     root._rows = None
     for reference in root._views:
         view = reference()
-        if view is not None and view._rows is not None and view._origin is not None:
-            view._full, view._rows = view._origin[1](full), None
-    assert value._full is not None
-    return value._full
+        if view is not None and view._rows is not None:
+            _join(view, late)
+    return _whole(value)
+
+
+def _join(view: GlobalTensor, late: bool = False) -> None:
+    """Let a view's whole value lie in that of what it is a view of, and be what the view is from now on.
+
+    With `late` that other one has been changed already; the rows of what turns out to be a copy are right.
+    """
+    base, origin = next(_lineage(view))
+    if not view._joined:
+        written = view._full if _changed(view) else None
+        own = _whole(view) if late and origin.may_copy else None
+        assert base._full is not None
+        with temporarily_clear_interpreter_stack():
+            full = origin.view(base._full)
+        if own is None or memory(full) == memory(base._full):
+            _set_whole(view, full)
+        if written is not None:
+            with torch.set_grad_enabled(written.requires_grad):
+                full.copy_(written)
+        view._joined = True
+    view._rows = None
+
+
+def _shared(value: GlobalTensor) -> torch.Tensor:
+    """The whole value, in memory in which a write changes all that shares it.
+
+    It is about to be in the script's hands as a plain tensor. Without a gradient all that shares it is this
+    memory from now on. With one only the views on the way are: versions tell of writes, and what a model
+    returned is looked at more often than it is written to.
+    """
+    root = _root(value)
+    if root._rows is not None and not root._rows.requires_grad:
+        return _hold_whole(value)
+    line = list(_line(value))
+    if value is root or any(_watched(member) for member in line[:-1]):
+        return materialize(value)
+    materialize(root)
+    for view in reversed(line[:-1]):
+        if view._rows is not None:
+            _join(view)
+    return _whole(value)
+
+
+def _watched(value: GlobalTensor) -> bool:
+    """The script waits for the gradient of the rows, so every gradient has to come through them."""
+    rows = value._rows
+    return rows is not None and rows.requires_grad and bool(rows._backward_hooks or rows.retains_grad)
 
 
 def _lent(value: GlobalTensor) -> torch.Tensor:
@@ -276,30 +379,17 @@ def _lent(value: GlobalTensor) -> torch.Tensor:
     """
     root = _root(value)
     full = materialize(value)
-    if root._rows is None or root._rows.requires_grad:
-        return full
-    if (root.device, root.dtype) == (value.device, value.dtype):
-        return _hold_whole(value)
-    value._rows = None  # a copy
-    return full
+    return full if root._rows is None or root._rows.requires_grad else _hold_whole(value)
 
 
-def _is_lent(func: Any, result: Any, value: GlobalTensor) -> bool:
-    """Whether a function of the whole value gave a plain tensor that lies in its memory, on any rank."""
+def _lies_in(result: Any, value: GlobalTensor) -> bool:
     if isinstance(result, (tuple, list)):
-        return any(_is_lent(func, item, value) for item in result)
+        return any(_lies_in(item, value) for item in result)
     full = value._full
     if full is None or not isinstance(result, torch.Tensor) or isinstance(result, GlobalTensor):
         return False
-    if may_copy(func):
-        return True  # strides could tell ranks apart
     place = memory(result)
     return place is not None and place == memory(full)
-
-
-def _root(value: GlobalTensor) -> GlobalTensor:
-    root = None if value._origin is None else value._origin[0]()
-    return value if root is None else root
 
 
 def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -313,42 +403,86 @@ def _remember_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], res
     base = args[0]
     if not isinstance(result, GlobalTensor) or not isinstance(base, GlobalTensor) or result is base:
         return result
-    others, graph = args[1:], torch.is_grad_enabled()
-    root = _root(base)
-    before = base._origin[1] if base._origin is not None and root is not base else None
+    rows, base_rows = result._rows, base._rows
+    assert rows is not None
+    assert base_rows is not None
+    if rows.dtype != base_rows.dtype or rows.device != base_rows.device:
+        return result  # surely a copy
+    others = [_stand_in(value) for value in args[1:]]
+    named = {name: _stand_in(value) for name, value in kwargs.items()}
+    graph = torch.is_grad_enabled()
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
         with torch.set_grad_enabled(graph):
-            whole = full if before is None else before(full)
-            return func(whole, *_map(materialize, others), **_map(materialize, kwargs))
+            return func(full, *others, **named)
 
-    result._origin = (weakref.ref(root), same_view)
-    root._views = [reference for reference in root._views if reference() is not None]
-    root._views.append(weakref.ref(result))
+    nearest = _Origin(weakref.ref(base), same_view, may_copy(func))
+    result._origins = [nearest, *(_through(nearest, origin) for _, origin in _lineage(base))]
+    _keep(base, result)
+    for ancestor, _ in _lineage(result):
+        ancestor._views = [reference for reference in ancestor._views if reference() is not None]
+        ancestor._views.append(weakref.ref(result))
     return result
+
+
+def _keep(base: GlobalTensor, view: GlobalTensor) -> None:
+    """One of two views keeps what both are views of: else, once the script drops it, a write into one of them
+    could not be brought to the other.
+
+    Only one that has its memory and its graph anyway does: no copy, and nothing detached.
+    """
+    others = [other for reference in base._views if (other := reference()) is not None]
+    sibling = next((other for other in others if next(_lineage(other))[0] is base), None)
+    if sibling is None or base._rows is None:
+        return
+    for keeper in (view, sibling):
+        _, origin = next(_lineage(keeper))
+        rows = keeper._rows
+        if rows is not None and not origin.may_copy and rows.requires_grad == base._rows.requires_grad:
+            keeper._kept = base
+            return
+
+
+def _stand_in(value: Any) -> Any:
+    """Of another tensor only its shape, type and device matter to a view."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+
+def _through(nearest: _Origin, farther: _Origin) -> _Origin:
+    """A view of a view."""
+    return _Origin(
+        farther.base, lambda full: nearest.view(farther.view(full)), nearest.may_copy or farther.may_copy
+    )
 
 
 def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    out = kwargs.get("out")
-    if isinstance(out, GlobalTensor):
-        kwargs = {**kwargs, "out": _hold_whole(out)}
-    if args and isinstance(args[0], GlobalTensor) and (watches(func) or changes_first(func)):
-        if watches(func):
-            full = materialize(args[0])
-            args[0]._rows = None
-        else:
-            full = _hold_whole(args[0])
-        result = func(full, *_map(materialize, args[1:]), **_map(materialize, kwargs))
-        return args[0] if result is full else result
-    if args and isinstance(args[0], GlobalTensor) and lends_memory(func):
-        args = (_lent(args[0]), *args[1:])
-    result = func(*_map(materialize, args), **_map(materialize, kwargs))
-    if args and isinstance(args[0], GlobalTensor):
-        if result is args[0]._full:
-            return args[0]  # it worked in place, or had nothing to do
-        if _is_lent(func, result, args[0]):
-            _lent(args[0])
-    return result
+    def call() -> Any:
+        return func(*_map(materialize, args), **_map(materialize, kwargs))
+
+    first = args[0] if args else kwargs.get("input")
+    for changed in _each(kwargs.get("out")):
+        _hold_whole(changed)
+    if changes_first(func, kwargs):
+        for changed in _each(first):
+            _hold_whole(changed)
+    elif isinstance(first, GlobalTensor) and watches(func):
+        materialize(first)
+        first._rows = None
+    elif isinstance(first, GlobalTensor) and lends_memory(func):
+        _lent(first)
+    result = call()
+    if isinstance(first, GlobalTensor) and result is first._full:
+        return first  # it worked in place, or had nothing to do
+    lent = [
+        value
+        for value in _each((args, kwargs))
+        if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
+    ]
+    alone = [value for value in lent if value._full is not _shared(value)]
+    # Such a result lay in memory that a view had for itself. What gives views can be called again.
+    return call() if alone else result
 
 
 class _Shell(torch.autograd.Function):
@@ -381,7 +515,8 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     )
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
-    shell._origin, shell._views, shell._ahead = None, [], None
+    shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
+    shell._kept = None
     return shell
 
 

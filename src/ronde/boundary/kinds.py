@@ -11,8 +11,9 @@ __all__ = ["METADATA", "VIEWS", "changes_first", "lends_memory", "may_copy", "wa
 # Rules whose result is, or may be, a view of the first argument.
 VIEWS = set(
     """
-    view reshape flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t __getitem__
-    __get__ detach contiguous to float double half bfloat16 int long short bool byte cpu cuda
+    view view_as reshape reshape_as flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t
+    __getitem__ __get__ detach positive contiguous
+    to type_as float double half bfloat16 int long short bool byte cpu cuda
     """.split()
 )
 
@@ -71,13 +72,16 @@ _LENDING = {"numpy", "__array__", "__dlpack__", "_to_dlpack", "storage", "untype
 
 
 def may_copy(func: Any) -> bool:
-    """Whether it is a matter of strides if a function gives a view or a copy."""
-    return getattr(func, "__name__", "") in ("reshape", "reshape_as", "flatten", "ravel", "contiguous")
+    """Whether it is a matter of strides or options if a function gives a view or a copy."""
+    return getattr(func, "__name__", "") in _COPYING
 
 
-def changes_first(func: Any) -> bool:
+_COPYING = {"reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"}
+
+
+def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
-    if name == "__setitem__":
+    if name == "__setitem__" or kwargs.get("inplace"):
         return True
     if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import GlobalTensor, Rule
+from ronde.boundary.global_tensor import GlobalTensor, Rule, is_view
 from ronde.boundary.layout import Layout
 from ronde.boundary.rules.common import functions, is_sharded, rewrap
 
@@ -21,6 +21,8 @@ def rules() -> dict[Any, Rule]:
         torch.Tensor.__getitem__: index,
         torch.Tensor.view_as: view_as,
         torch.Tensor.reshape_as: view_as,
+        torch.Tensor.T.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
+        torch.Tensor.mT.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
     }
     for name, rule in (
         ("view", reshape),
@@ -170,6 +172,14 @@ def transpose(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     return transpose(context, func, (args[0], 0, 1), {}) if args[0].dim() == 2 else NotImplemented
+
+
+def turned(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`T` and `mT` of a view, so that `v @ v.T` does not gather all of what `v` is a part of.
+
+    Of a whole batch the value is at hand with the other factor.
+    """
+    return transposed(context, func, args, kwargs) if is_view(args[0]) else NotImplemented
 
 
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
