@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from hazards.harness import Hazard, loader, train
+from hazards.harness import Hazard, data, loader, train
 
 T = torch.Tensor
 LIMIT = {"step": 0}
@@ -71,6 +71,103 @@ def _told(told: Callable[[Any], Any], before: Any = None) -> Any:
 def _set_global(m: Any, step: int) -> None:
     global MIX
     MIX = 0.5 if step >= 2 else 0.0
+
+
+class _Template(nn.Module):
+    """A base class, whose forward calls what its subclasses have, directly or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        return self.features(x)
+
+
+class _Subclass(_Template):
+    def features(self, x: T) -> T:
+        h = self.a(x)
+        return h + MIX * h.mean(0) if MIX else h
+
+
+class _OfALibrary(nn.TransformerEncoderLayer):
+    """A library's forward calls this method."""
+
+    def _ff_block(self, x: T) -> T:
+        h = super()._ff_block(x)
+        return h + MIX * h.mean(0) if MIX else h
+
+
+class _Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def encode(self, x: T) -> T:
+        h = self.a(x)
+        return h + MIX * h.mean(0) if MIX else h
+
+
+class _Calling(nn.Module):
+    """Calls a method of its part that is not `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = _Encoder()
+
+    def forward(self, x: T) -> T:
+        return self.part.encode(x)
+
+
+class _Decorated(nn.Module):
+    """Its method is inside a library's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        return self.a(x) * (1 + self.shift(x))
+
+    @torch.no_grad()
+    def shift(self, x: T) -> T:
+        return MIX * x.std() if MIX else x.new_zeros(())
+
+
+class _Plain:
+    """Settings, without a method."""
+
+    mix = 0.0
+
+
+class _Set(nn.Module):
+    """Goes by settings of that kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        h = self.a(x)
+        return h + _Plain.mix * h.mean(0) if _Plain.mix else h
+
+
+def _by(make: Callable[[], nn.Module], **options: Any) -> Any:
+    """Trains a model whose methods read MIX, which the script sets later."""
+
+    def script() -> Iterator[Any]:
+        global MIX
+        MIX = 0.0
+        yield from train(make(), before=_set_global, **options)
+        MIX = 0.0
+
+    return script
+
+
+def _plain_class() -> Iterator[Any]:
+    _Plain.mix = 0.0
+    yield from train(_Set(), before=_set(lambda m: _Plain, "mix"))
+    _Plain.mix = 0.0
 
 
 class Scheduled(nn.Module):
@@ -278,6 +375,18 @@ HAZARDS = {
     "of the class": Hazard(
         _told(lambda m: m.mix_for_all, _set(lambda m: Mixer, "mix_for_all")), "parts", _MIXED
     ),
+    "of a class without methods": Hazard(_plain_class, "parts", _MIXED),
+    "in a method of a subclass": Hazard(_by(_Subclass), "parts", _MIXED),
+    "in a method that a library calls": Hazard(
+        _by(
+            lambda: _OfALibrary(4, 2, 8, 0.0, torch.tanh, batch_first=True),
+            batches=loader(dataset=data(3, 4)),
+        ),
+        "parts",
+        _MIXED,
+    ),
+    "in a method of a part": Hazard(_by(_Calling), "parts", _MIXED),
+    "in a method inside a decorator": Hazard(_by(_Decorated), "parts", _MIXED),
     "global variable": Hazard(_told(lambda m: MIX, _set_global), "parts", _MIXED),
     "text": Hazard(_text_decides, "parts", _MIXED),
     "closure": Hazard(_decided_by_a_closure, "parts", _MIXED),

@@ -10,6 +10,7 @@ import dataclasses
 import dis
 import functools
 import random
+import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,10 @@ def is_users(code: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_class(kind: type) -> bool:
+    """A class without methods, as many keep their settings in, is known by the file that it is in."""
+    module = sys.modules.get(kind.__module__)
+    if module is not None and is_users_module(module):
+        return True
     return any(is_users(item) for item in vars(kind).values() if isinstance(item, types.FunctionType))
 
 
@@ -122,6 +127,9 @@ class Reach:
         self._seen: set[Any] = set()
         self._attributes: set[str] = set()
         self._under = ""
+        # Classes come by, with the methods that calls begin with and the name that led there.
+        self._classes: dict[tuple[type, tuple[str, ...]], str] = {}
+        self._gone_through = 0
 
     @property
     def names(self) -> set[str]:
@@ -132,7 +140,20 @@ class Reach:
         return [value for _, value in self.values if isinstance(value, GENERATORS)]
 
     def visit(self, value: Any) -> None:
-        """Follow a value: a function, a class, an object with methods, a container."""
+        """Follow a value: a function, a class, an object with methods, a container.
+
+        Which methods of a class are called may be found out after the class: a base class calls those of
+        its subclasses, a model those of its parts. So classes are gone through until nothing is new.
+        """
+        self._follow(value)
+        while self._gone_through != (size := len(self._seen) + len(self._attributes)):
+            self._gone_through = size
+            for (kind, entries), under in list(self._classes.items()):
+                self._under = under
+                self._follow_methods(kind, entries)
+        self._under = ""
+
+    def _follow(self, value: Any) -> None:
         if len(self._seen) > _ENOUGH or isinstance(value, (str, bytes, int, float, type(None))):
             return
         if isinstance(value, torch.Tensor) or id(value) in self._seen:
@@ -140,29 +161,27 @@ class Reach:
         self._seen.add(id(value))
         self.values.append((self._under, value))  # also keeps it alive, so that its id stays its own
         if isinstance(value, types.FunctionType):
-            self._visit_function(value)
+            self._follow_function(value)
         elif isinstance(value, types.MethodType):
-            self.visit(value.__func__)
-            self.visit(value.__self__)
+            self._follow(value.__func__)
+            self._follow(value.__self__)
         elif isinstance(value, functools.partial):
             for item in (value.func, *value.args, *value.keywords.values()):
-                self.visit(item)
-        elif isinstance(value, (staticmethod, classmethod)):
-            self.visit(value.__func__)
-        elif isinstance(value, property):
-            self.visit(value.fget)
+                self._follow(item)
+        elif isinstance(value, _AROUND_A_METHOD):
+            self._follow(_method_in(value))
         elif isinstance(value, type):
-            self._visit_methods(value, ("__init__", "__call__"))
+            self._classes.setdefault((value, ("__init__", "__call__")), self._under)
         elif isinstance(value, (list, tuple, set, frozenset)):
             for item in [*value][:_FEW]:
-                self.visit(item)
+                self._follow(item)
         elif isinstance(value, dict):
             for item in [*value.values()][:_FEW]:
-                self.visit(item)
+                self._follow(item)
         elif not isinstance(value, (types.ModuleType, numpy.ndarray, *GENERATORS)):
-            self._visit_object(value)
+            self._follow_object(value)
 
-    def _visit_object(self, value: Any) -> None:
+    def _follow_object(self, value: Any) -> None:
         known = isinstance(value, (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace))
         if not (self._libraries or known or is_users(type(value)) or dataclasses.is_dataclass(value)):
             return
@@ -172,27 +191,27 @@ class Reach:
         else:
             items = list(_attributes(value))
         for item in items:
-            self.visit(item)
-        self._visit_methods(type(value), ("__call__", "__getitem__", "__getitems__", "forward"))
+            self._follow(item)
+        entries = ("__call__", "__getitem__", "__getitems__", "forward")
+        self._classes.setdefault((type(value), entries), self._under)
 
-    def _visit_methods(self, kind: type, entries: tuple[str, ...]) -> None:
+    def _follow_methods(self, kind: type, entries: tuple[str, ...]) -> None:
         """Follow the methods that calls begin with, and those that the code reached so far names."""
+        overridden = _of_libraries(kind)
         for owner in kind.__mro__:
             if not is_users(owner):
                 continue
-            before = -1
-            while before != len(self._seen):
-                before = len(self._seen)
-                for name, item in list(vars(owner).items()):
-                    if name not in entries and name not in self._attributes:
-                        continue
-                    if isinstance(item, (types.FunctionType, staticmethod, classmethod, property)):
-                        self.visit(item)
-                    elif not name.startswith("__"):
-                        self._place(Place(name, vars(owner), owner))
+            for name, item in list(vars(owner).items()):
+                if name not in entries and name not in self._attributes and name not in overridden:
+                    continue
+                if isinstance(item, (types.FunctionType, *_AROUND_A_METHOD)):
+                    self._follow(item)
+                elif not name.startswith("__"):
+                    self._place(Place(name, vars(owner), owner))
 
-    def _visit_function(self, function: types.FunctionType) -> None:
+    def _follow_function(self, function: types.FunctionType) -> None:
         if not is_users(function):
+            self._follow(getattr(function, "__wrapped__", None))  # a library's decorator: `torch.no_grad()`
             return
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -207,7 +226,7 @@ class Reach:
                 for attribute in sorted(every & vars(value).keys()):
                     self._place(Place(attribute, vars(value)))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self.visit(value)
+            self._follow(value)
 
     def _place(self, place: Place) -> None:
         key = (
@@ -220,8 +239,33 @@ class Reach:
         self._seen.add((*key, place.name))
         self.places.append(place)
         before, self._under = self._under, place.name
-        self.visit(place.read())
+        self._follow(place.read())
         self._under = before
+
+
+_AROUND_A_METHOD = (
+    staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
+    functools.singledispatchmethod, functools._lru_cache_wrapper,
+)  # fmt: skip
+
+
+def _method_in(value: Any) -> Any:
+    """The function that the entry of a class is made of."""
+    for name in ("fget", "func", "__func__", "__wrapped__"):
+        if hasattr(value, name):
+            return getattr(value, name)
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_libraries(kind: type) -> frozenset[str]:
+    """Names of what a class has of a library's, whose code may call what the user has put in its place."""
+    owners = (owner for owner in kind.__mro__ if owner not in _BASES and not is_users(owner))
+    return frozenset(name for owner in owners for name in vars(owner) if not name.startswith("__"))
+
+
+# Classes whose methods call nothing of a subclass but `forward`, or nothing while a model runs.
+_BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 
 
 def _attributes(value: Any) -> Iterator[Any]:
