@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,22 +24,23 @@ from torch.utils.data import (
     random_split,
 )
 
+from alone import alone
 from both_ways import differences, flat, sharded
 from ronde.boundary.global_tensor import materialize
 from ronde.testing.run_ranks import Rank
 
 
 class Items(Dataset[Any]):
-    """Twenty-three samples; counts how many were read in this process."""
+    """Twenty-three samples; counts how many were read in this process, by what no script could read."""
 
     def __init__(self, form: str = "tuple", length: int = 23) -> None:
-        self.form, self.length, self.reads = form, length, 0
+        self.form, self.length, self.reads = form, length, multiprocessing.RawValue("i")
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        self.reads += 1
+        self.reads.value += 1
         x = torch.arange(3.0) + index
         return {
             "tuple": (x, index),
@@ -82,6 +86,17 @@ class OwnGenerator(Items):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[0] + self.generator.random(), index
+
+
+class Numbered(Items):
+    """Samples are numbered as they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count()
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], next(self.numbers)
 
 
 class Stream(IterableDataset[Any]):
@@ -201,6 +216,7 @@ LOADERS: dict[str, Callable[[], Iterator[Any]]] = {
     "stream": lambda: _epochs(DataLoader(Stream(), 4)),
     "stream with a worker": lambda: _epochs(DataLoader(Stream(), 4, num_workers=1)),
     "own generator": lambda: _epochs(DataLoader(OwnGenerator(), 6, shuffle=True)),
+    "numbered": lambda: _epochs(DataLoader(Numbered(), 6, shuffle=True)),
     "augmented": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True)),
     "augmented by workers": lambda: _epochs(DataLoader(Augmented(), 6, shuffle=True, num_workers=2)),
     "transformed": lambda: _epochs(DataLoader(Transformed(), 6, shuffle=True)),
@@ -258,17 +274,152 @@ def _reads(rank: Rank, form: str, plan: str) -> tuple[int, int, int]:
     with rank.session(plan):
         loader = DataLoader(data, 12, shuffle=True)
         cut = sum(all(sharded(value) for value in flat(batch)) for batch in loader)
-        first, data.reads = data.reads, 0
+        first, data.reads.value = data.reads.value, 0
         cut += sum(all(sharded(value) for value in flat(batch)) for batch in loader)
-    return first, data.reads, cut
+    return first, data.reads.value, cut
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "list", "number"])
 def test_a_rank_reads_its_rows_only(ranks: Any, form: str) -> None:
-    # The first batch is read whole, to see whether reading moves the random state.
-    assert ranks(3, _reads, form, "ddp") == [(12 + 4 * 4, 5 * 4, 9)] * 3
+    # The first batch is read whole, and one sample of it again, to see whether what is read depends on that.
+    assert ranks(3, _reads, form, "ddp") == [(12 + 1 + 4 * 4, 5 * 4, 9)] * 3
 
 
 def test_loading_may_be_chosen(ranks: Any) -> None:
     assert ranks(2, _reads, "tuple", "loading=full") == [(60, 60, 0)] * 2
     assert ranks(2, _reads, "tuple", "loading=sliced") == [(30, 30, 10)] * 2
+
+
+_READ: list[int] = []
+
+
+def _remembered(index: int, known: dict[int, int] = {}) -> int:  # noqa: B006, one for all calls
+    return known.setdefault(index, len(known))
+
+
+class Booked(Items):
+    """Keeps a book of what was read, in one of many ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.number, self.last = way, 0, None
+        self.seen, self.counts = torch.zeros(23), np.zeros(23, int)
+        self.cache: dict[int, Any] = {}
+        self.lists: list[list[int]] = [[] for _ in range(123)]
+        self.log: list[int] | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.way == "number":
+            self.number += 1
+        elif self.way == "last":
+            self.last = index
+        elif self.way == "tensor":
+            self.seen[index] += 1
+        elif self.way == "array":
+            self.counts[index] += 1
+        elif self.way == "cache":
+            self.cache[index] = self.cache.get(index, index)
+        elif self.way == "lists":
+            self.lists[index + 100].append(index)
+        elif self.way == "made at first":
+            self.log = [*(self.log or []), index]
+        elif self.way == "variable":
+            _READ.append(index)
+        elif self.way == "default":
+            _remembered(index)
+        return super().__getitem__(index)
+
+    def book(self) -> list[Any]:
+        held = (
+            self.number,
+            self.last,
+            self.seen.tolist(),
+            self.counts.tolist(),
+            self.cache,
+            self.lists,
+            self.log,
+        )
+        return [repr(each) for each in (*held, _READ, (_remembered.__defaults__ or ())[0])]
+
+
+WAYS = {
+    "number": "number",
+    "last": "last",
+    "tensor": "seen",
+    "array": "counts",
+    "cache": "cache",
+    "lists": "lists",
+    "made at first": "log",
+    "variable": "_READ",
+    "default": "_remembered",
+}
+
+
+def _booked(way: str, part: bool) -> tuple[list[Any], int]:
+    """The book after an epoch and a half, and how many batches were cut."""
+    _READ.clear()
+    (_remembered.__defaults__ or ())[0].clear()
+    data = Booked(way)
+    loader = DataLoader(Subset(data, range(22)) if part else data, 6, shuffle=True)
+    cut = sum(
+        all(map(sharded, flat(batch))) for batch in itertools.chain(loader, itertools.islice(loader, 2))
+    )
+    return data.book(), cut
+
+
+def _books(rank: Rank) -> list[Any]:
+    """What was said for each book, and how many batches were cut; or how the book differs."""
+    found: list[Any] = []
+    for way, part in itertools.product(WAYS, (False, True)):
+        torch.manual_seed(2)
+        expected, _ = _booked(way, part)
+        with rank.session() as session:
+            torch.manual_seed(2)
+            book, cut = _booked(way, part)
+            found.append((cut, *session.context.notes) if book == expected else (way, book, expected))
+    return found
+
+
+def test_a_book_that_reading_keeps_is_that_of_one_device(ranks: Any) -> None:
+    because = "every rank loads whole batches, because reading samples changes {}, which the script may read"
+    expected = [
+        (0, f"{dataset}: {because.format(name)}")
+        for name in WAYS.values()
+        for dataset in ("Booked", "Subset")
+    ]
+    assert ranks(2, _books) == [expected] * 2
+
+
+@pytest.mark.parametrize("way", ["tensor", "number"])
+def test_a_book_on_one_rank_has_no_entry_too_many(tmp_path: Path, way: str) -> None:
+    torch.manual_seed(2)
+    expected, _ = _booked(way, False)
+    with alone(tmp_path, "micro-batches=2") as session:
+        torch.manual_seed(2)
+        assert _booked(way, False)[0] == expected
+        assert not session.context.notes
+
+
+class Opening(Items):
+    """What it needs it gets when the first sample is read, a file for each half of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Any = None
+        self.files: list[Any] = [None, None]
+
+    def __getitem__(self, index: int) -> Any:
+        if self.table is None:
+            self.table = np.arange(23)
+        self.files[index % 2] = self.files[index % 2] or memoryview(b"a file")
+        return super().__getitem__(index)[0], self.table[index]
+
+
+def _opened(rank: Rank) -> tuple[int, list[str]]:
+    with rank.session() as session:
+        cut = sum(all(map(sharded, flat(batch))) for batch in DataLoader(Opening(), 6))
+    return cut, list(session.context.notes)
+
+
+def test_what_reading_opens_is_no_book(ranks: Any) -> None:
+    assert ranks(2, _opened) == [(3, [])] * 2

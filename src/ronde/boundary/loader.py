@@ -5,25 +5,28 @@ no padding, and a last batch of any size is cut unevenly. The cut is made in the
 queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
 custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
 answer: another collate function than torch's own (it may pad to the longest sample), samples that draw
-random numbers or depend on what was read before them, iterable datasets, values that are no tensors, and
-batches with fewer samples than ranks.
+random numbers or depend on what was read before them, datasets that keep a book of what was read, iterable
+datasets, values that are no tensors, and batches with fewer samples than ranks.
 """
 
 from __future__ import annotations
 
 import collections
+import copy
+import io
 import multiprocessing
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate, get_worker_info
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from ronde.boundary.contents import Contents
 from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.host_generators import HostGenerators
@@ -36,8 +39,8 @@ from ronde.errors import RondeError, UsageError
 
 __all__ = ["LoaderEdge"]
 
-# What fetching has shown: nothing yet; a sample is a function of its index; it is not.
-_UNKNOWN, _STILL, _MOVED, _ORDERED = 0, 1, 2, 3
+# What fetching has shown: nothing yet; a sample is a function of its index; it is not; a book is kept.
+_UNKNOWN, _STILL, _MOVED, _ORDERED, _BOOKED = 0, 1, 2, 3, 4
 _WHY = {
     _STILL: "its batches hold other values than one row of a tensor for each sample",
     _MOVED: "its samples draw random numbers",
@@ -46,25 +49,38 @@ _WHY = {
 _AHEAD_BYTES = 1 << 16
 
 
-class _Watched:
-    """A collate function with a flag, shared with worker processes, for "a fetch moved the random state"."""
-
-    def __init__(self, collate: Callable[[Any], Any], flag: Any) -> None:
-        self.collate = collate
-        self.flag = flag
-
-    def __call__(self, samples: Any) -> Any:
-        return self.collate(samples)
-
-
 class _Loading:
-    """What is known of one loader: whether its batches may be loaded in slices, and if not, why."""
+    """What is known of one loader: whether its batches may be loaded in slices, and if not, why.
+
+    Attributes:
+        flag: what fetching has shown, in whatever process.
+        book: what reading changes on the dataset, seen in this process.
+    """
 
     def __init__(self, reason: str = "", *, sliceable: bool = False, always: bool = False) -> None:
         self.flag: Any = multiprocessing.RawValue("b", _UNKNOWN)
+        self.book = ""
         self.reason = reason
         self.sliceable = sliceable
         self.proven = always
+
+    @property
+    def shown(self) -> str:
+        """Why its batches are not cut, as fetching has shown."""
+        if self.book:
+            return f"reading samples changes {self.book}, which the script may read"
+        return _WHY.get(self.flag.value, _WHY[_STILL])
+
+
+class _Watched:
+    """A collate function, and what is known of its loader, for those who fetch: worker processes perhaps."""
+
+    def __init__(self, collate: Callable[[Any], Any], loading: _Loading) -> None:
+        self.collate = collate
+        self.loading = loading
+
+    def __call__(self, samples: Any) -> Any:
+        return self.collate(samples)
 
 
 class LoaderEdge:
@@ -127,12 +143,21 @@ class LoaderEdge:
             before, drawn = generators.state(), torch.default_generator.get_state()
             # Modules that samples go through are no models: each rank has samples of its own.
             with edge._context.enter(Region.REPLICATED, None):
-                data = plain_fetch(fetcher, index)
+                loading = watched.loading
+                asked = edge._is_asked(loading)
+                # What a worker changes on its copy of the dataset, no script sees.
+                if asked and get_worker_info() is None:
+                    data, loading.book = _booking(plain_fetch, fetcher, index)
+                else:
+                    data = plain_fetch(fetcher, index)
                 moved = not torch.equal(drawn, torch.default_generator.get_state())
                 if moved or not generators.same(before, generators.state()):
-                    watched.flag.value = _MOVED
-                elif watched.flag.value == _UNKNOWN:
-                    watched.flag.value = _STILL if _repeats(plain_fetch, fetcher, index, data) else _ORDERED
+                    loading.flag.value = _MOVED
+                elif loading.book:
+                    loading.flag.value = _BOOKED
+                elif loading.flag.value == _UNKNOWN:
+                    still = not asked or _repeats(plain_fetch, fetcher, index, data)
+                    loading.flag.value = _STILL if still else _ORDERED
             return data
 
         patches.set(_BaseDataLoaderIter, "__init__", init)
@@ -148,7 +173,12 @@ class LoaderEdge:
         if loading.reason:
             self._say(loader.dataset, loading.reason)
         if loading.sliceable:
-            iterator._collate_fn = _Watched(iterator._collate_fn, loading.flag)
+            iterator._collate_fn = _Watched(iterator._collate_fn, loading)
+
+    def _is_asked(self, loading: _Loading) -> bool:
+        """Whether it matters what samples are like, and is not known yet: one rank reads all, in order."""
+        unknown = loading.flag.value == _UNKNOWN and not loading.proven
+        return unknown and self._context.world_size > 1
 
     def _agree(self, iterator: Any, loading: _Loading, still: bool) -> None:
         """Slice from now on if no rank has seen a reason against it: workers are not in step."""
@@ -158,7 +188,7 @@ class LoaderEdge:
         if not loading.proven:
             loading.sliceable = False
             iterator._ronde_queue.clear()
-            self._say(iterator._dataset, _WHY.get(loading.flag.value, _WHY[_STILL]))
+            self._say(iterator._dataset, loading.shown)
 
     def _say(self, dataset: Any, reason: str) -> None:
         self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
@@ -284,12 +314,38 @@ def _uses_generator(dataset: Any) -> bool:
     return bool(reach.generators())
 
 
+def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, str]:
+    """A batch, and the name of what on the dataset or around it is changed by reading one sample more.
+
+    What the first sample makes for all that follow (it opens a file, it reads a table) is no book.
+    """
+    if len(index) == 1 or _reads_together(fetcher.dataset):
+        contents = Contents(fetcher.dataset)
+        return fetch(fetcher, index), contents.changed()
+    alone = copy.copy(fetcher)
+    alone.collate_fn = list
+    first = fetch(alone, index[:1])
+    contents = Contents(fetcher.dataset)
+    samples = first + fetch(alone, index[1:])
+    return fetcher.collate_fn(samples), contents.changed()
+
+
+def _reads_together(dataset: Any) -> bool:
+    """Whether it gives all samples of a batch at once, and not only because it is a part of another."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
 def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> bool:
     """Whether a batch's first sample comes out the same when it is read again, alone and unnoticed."""
     reach = Reach()
     reach.visit(fetcher.dataset)
+    values = [value for _, value in reach.values]
+    if any(isinstance(value, Iterator) and not isinstance(value, io.IOBase) for value in values):
+        return False  # it goes on when it is used, which could not be put back; a file is read at a place
     try:
-        with restored(reach.places, [value for _, value in reach.values]), preserved_random_state():
+        with restored(reach.places, values), preserved_random_state():
             alone = list(leaves(fetch(fetcher, list(index)[:1])))
         batch = list(leaves(data))
         if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):
