@@ -12,9 +12,11 @@ datasets, values that are no tensors, and batches with fewer samples than ranks.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import io
 import multiprocessing
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -68,7 +70,7 @@ class _Loading:
     def shown(self) -> str:
         """Why its batches are not cut, as fetching has shown."""
         if self.book:
-            return f"reading samples changes {self.book}, which the script may read"
+            return self.book
         return _WHY.get(self.flag.value, _WHY[_STILL])
 
 
@@ -315,19 +317,38 @@ def _uses_generator(dataset: Any) -> bool:
 
 
 def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, str]:
-    """A batch, and the name of what on the dataset or around it is changed by reading one sample more.
+    """A batch, and a part of a sentence: what reading one sample more does beside, empty for nothing.
 
     What the first sample makes for all that follow (it opens a file, it reads a table) is no book.
     """
-    if len(index) == 1 or _reads_together(fetcher.dataset):
-        contents = Contents(fetcher.dataset)
-        return fetch(fetcher, index), contents.changed()
+    together = len(index) == 1 or _reads_together(fetcher.dataset)
     alone = copy.copy(fetcher)
     alone.collate_fn = list
-    first = fetch(alone, index[:1])
-    contents = Contents(fetcher.dataset)
-    samples = first + fetch(alone, index[1:])
-    return fetcher.collate_fn(samples), contents.changed()
+    first = [] if together else fetch(alone, index[:1])
+    contents, ear = Contents(fetcher.dataset), _Ear(sys.stdout)
+    with contextlib.redirect_stdout(ear):
+        samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
+    changed = contents.changed()
+    if changed:
+        beside = f"reading samples changes {changed}, which the script may read"
+    else:
+        beside = "reading samples prints" if ear.heard else ""
+    return samples if together else fetcher.collate_fn(samples), beside
+
+
+class _Ear:
+    """Standard output, and whether something was written there."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self.heard = False
+
+    def write(self, text: str) -> Any:
+        self.heard = True
+        return self._out.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
 def _reads_together(dataset: Any) -> bool:
