@@ -18,6 +18,10 @@ __all__ = ["Conversions", "HostReads"]
 _SMALL = 4096
 
 
+# Between an operation and the code that asks for it.
+_OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
+
+
 def _checks_arguments() -> bool:
     """Whether torch reads a value that is none of the batch's, or only for an error or a faster kernel.
 
@@ -25,10 +29,10 @@ def _checks_arguments() -> bool:
     batch norm with momentum=None weighs by its number of batches.
     """
     frame = sys._getframe(1)
-    for _ in range(24):
-        if frame is None:
-            return False
-        module = frame.f_globals.get("__name__")
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_OURS_AND_TORCHS):
+            return False  # what asks is the user's code, or a library's
         if module == "torch.distributions.distribution":
             return True
         if module == "torch.nn.modules.transformer" and frame.f_code.co_name == "_detect_is_causal_mask":
