@@ -29,6 +29,12 @@ def chosen(model):
 def asked(model):
     return [p for p in model.parameters() if isinstance(p, nn.Parameter)]
 '''
+HALVING = """import torch
+
+
+def half(value):
+    return 0.5 * value if {question} else value
+"""
 
 
 @pytest.mark.parametrize(
@@ -45,12 +51,31 @@ def asked(model):
     ],
 )
 def test_comparisons_are_found_in_the_source(source: str, lines: list[int]) -> None:
-    assert list(questions(source)) == lines
+    assert list(questions(source, "Parameter")) == lines
 
 
-def imported(folder: str) -> ModuleType:
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("if type(b) is torch.Tensor: pass", [1]),
+        ("kept = {k: v for k, v in d.items()\n        if type(v) == Tensor}", [2]),
+        ("type(v) in (Tensor, float)", [1]),
+        ("v.__class__ is torch.Tensor", [1]),
+        ("type(v).__name__ == 'Tensor'", [1]),
+        ("movers = {torch.Tensor: move}\nmovers.get(type(v), keep)(v)\nmovers[type(v)]", [2, 3]),
+        ("movers = {list: move}\nmovers[type(v)](v, torch.Tensor)", []),
+        ("isinstance(v, torch.Tensor) and issubclass(type(v), torch.Tensor)", []),
+        ("type(v) is dict or Tensor", []),
+        ("self.kind == 'Tensor'", []),
+    ],
+)
+def test_comparisons_with_tensors_are_found(source: str, lines: list[int]) -> None:
+    assert sorted(questions(source, "Tensor")) == lines
+
+
+def imported(folder: str, source: str = HELPERS) -> ModuleType:
     path = Path(folder) / "clipping_helpers.py"
-    path.write_text(HELPERS)
+    path.write_text(source)
     spec = importlib.util.spec_from_file_location("clipping_helpers", path)
     assert spec is not None
     assert spec.loader is not None
@@ -98,5 +123,30 @@ def test_nothing_is_said_of_clipping_what_isinstance_has_chosen(ranks: Ranks, tm
         assert not any(each.startswith("clip_grad") for each in found)
 
 
+def halved(rank: Rank, folder: str, question: str, plan: str) -> list[str]:
+    """What is said of a script that asks a helper to scale losses."""
+    place = Path(folder) / str(rank.rank)
+    place.mkdir()
+    helpers = imported(str(place), HALVING.format(question=question))
+    try:
+        with rank.session(plan) as session:
+            helpers.half(nn.Linear(4, 2)(torch.ones(8, 4)).sum()).backward()
+            return [each for each in session.summary().notes if "clipping_helpers" in each]
+    finally:
+        del sys.modules["clipping_helpers"]
+
+
+def test_lines_that_ask_for_the_class_of_a_tensor_are_named(ranks: Ranks, tmp_path: Path) -> None:
+    for (found,) in ranks(2, halved, str(tmp_path), "type(value) is torch.Tensor", "ddp"):
+        assert "clipping_helpers.py:5: type(...) is compared with Tensor" in found
+        assert found.endswith("write isinstance(..., torch.Tensor)")
+
+
+def test_nothing_is_said_of_isinstance(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks(2, halved, str(tmp_path), "isinstance(value, torch.Tensor)", "ddp") == [[]] * 2
+
+
 def test_the_interpreter_and_what_is_installed_are_not_looked_at() -> None:
-    assert not any("site-packages" in each or "ronde/parallel" in each for each in questions_of_script())
+    assert not any(
+        "site-packages" in each or "ronde/parallel" in each for each in questions_of_script("Parameter")
+    )

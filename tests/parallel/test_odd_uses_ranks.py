@@ -125,6 +125,49 @@ def lazy_with_its_optimizer() -> list[float]:
     return training.steps(3)
 
 
+def one_memory_for_two_models() -> list[float]:
+    """A target that is laid into the model's memory follows it from then on, and once more apart it stays."""
+    training, target = Training(net()), net().requires_grad_(False)
+    found: list[float] = []
+    for again in (False, True):
+        for mine, theirs in zip(target.parameters(), training.model.parameters(), strict=True):
+            mine.data = theirs.data.clone() if again else theirs.data
+        for _ in range(3):
+            found += [*training.steps(1), target(training.batch()).sum().item()]
+        found += [each.sum().item() for each in target.parameters()]
+    return found
+
+
+def layers_of(model: Any) -> list[Any]:
+    return list(model)
+
+
+def one_memory_for_two_layers() -> list[float]:
+    """Both are updated in it, one after the other; a slice of it is a third's."""
+    training = Training(net())
+    found = training.steps(1)
+    first, second, third, _ = layers_of(training.model)
+    first.weight.data = second.weight.data
+    third.bias.data = second.bias.data[:]
+    found += training.steps(3)
+    first.bias.data = third.weight.data[3]
+    return found + training.steps(3)
+
+
+def one_memory_from_the_start() -> list[float]:
+    """Weights tied by their memory, within a model and with another that is called later."""
+    training, other = Training(net()), net()
+    first, second, *_ = layers_of(training.model)
+    first.weight.data = second.weight.data.t()
+    layers_of(other)[3].weight.data = second.weight.data
+    training.optimizer.add_param_group({"params": other.parameters()})
+    found = training.steps(2)
+    for _ in range(2):
+        other(training.batch()).sum().backward()
+        found += training.steps(1)
+    return found
+
+
 USES = (
     *(
         averages_in_their_place,
@@ -132,6 +175,7 @@ USES = (
         written_by_hooks_in_backward,
         in_memory_of_several_processes,
     ),
+    *(one_memory_for_two_models, one_memory_for_two_layers, one_memory_from_the_start),
     *(built_in_inference_mode, lazy_and_deferred),
 )
 

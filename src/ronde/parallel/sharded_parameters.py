@@ -215,6 +215,8 @@ class ShardedParameters:
         with DisableTorchFunctionSubclass(), _aside(self._context):
             for unit in self._table.gone():
                 self._drop(unit)
+            for unit in self._table.lying_with(self._table.uncut(module)):
+                self._dissolve(unit)
             for unit in self._table.cut_module(module):
                 self._keep_whole(unit)
         self.rest(keep_last=False)
@@ -226,7 +228,8 @@ class ShardedParameters:
 
     def _unshard(self, unit: Unit, together: Sequence[Unit]) -> None:
         if unit.whole:
-            self._whole[unit] = self._whole.pop(unit)
+            if unit in self._whole:
+                self._whole[unit] = self._whole.pop(unit)
             return
         context = self._context
         if not (context.on_main_thread() or _in_backward()):
@@ -238,6 +241,8 @@ class ShardedParameters:
             if not self._prefetch.arrived(unit):
                 self._abandon()
             self._make_room(together)
+            if unit.whole:  # for good: what made room lies in its memory
+                return
         with _aside(context):
             unit.gather()
             unit.written = context.region is not Region.SHARDED and not self._reading
@@ -255,7 +260,7 @@ class ShardedParameters:
         if following is None or len(together) > 1:
             return
         self._make_room([unit])
-        if len(self._whole) < _WHOLE_UNITS:
+        if len(self._whole) < _WHOLE_UNITS and not following.whole:
             with _aside(self._context):
                 self._prefetch.start(following)
 
@@ -270,7 +275,7 @@ class ShardedParameters:
             self._reshard(unit)
 
     def _reshard(self, unit: Unit) -> None:
-        if unit in self._pinned or unit in self._held:
+        if unit in self._pinned or unit in self._held or unit not in self._whole:
             return
         with _aside(self._context):
             fate = self._table.follow(unit)
@@ -286,10 +291,21 @@ class ShardedParameters:
                 tensor.__class__ = self._kind
 
     def _dissolve(self, unit: Unit) -> None:
-        """Its parameters are whole on every rank from now on, or until they are cut anew."""
-        self._unshard(unit, [unit])
-        self._drop(unit)
-        self._table.look_again()
+        """Its parameters are whole on every rank from now on, or until they are cut anew.
+
+        So are those of units in whose memory they lie.
+        """
+        going, tensors = [unit], list[torch.Tensor]()
+        while going:
+            each = going.pop()
+            self._unshard(each, [each])
+            if each not in self._table.units:  # making room for it has dissolved it
+                continue
+            mine = [tensor for _, tensor in each.parameters]
+            going += self._table.lying_with(mine)
+            self._drop(each)
+            tensors += mine
+        self._table.look_again(tensors)
 
     def _cut_anew(self, unit: Unit) -> None:
         """Its parameters, or some, have another dtype, device or shape now."""

@@ -58,8 +58,9 @@ class UnitTable:
         self._count = 0
         self._of: dict[int, tuple[Member, Unit]] = {}
         self._by_storage: dict[int, tuple[Member, Unit]] = {}
-        # Those that could not be cut, by their ids.
+        # Those that could not be cut, by their ids; and those that may be cut anew.
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._dissolved: list[weakref.ref[torch.Tensor]] = []
 
     def entry(self, value: Any) -> tuple[Member, Unit] | None:
         """Where a parameter is; None for whatever is in no unit."""
@@ -76,8 +77,11 @@ class UnitTable:
         return self._by_storage.get(storage)
 
     def uncut_bytes(self, module: torch.nn.Module) -> int:
-        uncut = [each for each in module.parameters() if self.entry(each) is None and _has_elements(each)]
-        return sum(each.numel() * each.element_size() for each in uncut)
+        return sum(each.numel() * each.element_size() for each in self.uncut(module) if _has_elements(each))
+
+    def uncut(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Parameters that are in no unit."""
+        return [each for each in module.parameters() if self.entry(each) is None]
 
     def has_new(self, parts: Iterable[torch.nn.Module]) -> bool:
         """Whether the script has given any of these modules a parameter that nobody has tried to cut.
@@ -97,8 +101,10 @@ class UnitTable:
 
     def cut_module(self, module: torch.nn.Module) -> Iterator[Unit]:
         """Cut what is new in a module; gives the units, whole ones, as they are made."""
+        together = self._together(self.uncut(module))
         for found in find_units(module):
-            unit = self._cut([each for each in found if self.entry(each) is None])
+            new = [each for each in found if self.entry(each) is None and id(each) not in together]
+            unit = self._cut(new)
             if unit is not None:
                 yield unit
         for each in module.parameters():
@@ -107,14 +113,25 @@ class UnitTable:
 
     def cut_again(self, tensors: Sequence[torch.Tensor]) -> Iterator[Unit]:
         """Cut those that were in one unit; as `cut_module`."""
-        for members in by_kind(tensors):
+        together = self._together(tensors)
+        for members in by_kind([each for each in tensors if id(each) not in together]):
             unit = self._cut(members)
             if unit is not None:
                 yield unit
 
-    def look_again(self) -> None:
+    def look_again(self, dissolved: Sequence[torch.Tensor]) -> None:
         """What could not be cut before perhaps can be now."""
+        self._dissolved = [*map(weakref.ref, [*dissolved, *self._uncut()])]
         self._whole.clear()
+
+    def lying_with(self, tensors: Iterable[torch.Tensor]) -> list[Unit]:
+        """The units of other parameters in whose memory these lie."""
+        found = ((each, self.lying_in(_memory(each))) for each in tensors if _has_elements(each))
+        return list(
+            dict.fromkeys(
+                entry[1] for each, entry in found if entry is not None and entry[0].ref() is not each
+            )
+        )
 
     def gone(self) -> list[Unit]:
         """Units whose parameters are gone on every rank; all ranks come here."""
@@ -136,10 +153,13 @@ class UnitTable:
         for member, tensor in unit.parameters:
             if type(tensor) is not torch.nn.Parameter:
                 return Fate.DISSOLVES
+            if member.stands(tensor) and not member.moved(tensor):
+                continue
+            # What changes one changes the other from now on.
+            if self.lying_with([tensor]) or self._together([tensor]):
+                return Fate.DISSOLVES
             if not member.stands(tensor):
                 return Fate.CUT_ANEW
-            if not member.moved(tensor):
-                continue
             if not can_be_sharded(tensor) or self._is_saved(member) or not unit.takes_over(member, tensor):
                 return Fate.DISSOLVES
             unit.written = True
@@ -153,6 +173,23 @@ class UnitTable:
     def _stays_whole(self, tensor: torch.Tensor) -> bool:
         found = self._whole.get(id(tensor))
         return found is not None and found() is tensor
+
+    def _uncut(self) -> list[torch.Tensor]:
+        """All that are known and in no unit, each once."""
+        found = [tensor for ref in (*self._whole.values(), *self._dissolved) if (tensor := ref()) is not None]
+        return list({id(each): each for each in found if self.entry(each) is None}.values())
+
+    def _together(self, tensors: Sequence[torch.Tensor]) -> set[int]:
+        """The ids of those that lie in one memory with another, of these or of those in no unit.
+
+        Each in a unit, they would be updated apart. All ranks come here: another may be gone on one of them.
+        """
+        by_memory: dict[int, set[int]] = {}
+        for each in filter(_has_elements, [*tensors, *self._uncut()]):
+            by_memory.setdefault(_memory(each), set()).add(id(each))
+        shared = set().union(*(keys for keys in by_memory.values() if len(keys) > 1))
+        counts = self._comm.votes([id(each) in shared for each in tensors])
+        return {id(each) for each, count in zip(tensors, counts, strict=True) if count}
 
     def _leave_whole(self, tensor: torch.Tensor) -> None:
         key = id(tensor)
@@ -184,3 +221,8 @@ class UnitTable:
 def _has_elements(tensor: torch.Tensor) -> bool:
     """Not so for layers that wait for their shape, or for their memory."""
     return not is_lazy(tensor) and not tensor.is_meta
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Tells the memory that a tensor lies in from other memory."""
+    return tensor.untyped_storage()._cdata

@@ -51,6 +51,7 @@ from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.sum_of_parameters import sum_of_parameters
 from ronde.runtime.torchrun import torchrun_environment
+from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -358,8 +359,14 @@ class Session:
         """What this rank was busy with, and what the user should know about it."""
         notes = [*self.context.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        uncut = not self.tally.sharded and not self.context.uncut
-        if uncut and compute.cuts_batches(self.plan, self.config.world_size):
+        cuts = compute.cuts_batches(self.plan, self.config.world_size)
+        asking = ", ".join(questions_of_script("Tensor")) if cuts else ""
+        if asking:
+            notes.append(
+                f"{asking}: type(...) is compared with Tensor, which a batch, an output or a loss in parts "
+                f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor)"
+            )
+        if cuts and not self.tally.sharded and not self.context.uncut:
             notes.append(
                 "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
                 "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"

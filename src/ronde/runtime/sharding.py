@@ -104,7 +104,7 @@ class Sharding:
         return [
             f"{place} asks for type(...) and Parameter, which a parameter in parts is not by its exact "
             f"class: it is passed over there; write isinstance(..., torch.nn.Parameter)"
-            for place in questions_of_script()
+            for place in questions_of_script("Parameter")
         ]
 
     @contextmanager

@@ -1,8 +1,9 @@
-"""Lines of the user's code that ask for the exact class of a parameter, which one in parts does not have.
+"""Lines of the user's code that ask for the exact class of a tensor or parameter, which one in parts has not.
 
-`type(p) is nn.Parameter` cannot be answered by anybody but Python, nor noticed when it is asked. What a
-script does with the answer it does without a word: it clips nothing, or leaves parameters out of an
-optimizer. So its source is looked through once, at the end.
+`type(p) is nn.Parameter` cannot be answered by anybody but Python, nor noticed when it is asked; nor can
+`type(x) is torch.Tensor` of a batch, an output or a loss. What a script does with the answer it does without
+a word: it clips nothing, leaves parameters out of an optimizer, scales no batch. So its source is looked
+through once, at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from ronde.trace.script_line import ScriptLine
 
@@ -19,39 +21,47 @@ __all__ = ["questions", "questions_of_script"]
 _COMPARING = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
 
-def questions_of_script() -> list[str]:
-    """`file:line` of each, in all files of the user's that have been imported."""
+def questions_of_script(called: str) -> list[str]:
+    """`file:line` of each about a class called so, in all files of the user's that have been imported."""
     lines = ScriptLine()
-    found: dict[str, None] = {}
+    found: dict[str, list[int]] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         name = lines.name(file)
         if name is not None:
-            found.update(dict.fromkeys(f"{name}:{line}" for line in questions(_source(file))))
-    return sorted(found)
+            found[name] = sorted(set(questions(_source(file), called)))
+    return [f"{name}:{line}" for name in sorted(found) for line in found[name]]
 
 
-def questions(source: str) -> Iterator[int]:
-    """Lines with a comparison of `type(...)` and something called Parameter.
+def questions(source: str, called: str) -> Iterator[int]:
+    """Lines that compare `type(...)`, or look it up, with something called so.
 
-    >>> list(questions("kept = [p for p in ps if type(p) is nn.Parameter]"))
+    >>> list(questions("kept = [p for p in ps if type(p) is nn.Parameter]", "Parameter"))
     [1]
-    >>> list(questions("isinstance(p, Parameter) or type(p) is Tensor"))
+    >>> list(questions("isinstance(x, Tensor) or x.__class__.__name__ == 'Tensor'", "Tensor"))
+    [1]
+    >>> list(questions("isinstance(p, Parameter) or type(p) is Tensor", "Parameter"))
     []
+    >>> list(questions("movers = {torch.Tensor: move}; movers[type(x)](x)", "Tensor"))
+    [1]
     """
-    if "Parameter" not in source:
+    if called not in source:
         return
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a module that no longer is what was imported
         return
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Compare) or not all(isinstance(each, _COMPARING) for each in node.ops):
-            continue
-        sides = [node.left, *node.comparators]
-        if any(map(_is_type, sides)) and any(map(_names_parameter, sides)):
+    nodes = list(ast.walk(tree))
+    keys = (key for node in nodes if isinstance(node, ast.Dict) for key in node.keys)
+    keyed = any(key is not None and _names(key, called) for key in keys)
+    for node in nodes:
+        if isinstance(node, ast.Compare) and all(isinstance(each, _COMPARING) for each in node.ops):
+            sides = [node.left, *node.comparators]
+            if any(map(_is_type, sides)) and any(_names(side, called) for side in sides):
+                yield node.lineno
+        elif keyed and _looks_up_type(node):
             yield node.lineno
 
 
@@ -63,9 +73,27 @@ def _source(file: str) -> str:
 
 
 def _is_type(node: ast.expr) -> bool:
+    """`type(x)`, `x.__class__`, and the name of either."""
+    if isinstance(node, ast.Attribute) and node.attr in ("__name__", "__qualname__"):
+        return _is_type(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__class__"
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type"
 
 
-def _names_parameter(node: ast.expr) -> bool:
-    names = (getattr(each, "attr", getattr(each, "id", None)) for each in ast.walk(node))
-    return not _is_type(node) and "Parameter" in names
+def _names(node: ast.expr, called: str) -> bool:
+    if _is_type(node):
+        return False
+    every = (
+        getattr(each, "attr", getattr(each, "id", getattr(each, "value", ""))) for each in ast.walk(node)
+    )
+    return called in [each for each in every if isinstance(each, str)]
+
+
+def _looks_up_type(node: ast.AST) -> TypeGuard[ast.expr]:
+    """`movers[type(x)]`, `movers.get(type(x))`."""
+    if isinstance(node, ast.Subscript):
+        return _is_type(node.slice)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return False
+    return node.func.attr == "get" and _is_type(node.args[0])
