@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Subset, default_collate, get_worker_inf
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from ronde.boundary.contents import Contents
+from ronde.boundary.holdings import Holdings
 from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.host_generators import HostGenerators
@@ -325,10 +325,10 @@ def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, 
     alone = copy.copy(fetcher)
     alone.collate_fn = list
     first = [] if together else fetch(alone, index[:1])
-    contents, ear = Contents(fetcher.dataset), _Ear(sys.stdout)
+    holdings, ear = Holdings(fetcher.dataset), _Ear(sys.stdout)
     with contextlib.redirect_stdout(ear):
         samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
-    changed = contents.changed()
+    changed = holdings.changed()
     if changed:
         beside = f"reading samples changes {changed}, which the script may read"
     else:

@@ -21,7 +21,7 @@ import torch.utils.data
 
 from ronde.boundary.reach import Reach, is_users
 
-__all__ = ["Contents"]
+__all__ = ["Holdings"]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 26
 _ABSENT = object()
 
 
-class Contents:
+class Holdings:
     """All that hangs on an object, and on the variables that its code names, as it is now."""
 
     def __init__(self, root: Any) -> None:
