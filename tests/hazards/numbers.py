@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
@@ -14,6 +16,7 @@ from torch.optim.swa_utils import update_bn
 from hazards.harness import Hazard, data, loader, train
 
 T = torch.Tensor
+_MIXED = "rows of its output depend on other rows"
 LIMIT = {"step": 0}
 MIX = 0.0
 
@@ -168,6 +171,80 @@ def _plain_class() -> Iterator[Any]:
     _Plain.mix = 0.0
     yield from train(_Set(), before=_set(lambda m: _Plain, "mix"))
     _Plain.mix = 0.0
+
+
+class Stage(enum.Enum):
+    WARM = 0
+    FULL = 1
+
+
+class Slotted:
+    __slots__ = ("mix",)
+
+    def __init__(self) -> None:
+        self.mix = 0.0
+
+
+class Switched(nn.Module):
+    """Adds the mean over the batch once something, whatever it is kept in, says so; counts nothing."""
+
+    def __init__(self, flag: Any, is_on: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.a, self.flag, self.is_on = nn.Linear(4, 3), flag, is_on
+
+    def forward(self, x: T) -> T:
+        h = self.a(x)
+        return h + h.mean(0) if self.is_on(self.flag) else h
+
+
+def _switched(off: Callable[[], Any], is_on: Callable[[Any], Any], switch: Callable[[Any], Any]) -> Hazard:
+    """The flag of a model is replaced by what `switch` returns, if that is not None."""
+
+    def before(m: Any, step: int) -> None:
+        if step == 2:
+            told = switch(m.flag)
+            m.flag = m.flag if told is None else told
+
+    def script() -> Iterator[Any]:
+        yield from train(Switched(off(), is_on), before=before)
+
+    return Hazard(script, "parts", _MIXED)
+
+
+class _Argued(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T, stage: Any) -> T:
+        h = self.a(x)
+        return h + h.mean(0) if stage is Stage.FULL or (stage is not Stage.WARM and stage > 0.5) else h
+
+
+def _argued(off: Any, on: Any) -> Hazard:
+    def script() -> Iterator[Any]:
+        step = iter(range(1000))
+        yield from train(_Argued(), call=lambda m, x, y: m(x, on if next(step) >= 2 else off))
+
+    return Hazard(script, "parts", _MIXED)
+
+
+def _by_a_schedule(kind: Any, limit: Any) -> Hazard:
+    """Another value at every call, until there have been too many to be rehearsed: it decides at last."""
+
+    def before(m: Any, step: int) -> None:
+        m.flag = kind(step)
+
+    def script() -> Iterator[Any]:
+        yield from train(Switched(kind(0), lambda flag: flag == limit), before=before, epochs=9)
+
+    return Hazard(script, "parts", "again and again")
+
+
+def _unread_text() -> Iterator[Any]:
+    """What it was made of changes at every call and is looked at by nothing."""
+    model = Switched(None, lambda flag: False)
+    yield from train(model, before=lambda m, step: setattr(m, "name", f"step {step}"), epochs=9)
 
 
 class Scheduled(nn.Module):
@@ -364,7 +441,6 @@ def _evaluated_first() -> Iterator[Any]:
     yield from train(model.train())
 
 
-_MIXED = "rows of its output depend on other rows"
 HAZARDS = {
     "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
     "in a namespace": Hazard(_told(lambda m: m.config.mix, _set(lambda m: m.config, "mix")), "parts", _MIXED),
@@ -375,6 +451,34 @@ HAZARDS = {
     "of the class": Hazard(
         _told(lambda m: m.mix_for_all, _set(lambda m: Mixer, "mix_for_all")), "parts", _MIXED
     ),
+    "a dataclass is replaced": _switched(Settings, lambda f: f.mix, lambda f: Settings(mix=0.5)),
+    "a dict is replaced": _switched(lambda: {"on": 0}, lambda f: f["on"], lambda f: {"on": 1}),
+    "a dict in a dict": _switched(
+        lambda: {"a": {"on": 0}}, lambda f: f["a"]["on"], lambda f: f["a"].update(on=1)
+    ),
+    "an entry of a dict comes": _switched(dict, lambda f: "on" in f, lambda f: f.update(on=1)),
+    "a member of an enum": _switched(lambda: Stage.WARM, lambda f: f is Stage.FULL, lambda f: Stage.FULL),
+    "a number of numpy": _switched(lambda: np.float32(0), lambda f: f > 0.5, lambda f: np.float32(1)),
+    "an array of numpy": _switched(lambda: np.zeros(2), lambda f: f[1] > 0.5, lambda f: f.fill(1)),
+    "in a tuple": _switched(lambda: (0, False), lambda f: f[1], lambda f: (0, True)),
+    "in a list": _switched(lambda: [0, False], lambda f: f[1], lambda f: f.__setitem__(1, True)),
+    "in a list in a list": _switched(
+        lambda: [0, [None]], lambda f: f[1][0], lambda f: f[1].__setitem__(0, True)
+    ),
+    "in a set": _switched(set, lambda f: "on" in f, lambda f: f.add("on")),
+    "in slots": _switched(Slotted, lambda f: f.mix, lambda f: setattr(f, "mix", 0.5)),
+    "a type of torch": _switched(
+        lambda: torch.float32, lambda f: f is torch.float64, lambda f: torch.float64
+    ),
+    "a function in a dict": _switched(
+        lambda: {"f": torch.sum}, lambda f: f["f"] is torch.mean, lambda f: f.update(f=torch.mean)
+    ),
+    "a member of an enum as an argument": _argued(Stage.WARM, Stage.FULL),
+    "a number of numpy as an argument": _argued(np.float32(0), np.float32(1)),
+    "a number of numpy that changes": _by_a_schedule(np.int64, 20),
+    "a text that changes": _by_a_schedule(str, "20"),
+    "a list that changes": _by_a_schedule(lambda step: [step], [20]),
+    "a text that changes, unread": Hazard(_unread_text, "whole"),
     "of a class without methods": Hazard(_plain_class, "parts", _MIXED),
     "in a method of a subclass": Hazard(_by(_Subclass), "parts", _MIXED),
     "in a method that a library calls": Hazard(

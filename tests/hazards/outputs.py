@@ -81,9 +81,8 @@ def _stacked(values: Any) -> T:
     return torch.stack(list(values))
 
 
-def _another_form() -> Iterator[Any]:
-    """Gives one result or two, by a flag in a list that nobody watches."""
-    more: list[Any] = []
+def _another_form(more: Any) -> Iterator[Any]:
+    """Gives one result or two, by what is in `more`."""
 
     class Extra(nn.Module):
         def __init__(self) -> None:
@@ -191,5 +190,6 @@ HAZARDS = {
         "whole",
     ),
     "module without a length": Hazard(modelled(Lengthless), "whole"),
-    "another form later": Hazard(_another_form, "refused", "attribute"),
+    "another form later": Hazard(lambda: _another_form([]), "whole"),
+    "another form later, unwatched": Hazard(lambda: _another_form(bytearray()), "refused", "attribute"),
 }

@@ -88,9 +88,9 @@ class Stochastic(nn.Module):
 
 
 class SometimesDraws(nn.Module):
-    """Draws in a way that no attribute tells of."""
+    """Draws from the third call on, by what is in `state`."""
 
-    def __init__(self, state: list[Any]) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__()
         self.a, self.state = nn.Linear(4, 9), state
         self.b = nn.Linear(9, 3)
@@ -100,8 +100,8 @@ class SometimesDraws(nn.Module):
         return self.b(nn.functional.dropout(h, 0.4, self.training and len(self.state) > 2))
 
 
-def _sometimes() -> Iterator[Any]:
-    model = SometimesDraws([])
+def _sometimes(state: Any) -> Iterator[Any]:
+    model = SometimesDraws(state)
     yield from train(model, before=lambda m, step: m.state.append(step))
 
 
@@ -138,7 +138,8 @@ HAZARDS = {
     "torch generator in a closure": Hazard(_torch_generator, "parts", "generator"),
     "stochastic depth by row": Hazard(modelled(lambda: Stochastic(False)), "whole"),
     "stochastic depth by batch": Hazard(modelled(lambda: Stochastic(True)), "whole"),
-    "draws later": Hazard(_sometimes, "refused", "attribute"),
+    "draws later": Hazard(lambda: _sometimes([]), "whole"),
+    "draws later, unwatched": Hazard(lambda: _sometimes(bytearray()), "refused", "attribute"),
     "seeds in forward": Hazard(modelled(Reseeds), "whole"),
     "dropout": Hazard(
         modelled(lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3))), "whole"

@@ -114,6 +114,30 @@ def _few_at_a_time(m: Any, x: T) -> T:
     return torch.cat([m.a(part) for part in x.split(4)]) if x.size(0) > 5 else m.a(x)
 
 
+def _capacity(m: Any, x: T) -> T:
+    """So many rows of a kind are taken as a number says, which a few rows do not reach."""
+    h = m.a(x)
+    kind = F.one_hot((x[:, 0] > 0).long(), 2)
+    place = (kind.cumsum(0) * kind).sum(-1)
+    return h * (place <= max(5, len(x) * 3 // 4))[:, None]
+
+
+def _largest(m: Any, x: T) -> T:
+    """A size by which another axis than the batch is cut."""
+    return m.a(x).topk(max(1, len(x) // 4), dim=1)[0].sum(1, keepdim=True) + m.a(x)
+
+
+def _by_kind(m: Any, x: T) -> T:
+    """Its integers are sizes: they are more for more rows, and decide nothing."""
+    rows, width = x.shape
+    h = torch.stack([m.a(x), -m.a(x)], 1).flatten(0, 1)
+    first = torch.arange(0, rows * 2, 2)
+    mine = h[first + (x[:, 0] > 0)]
+    return (
+        mine + h.view(rows, 2, -1)[torch.arange(rows), 0] + torch.full((rows, 1), width) * torch.tensor(2.0)
+    )
+
+
 def _sized(m: Any, x: T) -> T:
     """Names sizes, and decides nothing by that of the batch."""
     if x.shape[1] > 2 and len(x.shape) == 2:
@@ -179,6 +203,18 @@ HAZARDS = {
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
+    "more rows, another integer": Hazard(
+        _model(lambda m, x: m.a(x) * 6 / max(len(x), 6)), "parts", "how many rows there are"
+    ),
+    "more rows, another integer in a tensor": Hazard(
+        _model(lambda m, x: m.a(x) / torch.tensor(max(len(x), 6))), "parts", "how many rows there are"
+    ),
+    "more rows, another limit": Hazard(
+        _model(lambda m, x: m.a(x).clamp(max=max(len(x), 5) - 5)), "parts", "how many rows there are"
+    ),
+    "more rows, another size": Hazard(_model(_largest), "parts", "how many rows there are"),
+    "capacity by the number of rows": Hazard(_model(_capacity), "parts", "how many rows there are"),
+    "integers that are sizes": Hazard(_model(_by_kind), "whole"),
     "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),
     "sizes that decide nothing": Hazard(_model(_sized), "whole"),
     "divided by the batch size": Hazard(_model(lambda m, x: m.a(x) / x.shape[0]), "parts", _MIXED),

@@ -65,11 +65,9 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(str(_key(item)) for item in value)
     inside = _inside(value)
-    return (
-        type(value).__name__
-        if inside is None
-        else {"type": type(value).__name__, **picture(inside, depth - 1)}
-    )
+    if inside is None or depth == 1:
+        return type(value).__name__
+    return {"type": type(value).__name__, **picture(inside, depth - 1)}
 
 
 def _key(key: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Numbers that tell when they decide something.
+"""Numbers and texts that tell when they decide something.
 
 A number that is another one at every call cannot be rehearsed at each of its values. It need not be, when it
-only ever goes into arithmetic: what steers Python is a comparison, and these numbers note that.
+only ever goes into arithmetic: what steers Python is a comparison, and these numbers note that. Of a text
+everything is noted that is asked.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["noted"]
+import numpy
+
+__all__ = ["is_notable", "noted"]
 
 _ARITHMETIC = """
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
@@ -43,15 +46,24 @@ def _members(kind: type) -> dict[str, Any]:
     return members
 
 
+_NOT_ASKED = {"__new__", "__getattribute__", "__doc__"}
 _Float: Any = type("NotedFloat", (float,), _members(float))
 _Int: Any = type("NotedInt", (int,), _members(int))
+_Text: Any = type(
+    "NotedText", (str,), {name: _decision(getattr(str, name)) for name in vars(str).keys() - _NOT_ASKED}
+)
+
+
+def is_notable(value: Any) -> bool:
+    """Whether `noted` can tell what a value decides."""
+    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
 
 
 def noted(value: Any, decisions: list[str]) -> Any:
-    """`value`, a number that appends to `decisions` when it is compared or counted by; others as they are."""
-    kind = _Float if isinstance(value, float) else _Int
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value
+    """`value`, a number or text that appends to `decisions` when it is compared or asked for something."""
+    if isinstance(value, numpy.generic):
+        value = value.item()
+    kind = _Text if isinstance(value, str) else _Float if isinstance(value, float) else _Int
     number = kind(value)
     number.decisions = decisions
     return number

@@ -6,21 +6,18 @@ Asked at every call of a model, so the places to look at are found once, and ask
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.modules import module as modules
 
-from ronde.boundary.reach import Place, Reach, is_users
+from ronde.boundary.contents import LISTS, each_once
+from ronde.boundary.reach import BOOKKEEPING, Place, Reach, is_users
 
-__all__ = ["PLAIN", "Behaviour", "Number"]
+__all__ = ["Behaviour", "Number"]
 
-PLAIN = {bool, int, float, str, type(None)}
-_DEEP = 3
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_BOOKKEEPING = vars(torch.nn.Module()).keys()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Behaviour:
     """The places that decide how one module behaves.
 
     Attributes:
-        places: of numbers and texts: attributes, entries of configurations, variables that code names.
+        places: of what may be or hold numbers, texts and flags: attributes, variables that code names.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -56,39 +53,20 @@ class Behaviour:
 
     def _find_places(self, parts: Sequence[torch.nn.Module]) -> None:
         reach = Reach()
-        seen: set[tuple[int, str]] = set()
         for part in parts:
             reach.visit(part)
+        for part in parts:
             users = is_users(type(part))
             for name, value in vars(part).items():
-                if name in _BOOKKEEPING:
+                if name in BOOKKEEPING:
                     continue
                 if callable(value) and not isinstance(value, torch.nn.Module):
                     self._functions.append((vars(part), name, value))
-                elif users or isinstance(value, float):
-                    self._look(name, vars(part), None, seen)
-        for place in reach.places:
-            self._look(place.name, place.namespace, place.owner, seen)
-
-    def _look(
-        self,
-        name: str,
-        namespace: Mapping[str, Any],
-        owner: Any,
-        seen: set[tuple[int, str]],
-        depth: int = _DEEP,
-    ) -> None:
-        value = namespace.get(name)
-        if (id(namespace), name) in seen or depth == 0:
-            return
-        seen.add((id(namespace), name))
-        if type(value) in PLAIN:
-            self.places.append(Place(name, namespace, owner))
-            return
-        inside = value if isinstance(value, dict) else _attributes(value)
-        if inside is not None and len(inside) <= 256:
-            for key in [key for key in inside if isinstance(key, str)]:
-                self._look(key, inside, None, seen, depth - 1)
+                # Into a list that is not named the script may write what it likes, its losses say.
+                named = name in reach.names or not isinstance(value, LISTS)
+                if (users and named) or isinstance(value, float):
+                    self.places.append(Place(name, vars(part)))
+        self.places += [place for place in reach.places if place.name != "__class__"]
 
     def outdated(self) -> bool:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
@@ -116,26 +94,14 @@ class Behaviour:
         return tuple(training), tuple([part.training for part in self._elsewhere]), self.hooked()
 
     def numbers(self) -> list[Any]:
-        """What is at each place now; of what is neither number nor text any more, the type."""
-        found = [namespace.get(name) for namespace, name in self._read]
-        return [value if type(value) in PLAIN else type(value) for value in found]
+        """What is at each place now, as something to compare."""
+        return each_once([namespace.get(name) for namespace, name in self._read])
 
     def source(self, place: int) -> Number:
         """Where the number at this place of `numbers` comes from; those behind are leaves of arguments."""
         if place < len(self.places):
             return Number(self.places[place].name, namespace=self.places[place].namespace)
         return Number("an argument", leaf=place - len(self.places))
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of a configuration: an object of the user's, a namespace, a dataclass."""
-    if isinstance(value, (torch.nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType)):
-        return vars(value) if isinstance(value, torch.nn.Module) else None
-    plain = (
-        isinstance(value, types.SimpleNamespace) or dataclasses.is_dataclass(value) or is_users(type(value))
-    )
-    named = type(value).__name__ in ("Namespace", "EasyDict", "AttrDict", "ConfigDict")
-    return getattr(value, "__dict__", None) if plain or named else None
 
 
 def _is_torchs(hook: Any) -> bool:

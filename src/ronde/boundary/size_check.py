@@ -1,8 +1,9 @@
 """Does a model do the same at the size of a call as on the few rows of its rehearsal?
 
 A branch on the number of rows (`if len(x) > 16`) is seen by running the model without data, on FakeTensors,
-at a few rows, at a rank's and at all: the same operations with the same constants must be carried out. Only
-models are asked whose own code names a size; one that FakeTensors cannot run is believed.
+at a few rows, at a rank's and at all: the same operations must be carried out, with the same numbers, and
+with sizes that are the same or grow as the rows do. Only models are asked whose own code names a size; one
+that FakeTensors cannot run is believed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.guards import apart
@@ -54,18 +55,63 @@ class _Form:
         return made.requires_grad_(self.requires_grad)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Operation:
+    """What is carried out, with its arguments that are no tensors."""
+
+    func: Any
+    numbers: tuple[Any, ...]
+    sizes: tuple[int, ...]
+
+    def is_like(self, other: _Operation, rows: int, others: int) -> bool:
+        """Whether `other`, on `others` rows, does what this one does on `rows`."""
+        if (self.func, self.numbers) != (other.func, other.numbers) or len(self.sizes) != len(other.sizes):
+            return False
+        sizes = zip(self.sizes, other.sizes, strict=True)
+        return all(mine == its or mine * others == its * rows for mine, its in sizes)
+
+
 class _Operations(TorchDispatchMode):
-    """What is carried out: operations and the numbers given to them, but for sizes."""
+    """Notes what is carried out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Any] = []
+        self.seen: list[_Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, (float, bool))]
-        self.seen.append((func, *numbers))
+        numbers: list[Any] = []
+        sizes: list[int] = []
+        for number, value in [*enumerate(args), *kwargs.items()]:
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(item, (float, bool)) or (isinstance(item, int) and not _is_size(func, number)):
+                    numbers.append(item)
+                elif isinstance(item, int):
+                    sizes.append(item)
+        if func is torch.ops.aten.lift_fresh.default and args[0].numel() == 1:
+            numbers.append(_number_in(args[0]))
+        self.seen.append(_Operation(func, tuple(numbers), tuple(sizes)))
         return func(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_size(func: Any, argument: int | str) -> bool:
+    """Whether an integer given as this argument is a size, a dimension or an index: no number to count with.
+
+    Args:
+        argument: the number of a positional argument, the name of another.
+    """
+    if func.overloadpacket is torch.ops.aten.arange:
+        return True
+    known = func._schema.arguments
+    kind = known[argument] if isinstance(argument, int) else next(a for a in known if a.name == argument)
+    return str(kind.type) not in ("number", "Optional[number]", "Tensor", "Optional[Tensor]")
+
+
+def _number_in(tensor: torch.Tensor) -> Any:
+    """What `torch.tensor` has made a tensor of."""
+    with _disable_current_modes():
+        return None if is_fake(tensor) or tensor.device.type == "meta" else tensor.item()
 
 
 def decided_by_size(
@@ -91,9 +137,8 @@ def decided_by_size(
             surroundings = Surroundings(module)
             with surroundings.restored(), preserved_random_state(), apart({}):
                 first = _carried_out(module, call, forms, ROWS)
-                differs = any(
-                    _carried_out(module, call, forms, size) != first for size in sizes if size != ROWS
-                )
+                others = {size: _carried_out(module, call, forms, size) for size in sizes if size != ROWS}
+                differs = not all(_are_alike(first, other, size) for size, other in others.items())
         except Exception:  # no FakeTensor for an operation of its, say
             differs = False
     return context.comm.broadcast_object(differs)
@@ -108,12 +153,18 @@ def _names_a_size(module: torch.nn.Module) -> bool:
     return bool(reach.names & _SIZES) and not cached
 
 
+def _are_alike(first: list[_Operation], other: list[_Operation], size: int) -> bool:
+    return len(first) == len(other) and all(
+        a.is_like(b, ROWS, size) for a, b in zip(first, other, strict=True)
+    )
+
+
 def _carried_out(
     module: torch.nn.Module,
     call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
     forms: Sequence[_Form],
     rows: int,
-) -> list[Any]:
+) -> list[_Operation]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = twin_of(module, mode.from_tensor)  # memory cannot be copied inside the mode
     with mode:

@@ -13,13 +13,14 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.boundary.candidates import Batch
+from ronde.boundary.contents import contents
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.listed import LISTED
-from ronde.boundary.noted import noted
+from ronde.boundary.noted import is_notable, noted
 from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
-from ronde.boundary.signature import PLAIN, Behaviour, Number
+from ronde.boundary.signature import Behaviour, Number
 from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tree import map_leaves, structure
 
@@ -214,11 +215,19 @@ class Verdicts:
     ) -> tuple[Verdict, tuple[Any, ...]]:
         """Numbers that change again and again must not be compared with anything."""
         seen = [*known.verdicts[form], numbers]
-        changing = [place for place in range(len(numbers)) if len({each[place] for each in seen}) > 1]
+        values = [{each[place] for each in seen} for place in range(len(numbers))]
+        changing = [
+            place
+            for place, now in enumerate(numbers)
+            if is_notable(now) and len([*filter(is_notable, values[place])]) > 1
+        ]
         substitutes = {place: known.behaviour.source(place) for place in changing}
         held = [each.verdict for each in known.verdicts[form].values()]
         if not any(each.sharded for each in held):
             return held[-1], numbers  # whatever the numbers are: what keeps it in parts has been said
+        if not changing:
+            others = [place for place, each in enumerate(values) if len(each) > 1]
+            return Verdict(False, _changes_inside(known.behaviour, others)), numbers
         if not all(each.sharded for each in held):
             return Verdict(False, _changes(substitutes)), numbers
         verdict = self._rehearsed(made, substitutes)
@@ -318,6 +327,11 @@ def _changes(substitutes: dict[int, Number]) -> str:
     )
 
 
+def _changes_inside(behaviour: Behaviour, places: list[int]) -> str:
+    names = ", ".join(sorted({behaviour.source(place).name for place in places}))
+    return f"what it does may depend on what is in {names}, which changes again and again"
+
+
 def _is_torchs(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
 
@@ -361,9 +375,11 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
 
 def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | None) -> tuple[Any, ...]:
     found = behaviour.numbers()
-    found += [value if type(value) in PLAIN else None for value in values]
+    found += [None if isinstance(value, torch.Tensor) else contents(value) for value in values]
     if free:
-        return tuple(None if place in free else value for place, value in enumerate(found))
+        return tuple(
+            type(value) if place in free and is_notable(value) else value for place, value in enumerate(found)
+        )
     return tuple(found)
 
 
