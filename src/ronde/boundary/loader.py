@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader, Subset, default_collate, get_worker_inf
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from ronde.boundary.holdings import Holdings
 from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
+from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
@@ -325,7 +325,8 @@ def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, 
     alone = copy.copy(fetcher)
     alone.collate_fn = list
     first = [] if together else fetch(alone, index[:1])
-    holdings, ear = Holdings(fetcher.dataset), _Ear(sys.stdout)
+    holdings = Holdings(fetcher.dataset)
+    ear: Any = _Ear(sys.stdout)
     with contextlib.redirect_stdout(ear):
         samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = holdings.changed()
