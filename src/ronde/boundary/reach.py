@@ -117,7 +117,7 @@ class Reach:
 
     Attributes:
         places: variables that code names.
-        values: objects that were come by, each once, with the name (of a variable, an attribute) that led there.
+        values: objects that were come by, each once, with the name of what led there.
     """
 
     def __init__(self, *, libraries: bool = False) -> None:
