@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 import random
 import types
 import weakref
@@ -263,6 +264,69 @@ def test_a_block_is_given_again_what_it_was_given(extent: str, cache: type, adds
         f"recompute={extent} computes it again"
     )
     assert said == ([sentence] if cache is Seen else [])
+
+
+_NUMBERS = [itertools.count(1)]
+
+
+class Own(nn.Module):
+    """Scales by the next number of an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.numbers: Any = itertools.cycle([1.0, 0.5, 2.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.number()
+
+    def number(self) -> float:
+        return next(self.numbers)
+
+
+class Later(Own):
+    """Has an iterator from its first call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = None
+
+    def number(self) -> float:
+        self.numbers = self.numbers or iter(range(1, 100))
+        return next(self.numbers)
+
+
+class OfAll(Own):
+    """All blocks have one iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = None
+
+    def number(self) -> float:
+        return next(_NUMBERS[0])
+
+
+@pytest.mark.parametrize(
+    ("block", "thing"),
+    [(Own, "cycle numbers"), (Later, "range_iterator numbers"), (OfAll, "count _NUMBERS")],
+)
+def test_a_block_that_uses_an_iterator_is_not_computed_again(block: Callable[[], Any], thing: str) -> None:
+    def trained() -> list[torch.Tensor]:
+        _NUMBERS[0] = itertools.count(1)
+        torch.manual_seed(0)
+        model = nn.Sequential(*[block() for _ in range(3)])
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = trained()
+    with recomputing("full") as said:
+        found = trained()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert [note.partition(": ")[2] for note in said] == [
+        f"it uses the {thing}, which recompute=full could not put back to compute it again"
+    ]
 
 
 _SETTINGS = types.SimpleNamespace(scale=1.0)

@@ -148,9 +148,7 @@ class Surroundings:
             if _changeable(value) and id(value) not in own and id(value) not in mine
         ]
         self.generators = reach.generators()
-        # Something that goes on when it is used, and cannot go back: an iterator, an open file.
-        found = ((name, value) for name, value in reach.values if isinstance(value, (Iterator, io.IOBase)))
-        self.irrevocable = next((f"the {type(value).__name__} {name}" for name, value in found), "")
+        self.irrevocable = _irrevocable(reach.values)
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""
@@ -175,6 +173,11 @@ class Behind:
         self._parts = [weakref.ref(part) for part in module.modules()]
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         self._values = [value for _, value in reach.values if _is_open(value) and id(value) not in mine]
+        self._irrevocable = _irrevocable(reach.values)
+
+    def irrevocable(self) -> str:
+        """Something that the code uses and that has no way back, in words; "" where there is nothing."""
+        return self._irrevocable or _irrevocable(self._named())
 
     def tensors(self) -> list[torch.Tensor]:
         """Plain ones that are attributes, or variables."""
@@ -194,14 +197,23 @@ class Behind:
         return all_back
 
     def _held(self) -> Iterator[Any]:
+        return (value for _, value in self._named())
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
         """Attributes as they are now, which may be others than at first, and variables."""
         for ref in self._parts:
             part = ref()
             for name, value in vars(part).items() if part is not None else ():
                 if name not in BOOKKEEPING:
-                    yield value
+                    yield name, value
         for place in self._places:
-            yield place.read()
+            yield place.name, place.read()
+
+
+def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
+    """Something that goes on when it is used, and cannot go back: an iterator, an open file."""
+    found = ((name, value) for name, value in values if isinstance(value, (Iterator, io.IOBase)))
+    return next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class Reach:
 
     Attributes:
         places: variables that code names.
-        values: objects that were come by, each once, with the name of the variable that led there.
+        values: objects that were come by, each once, with the name of what led there.
     """
 
     def __init__(self, *, libraries: bool = False) -> None:
@@ -186,8 +186,10 @@ class Reach:
         if not (self._libraries or known or is_users(type(value)) or dataclasses.is_dataclass(value)):
             return
         if isinstance(value, torch.nn.Module):
-            items = [item for name, item in vars(value).items() if name not in BOOKKEEPING]
-            items += value._modules.values()
+            for name, item in list(vars(value).items()):
+                if name not in BOOKKEEPING:
+                    self._follow_as(self._under or name, item)
+            items = list(value._modules.values())
         else:
             items = list(_attributes(value))
         for item in items:
@@ -238,8 +240,11 @@ class Reach:
             return
         self._seen.add((*key, place.name))
         self.places.append(place)
-        before, self._under = self._under, place.name
-        self._follow(place.read())
+        self._follow_as(place.name, place.read())
+
+    def _follow_as(self, name: str, value: Any) -> None:
+        before, self._under = self._under, name
+        self._follow(value)
         self._under = before
 
 

@@ -169,6 +169,13 @@ class Recompute:
                 f"{self._asked} would call a second time"
             )
             return False
+        irrevocable = self._replay.irrevocable(block)
+        if irrevocable:
+            self._note(
+                f"{type(block).__name__} keeps all its activations: it uses {irrevocable}, which "
+                f"{self._asked} could not put back to compute it again"
+            )
+            return False
         return True
 
     def _again(self, plain: Callable[..., Any], block: torch.nn.Module, args: Any, kwargs: Any) -> Any:

@@ -47,6 +47,16 @@ class Replay:
         self._again = again
         self._behind: weakref.WeakKeyDictionary[torch.nn.Module, Behind] = weakref.WeakKeyDictionary()
 
+    def irrevocable(self, module: torch.nn.Module) -> str:
+        """What the code of a module uses and cannot find again as it was, in words; "" where it can all."""
+        return self._behind_of(module).irrevocable()
+
+    def _behind_of(self, module: torch.nn.Module) -> Behind:
+        behind = self._behind.get(module)
+        if behind is None:
+            behind = self._behind[module] = Behind(module)
+        return behind
+
     def __call__(
         self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
         kept: Collection[Any] = (),
@@ -59,10 +69,7 @@ class Replay:
             kept: operations whose results are kept.
         """
         asked, again = self._asked, self._again
-        behind = self._behind.get(module)
-        if behind is None:
-            behind = self._behind[module] = Behind(module)
-        moment = _Moment(module, asked, behind)
+        moment = _Moment(module, asked, self._behind_of(module))
         results: list[Any] = []
         # A layer that works in place may do so on what it is given.
         in_place = any(getattr(part, "inplace", False) for part in module.modules())
