@@ -181,6 +181,13 @@ def _each_by_itself(m: Any, x: T) -> T:
     return h + F.batch_norm(h.view(1, len(h), 3), None, None, training=True).view(len(h), 3)
 
 
+def _scaled_gradient(m: Any, x: T) -> T:
+    """A gradient divided by the number of values, as learnt step sizes have it: forward does not show it."""
+    h = m.a(x)
+    scaled = h / x.numel() ** 0.5
+    return (h - scaled).detach() + scaled
+
+
 def _checked(m: Any, x: T) -> T:
     """Distributions look at all of their arguments, only to check them."""
     h = torch.distributions.Normal(m.a(x), m.a(x).exp()).mean
@@ -200,6 +207,12 @@ HAZARDS = {
         modelled(_GhostBatchNorm, batches=loader(16)), "parts", "how many rows there are"
     ),
     "samples as channels": Hazard(_model(_each_by_itself), "parts", "as channels"),
+    "gradient by size": Hazard(_model(_scaled_gradient), "parts", "how many rows there are"),
+    "gradient by a small size": Hazard(
+        modelled(lambda: Lambda(_scaled_gradient, a=nn.Linear(4, 3)), batches=loader(4)),
+        "parts",
+        "how many rows there are",
+    ),
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),

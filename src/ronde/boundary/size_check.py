@@ -127,18 +127,21 @@ def decided_by_size(
     Args:
         call, values, axes: as for `rehearse`; of the values only form and type matter.
     """
-    if rows <= ROWS or not _names_a_size(module):
+    few = min(rows, ROWS)
+    parts = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
+    # Of one row torch computes many things in another way.
+    sizes = sorted({size for size in (*parts, rows) if size > 1} - {few})
+    if not sizes or not _names_a_size(module):
         return False
-    sizes = sorted({ROWS, *(context.layout(0, rows).count(rank) for rank in range(context.world_size)), rows})
     # Asked for here: in a rehearsal the batch itself must not be touched.
     forms = [_Form.of(value, axis) for value, axis in zip(values, axes, strict=True)]
     with context.enter(Region.REHEARSAL, rows):
         try:
             surroundings = Surroundings(module)
             with surroundings.restored(), preserved_random_state(), apart({}):
-                first = _carried_out(module, call, forms, ROWS)
-                others = {size: _carried_out(module, call, forms, size) for size in sizes if size != ROWS}
-                differs = not all(_are_alike(first, other, size) for size, other in others.items())
+                first = _carried_out(module, call, forms, few)
+                others = {size: _carried_out(module, call, forms, size) for size in sizes}
+                differs = not all(_are_alike(first, few, other, size) for size, other in others.items())
         except Exception:  # no FakeTensor for an operation of its, say
             differs = False
     return context.comm.broadcast_object(differs)
@@ -153,9 +156,9 @@ def _names_a_size(module: torch.nn.Module) -> bool:
     return bool(reach.names & _SIZES) and not cached
 
 
-def _are_alike(first: list[_Operation], other: list[_Operation], size: int) -> bool:
+def _are_alike(first: list[_Operation], few: int, other: list[_Operation], size: int) -> bool:
     return len(first) == len(other) and all(
-        a.is_like(b, ROWS, size) for a, b in zip(first, other, strict=True)
+        a.is_like(b, few, size) for a, b in zip(first, other, strict=True)
     )
 
 
