@@ -145,7 +145,7 @@ def _sized(m: Any, x: T) -> T:
     return m.a(x)
 
 
-def _capacity(m: Any, x: T) -> T:
+def _constant_capacity(m: Any, x: T) -> T:
     """An expert takes so many rows and no more, which a few rows do not reach."""
     chosen = F.one_hot(m.a(x).argmax(1), 3)
     place = (chosen.cumsum(0) * chosen).sum(1)
@@ -195,7 +195,9 @@ def _checked(m: Any, x: T) -> T:
 
 
 HAZARDS = {
-    "capacity of an expert": Hazard(_model(_capacity), "parts", "rows of the batch meet inside it (cumsum)"),
+    "capacity of an expert": Hazard(
+        _model(_constant_capacity), "parts", "rows of the batch meet inside it (cumsum)"
+    ),
     "norm of the batch clipped": Hazard(_model(_clipped), "parts", "rows of the batch meet inside it"),
     "in common with many": Hazard(_model(_crowded), "parts", ""),
     "every other row otherwise": Hazard(
@@ -226,7 +228,7 @@ HAZARDS = {
         _model(lambda m, x: m.a(x).clamp(max=max(len(x), 5) - 5)), "parts", "how many rows there are"
     ),
     "more rows, another size": Hazard(_model(_largest), "parts", "how many rows there are"),
-    "capacity by the number of rows": Hazard(_model(_capacity), "parts", "how many rows there are"),
+    "capacity by the number of rows": Hazard(_model(_capacity), "parts", "(cumsum)"),
     "integers that are sizes": Hazard(_model(_by_kind), "whole"),
     "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),
     "sizes that decide nothing": Hazard(_model(_sized), "whole"),

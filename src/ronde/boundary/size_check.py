@@ -129,8 +129,7 @@ def decided_by_size(
     """
     few = min(rows, ROWS)
     parts = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
-    # Of one row torch computes many things in another way.
-    sizes = sorted({size for size in (*parts, rows) if size > 1} - {few})
+    sizes = sorted({*parts, rows} - {few, 0})
     if not sizes or not _names_a_size(module):
         return False
     # Asked for here: in a rehearsal the batch itself must not be touched.
@@ -157,9 +156,15 @@ def _names_a_size(module: torch.nn.Module) -> bool:
 
 
 def _are_alike(first: list[_Operation], few: int, other: list[_Operation], size: int) -> bool:
+    if size == 1:  # torch computes many things in another way then, but by the same numbers
+        return _fractions(first) == _fractions(other)
     return len(first) == len(other) and all(
         a.is_like(b, few, size) for a, b in zip(first, other, strict=True)
     )
+
+
+def _fractions(operations: list[_Operation]) -> set[float]:
+    return {number for each in operations for number in each.numbers if isinstance(number, float)}
 
 
 def _carried_out(
