@@ -395,12 +395,13 @@ class Watched(nn.Module):
     def __init__(self, model: nn.Module, seen: list[int]) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 64)
-        self._all, self._seen = [model], seen
+        # No list of numbers: one that is another at every call is rehearsed again, with all units there.
+        self._all, self._tell = [model], seen.append
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(x)
         with torch._C.DisableTorchFunctionSubclass():
-            self._seen.append(sum(each.untyped_storage().nbytes() for each in self._all[0].parameters()))
+            self._tell(sum(each.untyped_storage().nbytes() for each in self._all[0].parameters()))
         return x
 
 
