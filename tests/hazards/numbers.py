@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from hazards.harness import Hazard, data, loader, train
+from hazards.harness import Hazard, Lambda, data, loader, modelled, train
 
 T = torch.Tensor
 _MIXED = "rows of its output depend on other rows"
@@ -441,7 +442,40 @@ def _evaluated_first() -> Iterator[Any]:
     yield from train(model.train())
 
 
+class _WithHistory(nn.Module):
+    """The script writes what it has seen into a dict of the model's, which no code of the model names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.history: dict[str, list[float]] = {"loss": []}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x)
+
+
+@dataclasses.dataclass
+class _Scale:
+    """Can be called, and has no hash."""
+
+    by: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
 HAZARDS = {
+    "a history of the script's": Hazard(
+        modelled(_WithHistory, before=lambda m, step: m.history["loss"].append(step)), "whole"
+    ),
+    "a part of what has no hash": Hazard(
+        modelled(
+            lambda: Lambda(
+                lambda m, x: m.scale(m.a(x)), a=nn.Linear(4, 3), scale=functools.partial(_Scale(2.0))
+            )
+        ),
+        "whole",
+    ),
     "attribute set by the script": Hazard(_told(lambda m: m.mix, _set(lambda m: m, "mix")), "parts", _MIXED),
     "in a namespace": Hazard(_told(lambda m: m.config.mix, _set(lambda m: m.config, "mix")), "parts", _MIXED),
     "in a dict": Hazard(_told(lambda m: m.table["mix"], _set(lambda m: m.table, "mix")), "parts", _MIXED),

@@ -188,6 +188,12 @@ def _scaled_gradient(m: Any, x: T) -> T:
     return (h - scaled).detach() + scaled
 
 
+def _centred_twice(m: Any, x: T) -> T:
+    """The second mean is nothing but rounding, which depends on how many rows are computed at once."""
+    centred = F.layer_norm(m.b(x), (64,))
+    return m.a(x) + (centred - centred.mean(1, keepdim=True))[:, :3]
+
+
 def _checked(m: Any, x: T) -> T:
     """Distributions look at all of their arguments, only to check them."""
     h = torch.distributions.Normal(m.a(x), m.a(x).exp()).mean
@@ -215,6 +221,10 @@ HAZARDS = {
         "parts",
         "how many rows there are",
     ),
+    "rounding": Hazard(
+        modelled(lambda: Lambda(_centred_twice, a=nn.Linear(4, 3), b=nn.Linear(4, 64))), "whole"
+    ),
+    "one row after the other": Hazard(_model(lambda m, x: torch.stack([m.a(row) for row in x])), "whole"),
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),

@@ -19,10 +19,10 @@ import torch
 
 from ronde.boundary.reach import BOOKKEEPING, is_users
 
-__all__ = ["LISTS", "contents", "each_once"]
+__all__ = ["SCALARS", "contents", "each_once"]
 
 _PLAIN = {bool, int, float, str, type(None)}
-LISTS = (list, tuple, collections.deque, set, frozenset, numpy.ndarray)
+SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, numpy.generic)
 # Of something larger only the type is looked at: a vocabulary is no setting.
 _MOST = 256
 _DEEP = 3
@@ -77,7 +77,8 @@ def _nothing(value: Any, depth: int) -> Any:
 
 
 def _itself(value: Any, depth: int) -> Any:
-    return value
+    # A class of the user's may compare in a way of its own, and then has no hash.
+    return value if type(value).__hash__ is not None else (type(value), id(value))
 
 
 def _member(value: Any, depth: int) -> Any:
@@ -96,7 +97,7 @@ def _array(value: Any, depth: int) -> Any:
 
 
 def _partial(value: Any, depth: int) -> Any:
-    return value.func, *_each(value.args, depth), *_entries(value.keywords, depth)
+    return contents(value.func, depth), *_each(value.args, depth), *_entries(value.keywords, depth)
 
 
 def _module(value: Any, depth: int) -> Any:

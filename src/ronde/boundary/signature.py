@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 
-from ronde.boundary.contents import LISTS, each_once
+from ronde.boundary.contents import SCALARS, each_once
 from ronde.boundary.reach import BOOKKEEPING, Place, Reach, is_users
 
 __all__ = ["Behaviour", "Number"]
@@ -62,8 +62,9 @@ class Behaviour:
                     continue
                 if callable(value) and not isinstance(value, torch.nn.Module):
                     self._functions.append((vars(part), name, value))
-                # Into a list that is not named the script may write what it likes, its losses say.
-                named = name in reach.names or not isinstance(value, LISTS)
+                # Into what holds more than one value and is not named the script may write what it likes, its
+                # losses say.
+                named = name in reach.names or isinstance(value, SCALARS)
                 if (users and named) or isinstance(value, float):
                     self.places.append(Place(name, vars(part)))
         self.places += [place for place in reach.places if place.name != "__class__"]

@@ -14,7 +14,8 @@ __all__ = ["state_is_held"]
 def state_is_held(optimizer: Any) -> bool:
     """Whether there is another reference to the state, to an entry of it, or to a tensor in one.
 
-    The caller must have no name for any of them.
+    The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
+    another device, it is all that `load_state_dict` takes as it is.
     """
     nobody = SimpleNamespace(state={0: {0: torch.empty(1)}})
     return _most_references(optimizer) > _most_references(nobody)
@@ -27,6 +28,6 @@ def _most_references(owner: Any) -> int:
     for entry in state.values():
         most = max(most, sys.getrefcount(entry))
         for value in entry.values() if isinstance(entry, dict) else ():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.dim():
                 most = max(most, sys.getrefcount(value))
     return most
