@@ -6,6 +6,7 @@ as whole values and in ways that keep the rows on their ranks.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -233,6 +234,29 @@ def _looked_at(rank: Rank) -> list[bool]:
 
 def test_looking_at_a_view_leaves_the_output_in_rows(ranks: Any) -> None:
     assert ranks(2, _looked_at) == [[True] * 5] * 2
+
+
+def _collected_on_one_rank(rank: Rank, grad: bool) -> float:
+    """A row of a view whose output waits in a cycle for the collector, which has come on one rank only."""
+    gc.disable()
+    try:
+        with rank.session() as session:
+            out = Inputs(session).batch(ROWS, 4, 6)
+            out = out * 1.0 if grad else out.detach() * 1.0
+            view, cycle = out[:, 0], [out]
+            cycle.append(cycle)  # pyright: ignore[reportArgumentType]
+            del out, cycle
+            if rank.rank == 0:
+                gc.collect()
+            return view[1].sum().item()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_collector_decides_nothing(ranks: Any, grad: bool) -> None:
+    first, other = ranks(2, _collected_on_one_rank, grad)
+    assert first == other
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

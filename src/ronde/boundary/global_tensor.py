@@ -293,6 +293,19 @@ def is_view(value: GlobalTensor) -> bool:
     return any(True for _ in _lineage(value))
 
 
+def _agree_on_origins(value: GlobalTensor) -> None:
+    """Pass over what a rank's collector has taken: it comes at other moments on others, and what is gathered
+    depends on it. What is gone on one rank no script can reach on any."""
+    if value._rows is None or not value._origins:
+        return
+    there = [origin.base() is not None for origin in value._origins]
+    counts = value._context.comm.votes(there)
+    world_size = value._context.world_size
+    value._origins = [
+        origin for origin, count in zip(value._origins, counts, strict=True) if count == world_size
+    ]
+
+
 def _root(value: GlobalTensor) -> GlobalTensor:
     return list(_line(value))[-1]
 
@@ -313,6 +326,7 @@ def _notice(value: GlobalTensor) -> None:
 def _hold_whole(value: GlobalTensor) -> torch.Tensor:
     """From now on the tensor, and what shares memory with it, is the whole value: it is about to change,
     or has been changed."""
+    _agree_on_origins(value)
     root = _root(value)
     late = _changed(root)
     _whole(root)
@@ -352,6 +366,7 @@ def _shared(value: GlobalTensor) -> torch.Tensor:
     memory from now on. With one only the views on the way are: versions tell of writes, and what a model
     returned is looked at more often than it is written to.
     """
+    _agree_on_origins(value)
     root = _root(value)
     if root._rows is not None and not root._rows.requires_grad:
         return _hold_whole(value)
