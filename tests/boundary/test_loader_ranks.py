@@ -428,11 +428,14 @@ class Opening(Items):
         super().__init__()
         self.table: Any = None
         self.files: list[Any] = [None, None]
+        self.mapped: list[Any] = [None, None]
 
     def __getitem__(self, index: int) -> Any:
         if self.table is None:
             self.table = np.arange(23)
         self.files[index % 2] = self.files[index % 2] or memoryview(b"a file")
+        if self.mapped[index % 2] is None:
+            self.mapped[index % 2] = np.frombuffer(b"mapped to be read", np.uint8)
         return super().__getitem__(index)[0], self.table[index]
 
 

@@ -134,5 +134,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _is_closed(value: Any) -> bool:
+    if isinstance(value, numpy.ndarray) and not value.flags.writeable:
+        return True  # a file that was mapped when a sample of it was first asked for
     known = isinstance(value, (*_SIMPLE, *_ARRAYS, torch.Tensor))
     return not known and value is not _ABSENT and _state(value) is None
