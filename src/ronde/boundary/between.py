@@ -85,19 +85,14 @@ class Between(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
-        used = [
-            self._held[place]
-            for place in map(_place, tensors((args, (*kwargs.values(),))))
-            if place in self._held
-        ]
-        if not used or name.startswith(_NEW):
+        given = map(_place, tensors((args, (*kwargs.values(),))))
+        used = [self._held[place][1] for place in given if place in self._held]
+        if not used or func.is_view or name.startswith(_NEW):
             return result
         made = list(tensors(result))
-        if func.is_view:
-            return result
+        uses = frozenset(step for step in used if step is not None)
         # What lies behind the first of several results may be without meaning, as a kernel's workspace.
         for tensor in made if isinstance(result, list) else made[:1]:
-            uses = frozenset(step for _, step in used if step is not None)
             self._note(name, tensor, uses, torch.Tag.pointwise in func.tags)
         for tensor in made:
             self._hold(tensor, len(self.steps) - 1)

@@ -11,18 +11,18 @@ import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy
 import torch
 
-from ronde.boundary.reach import BOOKKEEPING, is_users
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, attributes, is_users
 
 __all__ = ["SCALARS", "contents", "each_once"]
 
 _PLAIN = {bool, int, float, str, type(None)}
-SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, numpy.generic)
+SCALARS = (*SIMPLE, enum.Enum, numpy.generic)
 # Of something larger only the type is looked at: a vocabulary is no setting.
 _MOST = 256
 _DEEP = 3
@@ -120,21 +120,10 @@ def _set(value: Any, depth: int) -> Any:
 
 
 def _attributes(value: Any, depth: int) -> Any:
-    held = getattr(value, "__dict__", {})
-    slots = _slots(type(value))
-    if slots:
-        held = {**held, **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
-    return type(value), *_entries(held, depth)
+    return type(value), *_entries(attributes(value), depth)
 
 
-@functools.lru_cache(maxsize=4096)
-def _slots(kind: type) -> tuple[str, ...]:
-    found = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
-    names = [name for slots in found for name in ((slots,) if isinstance(slots, str) else slots)]
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-
-
-def _entries(value: dict[Any, Any], depth: int) -> Iterable[Any]:
+def _entries(value: Mapping[Any, Any], depth: int) -> Iterable[Any]:
     """Keys and contents; not of what is but its type, a mask for each length, say."""
     if len(value) > _MOST:
         return ()

@@ -327,7 +327,11 @@ def _hold_whole(value: GlobalTensor) -> torch.Tensor:
     """From now on the tensor, and what shares memory with it, is the whole value: it is about to change,
     or has been changed."""
     _agree_on_origins(value)
-    root = _root(value)
+    return _hold_all(value, _root(value))
+
+
+def _hold_all(value: GlobalTensor, root: GlobalTensor) -> torch.Tensor:
+    """The same where ranks agree already on what it is a view of."""
     late = _changed(root)
     _whole(root)
     root._rows = None
@@ -369,7 +373,7 @@ def _shared(value: GlobalTensor) -> torch.Tensor:
     _agree_on_origins(value)
     root = _root(value)
     if root._rows is not None and not root._rows.requires_grad:
-        return _hold_whole(value)
+        return _hold_all(value, root)
     line = list(_line(value))
     if value is root or any(_watched(member) for member in line[:-1]):
         return materialize(value)

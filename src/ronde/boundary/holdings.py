@@ -11,7 +11,7 @@ import array
 import collections
 import dataclasses
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
 
@@ -19,11 +19,10 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.reach import Reach, is_users
+from ronde.boundary.reach import SIMPLE, Reach, attributes, is_users
 
 __all__ = ["Holdings"]
 
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _ARRAYS = (numpy.ndarray, array.array, bytearray)
 _KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace, types.FunctionType)
@@ -55,7 +54,7 @@ class Holdings:
         pending, room = collections.deque(found), _MOST_BYTES
         while pending and len(self._held) < _ENOUGH:
             name, value = pending.popleft()
-            if id(value) in self._seen or isinstance(value, _SIMPLE):
+            if id(value) in self._seen or isinstance(value, SIMPLE):
                 continue
             self._seen.add(id(value))
             if isinstance(value, _ARRAYS) and _size(value) > room:
@@ -81,7 +80,7 @@ def _state(value: Any) -> Any:
     if isinstance(value, _CONTAINERS):
         return dict(value) if isinstance(value, dict) else list(value)
     if isinstance(value, _KNOWN) or is_users(type(value)) or dataclasses.is_dataclass(value):
-        return None if isinstance(value, type) else _Attributes(_attributes(value))
+        return None if isinstance(value, type) else _Attributes(attributes(value))
     return None
 
 
@@ -93,22 +92,13 @@ class _Attributes(dict[str, Any]):
     """What an object keeps, by names that a reader would look for."""
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    for owner in type(value).__mro__:
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name, getattr(value, name)
-
-
 def _inside(name: str, state: Any) -> list[tuple[str, Any]]:
     """What to look at next, with its name: that of the attribute or the variable in which it is."""
     if isinstance(state, _Attributes):
         return list(state.items())
     items = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     # A list of a million numbers needs no walk.
-    if not set(map(type, items)).difference(_SIMPLE):
+    if not set(map(type, items)).difference(SIMPLE):
         return []
     return [(name, item) for item in islice(items, _ENOUGH)]
 
@@ -130,11 +120,11 @@ def _same(before: Any, now: Any) -> bool:
     """Whether an entry is what it was, or was nothing and is now something that is not looked into."""
     if before is now or ((before is None or before is _ABSENT) and _is_closed(now)):
         return True
-    return isinstance(now, _SIMPLE) and type(before) is type(now) and before == now
+    return isinstance(now, SIMPLE) and type(before) is type(now) and before == now
 
 
 def _is_closed(value: Any) -> bool:
     if isinstance(value, numpy.ndarray) and not value.flags.writeable:
         return True  # a file that was mapped when a sample of it was first asked for
-    known = isinstance(value, (*_SIMPLE, *_ARRAYS, torch.Tensor))
+    known = isinstance(value, (*SIMPLE, *_ARRAYS, torch.Tensor))
     return not known and value is not _ABSENT and _state(value) is None

@@ -16,8 +16,6 @@ __all__ = ["Conversions", "HostReads"]
 
 # What is made of parameters is kept for as long as a trial runs, and who decides by one reads few numbers.
 _SMALL = 4096
-
-
 # Between an operation and the code that asks for it.
 _OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
 

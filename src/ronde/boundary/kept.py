@@ -23,12 +23,11 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, Place, Reach, is_users
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_users
 
 __all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
 _DEPTH = 6
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _LARGEST = 1 << 26
 _SMALL = 1 << 16
 
@@ -52,7 +51,7 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
         return value.detach().clone() if depth > 2 or value.numel() <= _SMALL else ("held", id(value))
     if isinstance(value, numpy.ndarray):
         return value.copy() if value.nbytes <= _LARGEST and value.dtype != object else ("array", value.shape)
-    if isinstance(value, _SIMPLE):
+    if isinstance(value, SIMPLE):
         return value
     if isinstance(value, GENERATORS):
         return "generator", generator_state(value)
@@ -71,7 +70,7 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _key(key: Any) -> Any:
-    return key if isinstance(key, (*_SIMPLE, tuple)) else repr(type(key))
+    return key if isinstance(key, (*SIMPLE, tuple)) else repr(type(key))
 
 
 def _inside(value: Any) -> dict[str, Any] | None:
@@ -109,7 +108,7 @@ def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) 
     if isinstance(value, torch.Tensor):
         yield value
         return
-    if depth == 0 or isinstance(value, _SIMPLE) or id(value) in seen:
+    if depth == 0 or isinstance(value, SIMPLE) or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, torch.nn.Module):
@@ -245,7 +244,7 @@ def _owned(module: torch.nn.Module) -> set[int]:
     reach: set[int] = set()
 
     def walk(value: Any, depth: int) -> None:
-        if depth == 0 or id(value) in reach or isinstance(value, (*_SIMPLE, types.FunctionType, type)):
+        if depth == 0 or id(value) in reach or isinstance(value, (*SIMPLE, types.FunctionType, type)):
             return
         reach.add(id(value))
         inside = value if isinstance(value, dict) else _inside(value)
@@ -271,7 +270,7 @@ def _is_open(value: Any) -> bool:
 
 
 def _shallow(value: Any) -> Any:
-    return value if isinstance(value, _SIMPLE) else ("held", id(value))
+    return value if isinstance(value, SIMPLE) else ("held", id(value))
 
 
 def _way_back(value: Any) -> Callable[[], None] | None:

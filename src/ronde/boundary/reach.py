@@ -20,8 +20,10 @@ import numpy
 import torch
 import torch.utils.data
 
-__all__ = ["BOOKKEEPING", "GENERATORS", "Place", "Reach", "is_users"]
+__all__ = ["BOOKKEEPING", "GENERATORS", "SIMPLE", "Place", "Reach", "attributes", "is_users"]
 
+# What holds nothing else.
+SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 
 _ROOT = __file__.rpartition("boundary")[0]
@@ -191,7 +193,7 @@ class Reach:
                     self._follow_as(self._under or name, item)
             items = list(value._modules.values())
         else:
-            items = list(_attributes(value))
+            items = list(attributes(value).values())
         for item in items:
             self._follow(item)
         entries = ("__call__", "__getitem__", "__getitems__", "forward")
@@ -273,14 +275,20 @@ def _of_libraries(kind: type) -> frozenset[str]:
 _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 
 
-def _attributes(value: Any) -> Iterator[Any]:
-    """What an object keeps, in its dictionary or its slots."""
-    yield from getattr(value, "__dict__", {}).values()
-    for owner in type(value).__mro__:
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield getattr(value, name)
+def attributes(value: Any) -> Mapping[str, Any]:
+    """What an object keeps, in its dictionary or its slots, by name."""
+    held: Mapping[str, Any] = getattr(value, "__dict__", {})
+    slots = _slots(type(value))
+    return (
+        {**held, **{name: getattr(value, name) for name in slots if hasattr(value, name)}} if slots else held
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> tuple[str, ...]:
+    found = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
+    names = [name for slots in found for name in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def is_users_module(module: types.ModuleType) -> bool:

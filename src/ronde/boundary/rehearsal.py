@@ -209,6 +209,8 @@ def _find_axes_between(
 
 
 def _compare_between(trial: Trial, parts: list[Run], axes: Sequence[int | None], cut: Layout) -> None:
+    if not axes:
+        return
     whole = trial.run(0, cut.rows, watched=True, axes=axes)
     for rank, part in enumerate(parts):
         compare_between(whole.steps, part.steps, cut.bounds(rank), cut.rows)
@@ -269,13 +271,13 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
 
 
 def _parts(
-    trial: Trial, draws: tuple[Draw, ...], cut: Layout, axes: Sequence[int | None] | None = None
+    trial: Trial, draws: tuple[Draw, ...], cut: Layout, axes: Sequence[int | None] = ()
 ) -> Iterator[Run]:
     """The same call as ranks would carry it out."""
     for rank in range(cut.world_size):
         start, stop = cut.bounds(rank)
         sliced = SlicedDraws(draws, cut, rank) if draws else None
-        yield trial.run(start, stop, sliced, watched=axes is not None, axes=axes)
+        yield trial.run(start, stop, sliced, watched=bool(axes), axes=axes)
 
 
 def _compare_parts(
