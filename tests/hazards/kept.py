@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
+import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -259,6 +262,30 @@ def _images() -> Any:
 
 
 _ON_ITSELF = "on itself"
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    calls: int = 0
+    largest: float = 0.0
+
+
+def _books(kind: Callable[..., Any]) -> Callable[[], Iterator[Any]]:
+    """A book that is not the module's: calls and the largest number of all batches so far."""
+
+    def script() -> Iterator[Any]:
+        book = kind(calls=0, largest=0.0)
+
+        def forward(m: Any, x: T) -> T:
+            book.calls += 1
+            book.largest = max(book.largest, x.max().item())
+            return m.a(x)
+
+        yield from train(Lambda(forward, a=nn.Linear(4, 3)), seen=lambda: [book.calls, book.largest])
+
+    return script
+
+
 HAZARDS = {
     "loss on self": Hazard(_loss_on_self, "parts", _ON_ITSELF),
     "penalties on layers": Hazard(_penalty, "parts", _ON_ITSELF),
@@ -286,6 +313,9 @@ HAZARDS = {
     "object with rows": Hazard(
         _keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"
     ),
+    "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
+    "book in the options": Hazard(_books(argparse.Namespace), "right"),
+    "book in slots": Hazard(_books(Slots), "right"),
     "number of rows": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + len(x))), "parts", _ON_ITSELF),
     "count of calls": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + 1)), "whole"),
     "moving average": Hazard(_keeps(_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),

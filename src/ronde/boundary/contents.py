@@ -7,7 +7,6 @@ found once.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import functools
 import types
@@ -17,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.reach import BOOKKEEPING, SIMPLE, attributes, is_users
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, attributes, is_data
 
 __all__ = ["SCALARS", "contents", "each_once"]
 
@@ -62,14 +61,9 @@ def _once(value: Any, known: dict[int, int]) -> Any:
 def _reader(kind: type) -> _Reader | None:
     """How values of this type are looked into; None where they are not."""
     found = next((reader for kinds, reader in _READERS if issubclass(kind, kinds)), None)
-    if found is None and _is_configuration(kind):
+    if found is None and is_data(kind):
         return _attributes
     return None if found is _nothing else found
-
-
-def _is_configuration(kind: type) -> bool:
-    named = kind.__name__ in ("Namespace", "EasyDict", "AttrDict", "ConfigDict")
-    return named or kind is types.SimpleNamespace or dataclasses.is_dataclass(kind) or is_users(kind)
 
 
 def _nothing(value: Any, depth: int) -> Any:

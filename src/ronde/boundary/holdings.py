@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import collections
-import dataclasses
 import types
 from collections.abc import Iterable
 from itertools import chain, islice
@@ -19,13 +18,13 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.reach import SIMPLE, Reach, attributes, is_users
+from ronde.boundary.reach import SIMPLE, Reach, attributes, is_data
 
 __all__ = ["Holdings"]
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _ARRAYS = (numpy.ndarray, array.array, bytearray)
-_KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace, types.FunctionType)
+_KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.FunctionType)
 _ENOUGH = 100_000
 _MOST_BYTES = 1 << 26
 _ABSENT = object()
@@ -79,7 +78,7 @@ def _state(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, _CONTAINERS):
         return dict(value) if isinstance(value, dict) else list(value)
-    if isinstance(value, _KNOWN) or is_users(type(value)) or dataclasses.is_dataclass(value):
+    if isinstance(value, _KNOWN) or is_data(type(value)):
         return None if isinstance(value, type) else _Attributes(attributes(value))
     return None
 

@@ -7,14 +7,13 @@ functions) and what is behind them.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import copy
 import io
 import random
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_users
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, attributes, is_data, slots
 
 __all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
@@ -73,13 +72,13 @@ def _key(key: Any) -> Any:
     return key if isinstance(key, (*SIMPLE, tuple)) else repr(type(key))
 
 
-def _inside(value: Any) -> dict[str, Any] | None:
+def _inside(value: Any) -> Mapping[str, Any] | None:
     """The attributes of an object that is data."""
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):
         return None
     if isinstance(value, torch.nn.Module):
         return {name: item for name, item in vars(value).items() if name not in _OWN}
-    return getattr(value, "__dict__", None)
+    return attributes(value) or None
 
 
 # Bookkeeping of torch's; parameters and modules are looked at by themselves.
@@ -94,10 +93,8 @@ def module_state(module: torch.nn.Module) -> dict[str, Any]:
     for path, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             continue
-        attributes = {
-            key: value for key, value in vars(part).items() if key not in _OWN | {"_modules", "_buffers"}
-        }
-        for name, value in (*part._buffers.items(), *attributes.items()):
+        own = {key: value for key, value in vars(part).items() if key not in _OWN | {"_modules", "_buffers"}}
+        for name, value in (*part._buffers.items(), *own.items()):
             found[f"{path}.{name}" if path else name] = picture(value)
     return found
 
@@ -144,7 +141,7 @@ class Surroundings:
         self._values = [
             (name, value)
             for name, value in reach.values
-            if _changeable(value) and id(value) not in own and id(value) not in mine
+            if _is_open(value) and id(value) not in own and id(value) not in mine
         ]
         self.generators = reach.generators()
         self.irrevocable = _irrevocable(reach.values)
@@ -258,15 +255,11 @@ def _owned(module: torch.nn.Module) -> set[int]:
     return reach
 
 
-def _changeable(value: Any) -> bool:
-    if isinstance(value, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
-        return True
-    return is_users(type(value)) and bool(_inside(value))
-
-
 def _is_open(value: Any) -> bool:
     """Whether an object's contents may be changed by whoever has it."""
-    return _changeable(value) or isinstance(value, (types.SimpleNamespace, argparse.Namespace))
+    if isinstance(value, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
+        return True
+    return is_data(type(value)) and bool(_inside(value))
 
 
 def _shallow(value: Any) -> Any:
@@ -293,8 +286,26 @@ def _way_back(value: Any) -> Callable[[], None] | None:
             return None
         numbers = value.copy()
         return lambda: value.__setitem__(Ellipsis, numbers)
-    attributes = getattr(value, "__dict__", None)
-    return _dict_back(attributes) if isinstance(attributes, dict) else None
+    return _attributes_back(value)
+
+
+def _attributes_back(value: Any) -> Callable[[], None] | None:
+    held, names = getattr(value, "__dict__", None), slots(type(value))
+    own = _dict_back(held) if isinstance(held, dict) else None
+    if not names:
+        return own
+    before = {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+    def back() -> None:
+        for name in names:
+            if name in before:
+                object.__setattr__(value, name, before[name])  # as a class that forbids it does itself
+            elif hasattr(value, name):
+                object.__delattr__(value, name)
+        if own is not None:
+            own()
+
+    return back
 
 
 def _dict_back(value: dict[Any, Any]) -> Callable[[], None]:

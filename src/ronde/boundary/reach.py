@@ -6,6 +6,8 @@ such names, their names, and so on. Libraries are not followed.
 
 from __future__ import annotations
 
+import argparse
+import collections
 import dataclasses
 import dis
 import functools
@@ -20,7 +22,17 @@ import numpy
 import torch
 import torch.utils.data
 
-__all__ = ["BOOKKEEPING", "GENERATORS", "SIMPLE", "Place", "Reach", "attributes", "is_users"]
+__all__ = [
+    "BOOKKEEPING",
+    "GENERATORS",
+    "SIMPLE",
+    "Place",
+    "Reach",
+    "attributes",
+    "is_data",
+    "is_users",
+    "slots",
+]
 
 # What holds nothing else.
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -94,6 +106,15 @@ def _is_users_class(kind: type) -> bool:
     if module is not None and is_users_module(module):
         return True
     return any(is_users(item) for item in vars(kind).values() if isinstance(item, types.FunctionType))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_data(kind: type) -> bool:
+    """Whether objects of this type are no more than what they keep: settings, books, what users write."""
+    return issubclass(kind, _NAMESPACES) or dataclasses.is_dataclass(kind) or is_users(kind)
+
+
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -174,7 +195,7 @@ class Reach:
             self._follow(_method_in(value))
         elif isinstance(value, type):
             self._classes.setdefault((value, ("__init__", "__call__")), self._under)
-        elif isinstance(value, (list, tuple, set, frozenset)):
+        elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             for item in [*value][:_FEW]:
                 self._follow(item)
         elif isinstance(value, dict):
@@ -184,8 +205,8 @@ class Reach:
             self._follow_object(value)
 
     def _follow_object(self, value: Any) -> None:
-        known = isinstance(value, (torch.nn.Module, torch.utils.data.Dataset, types.SimpleNamespace))
-        if not (self._libraries or known or is_users(type(value)) or dataclasses.is_dataclass(value)):
+        known = isinstance(value, (torch.nn.Module, torch.utils.data.Dataset))
+        if not (self._libraries or known or is_data(type(value))):
             return
         if isinstance(value, torch.nn.Module):
             for name, item in list(vars(value).items()):
@@ -278,16 +299,17 @@ _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 def attributes(value: Any) -> Mapping[str, Any]:
     """What an object keeps, in its dictionary or its slots, by name."""
     held: Mapping[str, Any] = getattr(value, "__dict__", {})
-    slots = _slots(type(value))
+    names = slots(type(value))
     return (
-        {**held, **{name: getattr(value, name) for name in slots if hasattr(value, name)}} if slots else held
+        {**held, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else held
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _slots(kind: type) -> tuple[str, ...]:
+def slots(kind: type) -> tuple[str, ...]:
+    """Names of what objects of this type keep outside their dictionary."""
     found = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
-    names = [name for slots in found for name in ((slots,) if isinstance(slots, str) else slots)]
+    names = [name for each in found for name in ((each,) if isinstance(each, str) else each)]
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
