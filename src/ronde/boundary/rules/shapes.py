@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import GlobalTensor, Rule, is_view
+from ronde.boundary.global_tensor import GlobalTensor, Rule
 from ronde.boundary.layout import Layout
 from ronde.boundary.rules.common import functions, is_sharded, rewrap
+from ronde.boundary.views import is_view
 
 __all__ = ["reshaped_layout", "rules"]
 
