@@ -6,6 +6,7 @@ import dataclasses
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import differences, flat
-from ronde.boundary import rules
+from ronde.boundary import rules, verdicts
 from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
 from ronde.testing.run_ranks import Rank
@@ -524,6 +525,48 @@ def _exchanges(rank: Rank) -> list[list[str]]:
 
 def test_a_step_exchanges_no_more_than_it_must(ranks: Any) -> None:
     assert ranks(2, _exchanges) == [[["all_reduce"], []]] * 2
+
+
+def _bounded() -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda value: value.tanh()
+
+
+def _spread(by: float = 1.0) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda value: value - value.mean(0) * by
+
+
+class Wrapped(nn.Module):
+    """As a loss or a solver that is made where it is used."""
+
+    def __init__(self, inner: nn.Module, scale: float, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.scale, self.after = inner, scale, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.inner(x) * self.scale)
+
+
+def _made_anew(rank: Rank) -> tuple[list[int], list[str]]:
+    torch.manual_seed(0)
+    inner, x = nn.Linear(6, 3).to(_D), torch.randn(7, 6, dtype=_D)
+    counts: list[int] = []
+    with rank.session() as session, mock.patch.object(verdicts, "rehearse", wraps=verdicts.rehearse) as tried:
+        for made in (_bounded, _spread):
+            for call in range(40):
+                # A function that is made anew is the same; another setting is tried, and so is other code.
+                scale, after = 2.0 if call > 20 else 1.0, made()
+                out = materialize(Wrapped(inner, scale, after)(x))
+                assert torch.allclose(out, after(F.linear(x, inner.weight, inner.bias) * scale), atol=1e-12)
+            counts.append(tried.call_count)
+        return counts, list(session.context.notes)
+
+
+def test_modules_made_anew_are_rehearsed_a_few_times(ranks: Any) -> None:
+    for (alone, mixing), notes in ranks(2, _made_anew):
+        assert alone == 4
+        assert 4 < mixing < 12
+        assert len(notes) == 1
+        assert notes[0].startswith("Wrapped runs in parts, not as one piece: rows of its output depend on")
 
 
 class Counter(nn.Linear):

@@ -16,6 +16,7 @@ from ronde.testing.run_ranks import Rank
 
 ROWS = 8
 _READS = "its forward reads a value of the batch on the host"
+_READS_DRAW = "its forward reads a random draw on the host"
 _READS_FLAG = "its forward reads its buffer done on the host"
 
 
@@ -50,6 +51,36 @@ class Initialized(Reads):
 class Counts(Initialized):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) if (self.calls + 1)[None].tolist()[0] > 2 else x
+
+
+class Normalizes(Reads):
+    """Looks at numbers of its own that stand in the code."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.as_tensor((2.0, 4.0), dtype=x.dtype)
+        if (scale == 0).any() or torch.arange(3).sum().item() > 3 or torch.full((2,), 1).tolist() == [0, 0]:
+            raise ValueError(scale)
+        return self.layer(x / scale.repeat(2))
+
+
+class Drops(Reads):
+    """Drops a layer at random, as stochastic depth does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if torch.rand(1) < 2 else x
+
+
+class Fills(Reads):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.empty(3).uniform_().max() + torch.tensor(0.0)
+        return self.layer(x) if chosen.item() < 2 else x
+
+
+class Permutes(Reads):
+    """What it reads depends on the batch, if only by a constant's place among its values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if (torch.ones(4, dtype=x.dtype) * x[:1]).sum().item() < 1e9 else x
 
 
 class FollowsTheBatch(Initialized):
@@ -151,6 +182,10 @@ def _beside() -> nn.Module:
         ),
         (_nested, [f"Model runs in parts, not as one piece, because of Reads inside it: {_READS}"]),
         (_beside, [f"Model runs in parts, not as one piece, because of Reads, ReadsToo inside it: {_READS}"]),
+        (Normalizes, []),
+        (Drops, [f"Drops runs in parts, not as one piece: {_READS_DRAW}"]),
+        (Fills, [f"Fills runs in parts, not as one piece: {_READS_DRAW}"]),
+        (Permutes, [f"Permutes runs in parts, not as one piece: {_READS}"]),
         (Criterion, []),
         (WithLoss, ["WithLoss runs in parts, not as one piece: its output has no batch axis"]),
     ],

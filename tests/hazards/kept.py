@@ -270,6 +270,21 @@ class Slots:
     largest: float = 0.0
 
 
+class Emptied(nn.Module):
+    """Drops something of itself when it is pickled, or copied, as some libraries' guides do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.around = nn.Linear(4, 3), [torch.tanh]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.around = []
+        return self.__dict__
+
+    def forward(self, x: T) -> T:
+        return self.around[0](self.a(x))
+
+
 def _books(kind: Callable[..., Any]) -> Callable[[], Iterator[Any]]:
     """A book that is not the module's: calls and the largest number of all batches so far."""
 
@@ -313,6 +328,7 @@ HAZARDS = {
     "object with rows": Hazard(
         _keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"
     ),
+    "emptied by a copy": Hazard(modelled(Emptied), "parts", "a trial on"),
     "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
     "book in the options": Hazard(_books(argparse.Namespace), "right"),
     "book in slots": Hazard(_books(Slots), "right"),

@@ -275,6 +275,19 @@ def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
         assert calls == 1
 
 
+def _many_calls(rank: Rank) -> int:
+    with rank.session("micro-batches=2"):
+        counting = Counting(True).double()
+        for _ in range(40):
+            counting(torch.randn(_ROWS, 4, dtype=_D)).sum().backward()
+        return counting.calls
+
+
+def test_a_count_of_many_calls_is_right(ranks: Ranks) -> None:
+    """A number that changes again and again is not rehearsed for ever, and still counted once a call."""
+    assert ranks(2, _many_calls) == [40, 40]
+
+
 class TimeFirst(nn.Module):
     """Joins all rows of the first axis; of the second each by itself, or with what lies 16 places apart."""
 

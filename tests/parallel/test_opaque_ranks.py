@@ -42,6 +42,11 @@ def diagonal(kind: Callable[..., torch.Tensor], p: torch.Tensor, *places: torch.
 PLACES = torch.arange(WIDTH)
 ENDS = torch.arange(WIDTH + 1)
 
+
+class Labelled(torch.Tensor):
+    """As torchvision's, MONAI's and fastai's images are."""
+
+
 WAYS: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
     "Tensor": torch.Tensor,
     "DoubleTensor": torch.DoubleTensor,
@@ -52,6 +57,8 @@ WAYS: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
     "tensor": lambda p: torch.tensor(data=p),
     "Variable": torch.autograd.Variable,
     "make_subclass": lambda p: torch.Tensor._make_subclass(nn.Parameter, p),  # pyright: ignore[reportAttributeAccessIssue]
+    "as_subclass": lambda p: p.as_subclass(Labelled),
+    "as_subclass of another": lambda p: plain().as_subclass(Labelled) * p,
     "set_": lambda p: plain().set_(p).detach(),  # pyright: ignore[reportArgumentType]
     "data of a parameter": lambda p: laid(nn.Parameter(plain()), p),
     "data of a tensor": lambda p: laid(plain(), p),

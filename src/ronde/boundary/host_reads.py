@@ -1,10 +1,13 @@
 """What a rehearsal reads on the host: a value of the batch, by which a shard could take another branch than
-the whole, or a tensor of the model's own, whose later values are not rehearsed."""
+the whole, or a tensor of the model's own or a random draw, whose later values are not rehearsed.
+
+A tensor that is made of nothing but numbers in the code is the same on every shard, and may be read.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ __all__ = ["Conversions", "HostReads"]
 _SMALL = 4096
 # Between an operation and the code that asks for it.
 _OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
+_CONSTANT, _DRAW = "", "a random draw"
+_OF_THE_BATCH = "its forward reads a value of the batch on the host"
+# What `torch.tensor(...)` of Python's numbers comes to.
+_FROM_NUMBERS = torch.ops.aten.lift_fresh.default
 
 
 def _checks_arguments() -> bool:
@@ -53,9 +60,8 @@ class HostReads:
         # Names of what depends on these alone, by its memory, which must not be used again meanwhile.
         self._names: dict[int, str] = {}
         self._held: list[torch.Tensor] = []
-        for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-            for name, value in named:
-                self._call(value, f"{kind} {name.rpartition('.')[2]}")
+        for kind, name, value in _own_tensors(module):
+            self._call(value, f"its {kind} {name}")
         self.refused = ""
         # Whether an operation is under way that reads a value only to check it.
         self.checking = False
@@ -70,10 +76,9 @@ class HostReads:
         """Whether what is under way looks at values only to check them."""
         return self.checking or _checks_arguments()
 
-    def follow(self, args: Any, kwargs: Any, result: Any) -> None:
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """It has been: what it has made of these alone is as good as one of them, all else is the batch's."""
-        names = [self._names.get(memory(value) or 0) for value in tensors((args, *(kwargs or {}).values()))]
-        name = names[0] if names and None not in names else None
+        name = self._name_of_result(func, (args, *(kwargs or {}).values()))
         for value in tensors(result):
             if name is None:
                 self._names.pop(memory(value) or 0, None)
@@ -81,18 +86,42 @@ class HostReads:
                 self._call(value, name)
 
     def refuse(self, read: Sequence[torch.Tensor]) -> None:
-        names = [self._names.get(memory(value) or 0) for value in read]
-        if names and None not in names:
-            self.refused = f"its forward reads its {names[0]} on the host"
-        else:
-            self.refused = "its forward reads a value of the batch on the host"
+        """Stop the run, unless what is read is the same on every shard and at every call."""
+        name = self._name(read)
+        if name == _CONSTANT:
+            return
+        self.refused = _OF_THE_BATCH if name is None else f"its forward reads {name} on the host"
         raise Refusal(self.refused)
+
+    def _name_of_result(self, func: Any, arguments: Any) -> str | None:
+        used = list(tensors(arguments))
+        name = _CONSTANT if not used or func is _FROM_NUMBERS else self._name(used)
+        drawn = name is not None and torch.Tag.nondeterministic_seeded in func.tags
+        return _DRAW if drawn else name
+
+    def _name(self, values: Sequence[torch.Tensor]) -> str | None:
+        """What the values are made of, other than the batch: the first with a name; None if of the batch."""
+        names = [self._names.get(memory(value) or 0) for value in values]
+        return None if None in names else next(filter(None, names), _CONSTANT)
 
     def _call(self, value: torch.Tensor, name: str) -> None:
         place = memory(value)
         if place is not None:
             self._names[place] = name
             self._held.append(value)
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Each tensor of a module and those inside it: what it is, its name there, itself."""
+    for part in module.modules():
+        for kind, held in (
+            ("parameter", part._parameters),
+            ("buffer", part._buffers),
+            ("tensor", vars(part)),
+        ):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    yield kind, name, value
 
 
 _READS = {

@@ -142,7 +142,7 @@ class RecordedDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._reads.check(func, args)
         result = func(*args, **(kwargs or {}))
-        self._reads.follow(args, kwargs, result)
+        self._reads.follow(func, args, kwargs, result)
         if is_random(func, args, kwargs):
             name = _name(func)
             if name not in _FILLS | _FACTORIES | _FROM_TENSORS:

@@ -69,6 +69,11 @@ class Behaviour:
                     self.places.append(Place(name, vars(part)))
         self.places += [place for place in reach.places if place.name != "__class__"]
 
+    @property
+    def watched(self) -> set[tuple[int, str]]:
+        """The ids of namespaces and the names there of the module's own attributes among the places."""
+        return {(id(place.namespace), place.name) for place in self.places}
+
     def outdated(self) -> bool:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
         if [len(own) for own in self._own] != self._sizes:

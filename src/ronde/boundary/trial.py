@@ -20,7 +20,7 @@ from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
 from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joint, Joints
-from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture
+from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture, restored
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tree import leaves, structure
@@ -273,7 +273,9 @@ def twin_of(
         elif made is not None:
             known[id(tensor)] = made(tensor)
     known.update((id(parameter), parameter) for parameter in module.parameters())
-    return copy.deepcopy(module, known)
+    # What a class does to be pickled (`__getstate__`) may be done to the module itself.
+    with restored((), [vars(part) for part in module.modules()]):
+        return copy.deepcopy(module, known)
 
 
 def _own(twin: torch.nn.Module) -> list[torch.Tensor]:

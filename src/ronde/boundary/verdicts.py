@@ -18,6 +18,7 @@ from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.listed import LISTED
+from ronde.boundary.made_anew import Kinds, built
 from ronde.boundary.noted import is_notable, noted
 from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import Behaviour, Number
@@ -45,19 +46,19 @@ class _Held:
 class _Known:
     """Verdicts on one module."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, kinds: Kinds) -> None:
         self.behaviour = Behaviour(module)
         self.renewals = 0
         # By form of the call, then by the numbers that it was made with.
-        self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]] = {}
+        self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
         # Which numbers of a form of call have been proven to decide nothing.
-        self.free: dict[Any, frozenset[int]] = {}
+        self.free: dict[Any, frozenset[int]]
+        self.verdicts, self.free = kinds.findings(built(module, self.behaviour.watched))
 
     def renew(self, module: torch.nn.Module) -> None:
         self.behaviour = Behaviour(module)
         self.renewals += 1
-        self.verdicts.clear()
-        self.free.clear()
+        self.verdicts, self.free = {}, {}
 
 
 class _Told:
@@ -107,6 +108,7 @@ class Verdicts:
         self._context = context
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
+        self._kinds = Kinds()
         self._told: dict[tuple[str, str], _Told] = {}
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
@@ -131,7 +133,7 @@ class Verdicts:
         """
         known = self._modules.get(module)
         if known is None:
-            known = self._modules[module] = _Known(module)
+            known = self._modules[module] = _Known(module, self._kinds)
         elif known.behaviour.outdated():
             known.renew(module)
         made = _Call(module, call, values, batches, optional, listed)
@@ -234,6 +236,10 @@ class Verdicts:
         if verdict.sharded:
             known.free[form] = known.free.get(form, frozenset()) | frozenset(changing)
             known.verdicts[form].clear()
+            # Numbers that only note what they decide are put back, so this run could not see it.
+            verdict = dataclasses.replace(
+                verdict, keeps=next((each.keeps for each in held if each.keeps), "")
+            )
             return verdict, _numbers(known.behaviour, made.values, known.free[form])
         return verdict, numbers
 

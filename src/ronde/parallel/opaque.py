@@ -92,10 +92,27 @@ def _install_alias(patches: Patches, parameters: ShardedParameters) -> None:
         parameters.touch([tensor])
         return tensor.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    library = torch.library.Library("aten", "IMPL")
-    patches.undo(library._destroy)
-    for device in ("CPU", "CUDA"):
-        library.impl("alias", alias, device)
+    def meet() -> torch.library.Library:
+        library = torch.library.Library("aten", "IMPL")
+        for device in ("CPU", "CUDA"):
+            library.impl("alias", alias, device)
+        return library
+
+    met = [meet()]
+    patches.undo(lambda: met.pop()._destroy())
+    plain: Any = torch.Tensor.as_subclass
+
+    @functools.wraps(plain)
+    def as_subclass(tensor: torch.Tensor, cls: Any) -> Any:
+        """It makes the result's object itself, which what a function in Python returns has already."""
+        parameters.touch([tensor])
+        met[0]._destroy()
+        try:
+            return plain(tensor, cls)
+        finally:
+            met[0] = meet()
+
+    patches.set(torch.Tensor, "as_subclass", as_subclass)
 
 
 def _touching_what_is_laid(parameters: ShardedParameters) -> TensorAttribute:
