@@ -83,6 +83,26 @@ class Permutes(Reads):
         return self.layer(x) if (torch.ones(4, dtype=x.dtype) * x[:1]).sum().item() < 1e9 else x
 
 
+class Looks(Reads):
+    """Looks at a grid that it is given."""
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor | None = None) -> torch.Tensor:
+        if grid is None:
+            raise ValueError
+        return self.layer(x) * (2 if (grid[1:] > grid[:-1]).all() else 1)
+
+
+class Grid(Reads):
+    """Looks at a grid of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = torch.linspace(0, 1, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (2 if (self.grid[1:] > self.grid[:-1]).all() else 1)
+
+
 class FollowsTheBatch(Initialized):
     """The buffer comes to hold a value of the batch."""
 
@@ -157,6 +177,17 @@ def test_parameters_that_autocast_keeps_in_16_bits_decide_nothing(ranks: Any) ->
     assert ranks(2, _notes_under_autocast) == [[]] * 2
 
 
+def _notes_beside(rank: Rank) -> list[str]:
+    with rank.session() as session:
+        Looks().double()(torch.ones(ROWS, 4, dtype=torch.float64), torch.linspace(0, 1, 7)).sum().backward()
+        return list(session.context.notes)
+
+
+def test_what_is_read_of_another_argument_is_called_so(ranks: Any) -> None:
+    said = "Looks runs in parts, not as one piece: its forward reads an argument beside the batch on the host"
+    assert ranks(2, _notes_beside) == [[said]] * 2
+
+
 def _nested() -> nn.Module:
     return Model(Around(Reads()))
 
@@ -183,6 +214,7 @@ def _beside() -> nn.Module:
         (_nested, [f"Model runs in parts, not as one piece, because of Reads inside it: {_READS}"]),
         (_beside, [f"Model runs in parts, not as one piece, because of Reads, ReadsToo inside it: {_READS}"]),
         (Normalizes, []),
+        (Grid, ["Grid runs in parts, not as one piece: its forward reads its tensor grid on the host"]),
         (Drops, [f"Drops runs in parts, not as one piece: {_READS_DRAW}"]),
         (Fills, [f"Fills runs in parts, not as one piece: {_READS_DRAW}"]),
         (Permutes, [f"Permutes runs in parts, not as one piece: {_READS}"]),

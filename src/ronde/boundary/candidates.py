@@ -29,12 +29,14 @@ class Batch:
         inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
         axes: the batch axis of every leaf, None for leaves that enter whole.
         searched: on another axis than the first, though nobody named that: to be proven at its whole size.
+        likely: inside a module in parts, what is not as long as the batch around it may be none at all.
     """
 
     rows: int
     inner: int
     axes: tuple[int | None, ...]
     searched: bool = False
+    likely: bool = True
 
     def only_vectors(self, values: list[Any]) -> bool:
         """Whether all that would be cut are vectors, which may be one sample, or samples laid end to end."""
@@ -73,9 +75,14 @@ def _on_axis(values: list[Any], dim: int, rows: int | None, *, searched: bool) -
             return None
         length, inner = rows or sizes[0], 1
         if length not in sizes:
-            return None
+            # Two views of the batch, one after the other.
+            if searched or sizes[0] % length:
+                return None
+            length = sizes[0]
     axes = tuple(_axis(value, length * inner, dim) for value in values)
-    return Batch(length, inner, axes, searched)
+    return Batch(
+        length, inner, axes, searched, likely=bool(held) or not rows or (length == rows and not searched)
+    )
 
 
 def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:

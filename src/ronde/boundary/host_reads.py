@@ -7,7 +7,7 @@ A tensor that is made of nothing but numbers in the code is the same on every sh
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,14 +54,17 @@ class HostReads:
 
     Args:
         module: what is run, whose parameters and buffers are no values of the batch.
+        others: arguments that are none either.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, others: Iterable[torch.Tensor]) -> None:
         # Names of what depends on these alone, by its memory, which must not be used again meanwhile.
         self._names: dict[int, str] = {}
         self._held: list[torch.Tensor] = []
         for kind, name, value in _own_tensors(module):
             self._call(value, f"its {kind} {name}")
+        for value in others:
+            self._call(value, "an argument beside the batch")
         self.refused = ""
         # Whether an operation is under way that reads a value only to check it.
         self.checking = False

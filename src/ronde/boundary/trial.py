@@ -151,7 +151,8 @@ class Trial:
         if twin is None:
             twin = twin_of(self._module)
         before = {**module_state(twin), **self._surroundings.state()}
-        reads, start = HostReads(twin), now()
+        others = [value for value, axis in zip(values, self._axes, strict=True) if axis is None]
+        reads, start = HostReads(twin, filter(torch.is_tensor, others)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()

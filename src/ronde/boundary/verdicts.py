@@ -207,6 +207,7 @@ class Verdicts:
 
     def _tell(self, name: str, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
+        self._context.in_parts = True
         key = name, _DIGITS.sub("", reason)
         if key not in self._told:
             self._told[key] = _Told(name, reason)
@@ -343,8 +344,10 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 
 def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
-    """Whether what could be a batch is but a vector, of which no part can be taken: mostly one sample."""
-    return verdict.raised and made.batches[verdict.candidate].only_vectors(made.values)
+    """Whether what could be a batch need not be one: the batch around it is of another size, or it is but a
+    vector, of which no part can be taken: mostly one sample."""
+    batch = made.batches[verdict.candidate]
+    return not batch.likely or (verdict.raised and batch.only_vectors(made.values))
 
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:

@@ -52,6 +52,7 @@ from ronde.runtime.sharding import Sharding
 from ronde.runtime.sum_of_parameters import sum_of_parameters
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.type_questions import questions_of_script
+from ronde.runtime.unseen_calls import with_own_call
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.summary import RankSummary
@@ -368,8 +369,7 @@ class Session:
             )
         if cuts and not self.tally.sharded and not self.context.uncut:
             notes.append(
-                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
-                "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
+                f"nothing was cut: every rank computed everything, right but no faster; {self._uncut()}"
             )
         waited = self._waited_ns() - self._waited_before
         return summarize(
@@ -380,6 +380,16 @@ class Session:
             notes=notes,
             memory=self.memory.memory(),
         )
+
+    def _uncut(self) -> str:
+        """Why nothing was."""
+        if self.context.in_parts:
+            return "of modules that run in parts no part could be cut either"
+        seen = "what is cut are calls of a torch.nn.Module on a batch with at least as many rows as ranks"
+        own = with_own_call()
+        if own:
+            return f"{seen}, by its own __call__, in place of which {', '.join(own[:3])} has another"
+        return f"{seen}; this script made none"
 
     def _waited_ns(self) -> int:
         return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns

@@ -98,7 +98,10 @@ def _run(config: RankConfig) -> None:
         return
     from ronde.boundary import lockstep
     from ronde.boundary.patches import Patches
+    from ronde.boundary.tensor_hash import number_tensors
 
+    if config.world_size > 1:
+        number_tensors()
     lockstep.seed_all(config.seed)
     entropy = Patches()
     lockstep.install(entropy, config.seed)
