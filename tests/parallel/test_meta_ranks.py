@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.utils._device
 from torch import nn
 
 import ronde
@@ -232,3 +233,17 @@ def test_the_summary_tells_of_parts_only(ranks: Ranks) -> None:
         # Half of the model, of the untied head that was there for a moment, and two units.
         assert counted <= (WHOLE + LARGEST) / 2 + 2 * LARGEST
         assert counted < WHOLE
+
+
+def _made_on_meta(rank: Rank, plan: str) -> list[str]:
+    # As in a process where nobody has asked yet which functions make tensors.
+    torch.utils._device._device_constructors.cache_clear()
+    with rank.session(plan), torch.device("meta"):
+        made = [torch.tensor([1.0]), torch.as_tensor([1.0]), torch.asarray([1.0]), torch.ones(1)]
+    return [each.device.type for each in made]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3", "central"])
+def test_tensors_are_made_on_the_device_of_a_context(ranks: Ranks, plan: str) -> None:
+    """`from_pretrained` asks by such a one whether it builds on `meta`."""
+    assert ranks(2, _made_on_meta, plan) == [["meta"] * 4] * 2

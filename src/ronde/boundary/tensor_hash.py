@@ -24,12 +24,12 @@ def number_tensors() -> None:
     of_parameters, of_others = itertools.count(), itertools.count()
     numbers: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
 
-    def number(tensor: torch.Tensor) -> int:
-        place = id(tensor)
+    def number(self: torch.Tensor) -> int:
+        place = id(self)
         known = numbers.get(place)
         if known is None:
-            count = of_parameters if isinstance(tensor, torch.nn.Parameter) else of_others
-            known = numbers[place] = next(count), weakref.ref(tensor, lambda _: numbers.pop(place, None))
+            count = of_parameters if isinstance(self, torch.nn.Parameter) else of_others
+            known = numbers[place] = next(count), weakref.ref(self, lambda _: numbers.pop(place, None))
         return known[0]
 
     torch.Tensor.__hash__ = number

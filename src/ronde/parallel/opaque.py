@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils._device
 import torch.utils.dlpack
 
 from ronde.boundary.patches import Patches
@@ -59,6 +60,8 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         return call
 
     script: Any = torch.jit.script
+    # It remembers which functions make tensors, as it finds them when it is first asked.
+    torch.utils._device._device_constructors()
     for owner, names in _READING.items():
         for name in names:
             # A tensor whose method it is was asked itself.
