@@ -188,6 +188,38 @@ def test_what_is_read_of_another_argument_is_called_so(ranks: Any) -> None:
     assert ranks(2, _notes_beside) == [[said]] * 2
 
 
+class Views(nn.Module):
+    """Two views of the batch end to end through one encoder, as BYOL and SimSiam have them, and a table."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv1d(channels, 4, 1), nn.BatchNorm1d(4), nn.Flatten())
+        self.codes = nn.Linear(3, 4)
+        self.register_buffer("table", torch.linspace(-1, 1, 2 * ROWS * 3).view(2 * ROWS, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.encoder(torch.cat((x, x.flip(2)), 0)).chunk(2)
+        return F.mse_loss(first, second) + self.codes(self.table).std(0).sum()
+
+
+def _views(rank: Rank, channels: int) -> tuple[list[str], dict[str, int], float]:
+    torch.manual_seed(0)
+    model, x = Views(channels).double(), torch.randn(ROWS, channels, 2, dtype=torch.float64)
+    expected = model.train()(x).item()
+    model.encoder[1].reset_running_stats()
+    with rank.session() as session:
+        found = model(x).item()
+        return list(session.context.notes), dict(session.tally.sharded), abs(found / expected - 1)
+
+
+@pytest.mark.parametrize("channels", [3, ROWS])
+def test_what_is_twice_as_long_as_the_batch_is_tried_inside(ranks: Any, channels: int) -> None:
+    for notes, cut, difference in ranks(2, _views, channels):
+        assert notes == ["Views runs in parts, not as one piece: its output has no batch axis"]
+        assert cut == {"Sequential": 1, "Linear": 1}
+        assert difference < 1e-12
+
+
 def _nested() -> nn.Module:
     return Model(Around(Reads()))
 

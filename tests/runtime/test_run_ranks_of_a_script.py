@@ -147,6 +147,57 @@ def test_a_script_without_modules_is_told_that_nothing_is_cut(tmp_path: Path) ->
     assert "nothing was cut" in run.stderr
 
 
+OWN_CALL = """
+import torch
+class Caller(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(3))
+    def __call__(self, x):
+        return self.forward(x)
+    def forward(self, x):
+        return self.a * x
+class Model(Caller):
+    def __init__(self):
+        super().__init__()
+        self.b = Caller()
+    def forward(self, x):
+        return self.b(super().forward(x))
+model = Model()
+print(model(torch.ones(8, 3)).sum().item())
+"""
+
+
+def test_a_class_whose_calls_are_not_seen_is_named(tmp_path: Path) -> None:
+    run = ronde(tmp_path, OWN_CALL)
+    assert (run.returncode, run.stdout) == (0, "24.0\n")
+    assert "by its own __call__, in place of which Model has another\n" in run.stderr
+
+
+IN_THE_ORDER_OF_A_SET = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(6)])
+optimizers = {}
+for step in range(3):
+    model(torch.ones(8, 4)).square().mean().backward()
+    for p in set(model.parameters()):
+        if p not in optimizers:
+            optimizers[p] = torch.optim.SGD([p], 0.1, momentum=0.9)
+        optimizers[p].step()
+        p.grad = None
+print([f"{p.double().sum().item():.5f}" for p in model.parameters()])
+"""
+
+
+def test_optimizers_may_be_stepped_in_the_order_of_a_set(tmp_path: Path) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-c", IN_THE_ORDER_OF_A_SET], capture_output=True, text=True, check=True
+    )
+    run = ronde(tmp_path, IN_THE_ORDER_OF_A_SET)
+    assert (run.returncode, run.stdout) == (0, plain.stdout)
+
+
 def test_the_explicit_form_adopts_what_was_made_before(tmp_path: Path) -> None:
     run = ronde(tmp_path, EXPLICIT)
     assert (run.returncode, run.stdout) == (0, "0 2 True [[4.0, 4.0, 4.0, 4.0]]\n")
