@@ -354,6 +354,14 @@ def main_rank_may_be_slow_to_close(ranks: Ranks) -> Any:
 
 
 @scenario
+def what_reads_by_itself_finds_a_closed_file(ranks: Ranks) -> Any:
+    with open("native.bin", "wb") as file:
+        file.write(bytes(range(200)))
+        ranks.late("native", 0)
+    return torch.from_file("native.bin", size=200, dtype=torch.uint8).sum().item()
+
+
+@scenario
 def one_rank_alone_reads_back(ranks: Ranks) -> Any:
     with open("a.txt", "w") as file:
         file.write("a")

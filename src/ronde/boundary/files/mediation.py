@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -55,6 +55,7 @@ class Mediation:
     Attributes:
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
+        collecting: Python's collector is at work.
         trackers: folders of packages whose own files are each rank's own.
         aside: where this rank's threads write, if it is not the main one.
         beginnings: what files held before the main rank's threads wrote to them.
@@ -69,6 +70,7 @@ class Mediation:
         self.publications = Publications(meeting, is_main=rank == 0)
         self.is_main = rank == 0
         self.waiting_for: str | None = None
+        self.collecting = False
         self.notes: list[str] = []
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
@@ -246,15 +248,24 @@ class Mediation:
         """Word that was left, if there is any by now."""
         return self._meeting.told(key)
 
-    def announcer(self, key: str) -> Announce:
+    def announcer(self, key: str, mode: str) -> Announce:
         """The callback of an open file that is known as `key` on every rank."""
 
         def announce(closed: bool) -> None:
             # Threads flush when they please; only the script's own thread is in step on all ranks.
-            if threading.get_ident() == self._thread and os.getpid() == self._process:
-                self.publications.announce(key, closed)
+            if threading.get_ident() != self._thread or os.getpid() != self._process:
+                return
+            self.publications.announce(key, closed)
+            # A library may read it by itself, unseen. Not what grows line by line, which is closed often and
+            # read late; nor where a collector closes it, which comes at other moments on other ranks.
+            if closed and "a" not in mode and not self.collecting:
+                self.before_reading(key)
 
         return announce
+
+    def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
+        """Python's collector begins or ends."""
+        self.collecting = phase == "start"
 
     def before_reading(self, located: str) -> None:
         """Wait until what the script wrote to `located` is there."""

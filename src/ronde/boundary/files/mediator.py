@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import importlib
 import io
 import multiprocessing.util
@@ -95,6 +96,7 @@ class FileMediator:
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
         self._mediation.publications.start()
+        gc.callbacks.append(self._mediation.on_collection)
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
         self._patch_opening()
         operations = Operations(self._mediation, self._mirrors)
@@ -133,6 +135,8 @@ class FileMediator:
             self._late.uninstall()
             self._late = None
         self._patches.restore()
+        if self._mediation.on_collection in gc.callbacks:
+            gc.callbacks.remove(self._mediation.on_collection)
         for capability in _CAPABILITIES:
             functions = getattr(os, capability)
             functions.difference_update([replacement for _, replacement in self._replaced.values()])

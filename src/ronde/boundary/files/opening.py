@@ -78,7 +78,7 @@ class Opening:
             encoding=encoding,
             errors=errors,
             newline=newline,
-            announce=mediation.announcer(key),
+            announce=mediation.announcer(key, mode),
         )
 
     def _open_elsewhere(self, file: Any, mode: Any, *rest: Any) -> Any:
@@ -139,7 +139,7 @@ class Opening:
             encoding=encoding,
             errors=errors,
             newline=newline,
-            announce=self._mediation.announcer(known),
+            announce=self._mediation.announcer(known, mode),
         )
 
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -202,7 +202,7 @@ class Opening:
         self._os_close(fd)
         if key is not None:
             del self._descriptors[fd]
-            self._mediation.announcer(key)(True)
+            self._mediation.announcer(key, "w")(True)
 
     def _known(self, descriptor: int) -> str | None:
         """The key of a descriptor from `os_open`, unless its number names another file by now."""
