@@ -118,7 +118,24 @@ class Reseeds(nn.Module):
 
 
 _HOST = "random numbers"
+
+
+class Turned(nn.Module):
+    """In memory its maps lie otherwise where there is but one of them, and the draws run through memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.maps, self.drop = nn.Linear(8, 8), nn.Conv2d(8, 8, 3, padding=1), nn.Dropout(0.3)
+
+    def forward(self, x: T) -> T:
+        turned = self.layer(x.flatten(2).transpose(1, 2)).transpose(-1, -2).reshape(x.shape)
+        return self.drop(self.maps(turned + x))
+
+
 HAZARDS = {
+    "dropout of single rows": Hazard(
+        modelled(Turned, batches=loader(4, data(8, 4, 4))), "right", "where a rank has a single row"
+    ),
     "branch by random": Hazard(_two(_layer_dropped), "parts", _HOST),
     "branch by numpy": Hazard(
         _two(lambda m, x: m.a(x) if np.random.rand() < 0.5 else m.b(x)), "parts", _HOST

@@ -49,7 +49,7 @@ class Context:
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
         uncut: it has been said why modules were not cut.
-        in_parts: it has been said of some module that it runs in parts.
+        explained: it has been said of some module why it is not cut.
         batchless: what the sharded call under way normalizes has no rows of the batch.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
         pieces: into how many of them each rank's rows are cut, at most.
@@ -81,7 +81,7 @@ class Context:
         self.in_pieces = False
         self.pieces = pieces
         self.uncut = False
-        self.in_parts = False
+        self.explained = False
         self._thread = threading.get_ident()
         _contexts.add(self)
 

@@ -30,7 +30,7 @@ from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.verdicts import Verdicts
+from ronde.boundary.verdicts import Verdicts, has_single_rows
 from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
@@ -143,6 +143,11 @@ class ModelEdge:
             batch = large[verdict.candidate]
             self._tally(module, batch.rows)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
+        # In memory one row may lie otherwise than as one of several, and draws run through memory: of a body
+        # that is carried out in parts nobody would know. So few rows are soon computed.
+        if large and has_single_rows(self._context, large[verdict.candidate]):
+            self._tally(module, large[verdict.candidate].rows)
+            return self._replicated(plain, module, (args, kwargs))
         if listed and verdict.reason == LISTED:
             samples, rows = listed, None
         elif verdict.raised and large[0].only_vectors(values):

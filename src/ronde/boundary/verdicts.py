@@ -25,7 +25,7 @@ from ronde.boundary.signature import Behaviour, Number
 from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tree import map_leaves, structure
 
-__all__ = ["Verdicts"]
+__all__ = ["Verdicts", "has_single_rows"]
 
 # So many values of its numbers are rehearsed; then they must prove that they decide nothing.
 _MANY = 16
@@ -168,7 +168,11 @@ class Verdicts:
         if not verdict.sharded:
             if verdict.reason == LISTED:
                 self._tell(name, LISTED)
-            elif not (made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict)):
+            elif made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
+                return
+            elif has_single_rows(self._context, made.batches[verdict.candidate]):
+                self._say_of_single_rows(name, verdict)
+            else:
                 self._say_why(made.module, verdict)
         elif made.optional or (self._around and _is_torchs(made.module)):
             return  # one sample on the first axis is a batch of one, of which another axis was cut
@@ -205,9 +209,15 @@ class Verdicts:
             told.narrow(name, alike)
             self._context.note_instead(before, told.sentence)
 
+    def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
+        """Unless more is known of the module already."""
+        if not any(told == name for told, _ in self._told):
+            self._context.explained = True
+            self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
+
     def _tell(self, name: str, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
-        self._context.in_parts = True
+        self._context.explained = True
         key = name, _DIGITS.sub("", reason)
         if key not in self._told:
             self._told[key] = _Told(name, reason)
@@ -259,7 +269,7 @@ class Verdicts:
                 value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None
             )
             verdict = rehearse(self._context, made.module, run, few, batch.axes, rows)
-            if verdict.sharded and rows > _ONE_APART and _has_single_rows(self._context, batch):
+            if verdict.sharded and rows > _ONE_APART and has_single_rows(self._context, batch):
                 verdict = rehearse(self._context, made.module, run, few, batch.axes, _ONE_APART)
             verdict = dataclasses.replace(verdict, candidate=place)
             if verdict.sharded:
@@ -362,7 +372,7 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
-def _has_single_rows(context: Context, batch: Batch) -> bool:
+def has_single_rows(context: Context, batch: Batch) -> bool:
     """Whether some rank, or some piece of its rows, has but one, and many a model has a way with that.
 
     A `squeeze()` is no reason to leave a batch of many rows whole, so this is asked for each size.
@@ -377,7 +387,7 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     )
     grad = torch.is_grad_enabled()
     candidates = tuple(
-        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch)) for batch in made.batches
+        (batch.axes, min(batch.rows, ROWS), has_single_rows(context, batch)) for batch in made.batches
     )
     return structure(made.call), described, candidates, behaviour.modes(), grad
 

@@ -383,8 +383,8 @@ class Session:
 
     def _uncut(self) -> str:
         """Why nothing was."""
-        if self.context.in_parts:
-            return "of modules that run in parts no part could be cut either"
+        if self.context.explained:
+            return "why, is said of its modules"
         seen = "what is cut are calls of a torch.nn.Module on a batch with at least as many rows as ranks"
         own = with_own_call()
         if own:
