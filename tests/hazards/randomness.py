@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, modelled, train
+from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
 
 T = torch.Tensor
 GENERATOR = np.random.default_rng(0)
