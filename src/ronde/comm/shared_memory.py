@@ -367,7 +367,10 @@ class SharedMemory:
 
         def complete() -> None:
             self.waiting.until(self._counters, _POSTED, number)
-            take()
+            with (
+                torch.inference_mode()
+            ):  # what it goes into may have been made there, and the script have left
+                take()
 
         self._started = Started(complete)
         return self._started

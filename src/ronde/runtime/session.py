@@ -368,9 +368,7 @@ class Session:
                 f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor)"
             )
         if cuts and not self.tally.sharded and not self.context.uncut:
-            notes.append(
-                f"nothing was cut: every rank computed everything, right but no faster; {self._uncut()}"
-            )
+            notes.append(self._uncut())
         waited = self._waited_ns() - self._waited_before
         return summarize(
             self.config,
@@ -384,12 +382,19 @@ class Session:
     def _uncut(self) -> str:
         """Why nothing was."""
         if self.context.explained:
-            return "why, is said of its modules"
-        seen = "what is cut are calls of a torch.nn.Module on a batch with at least as many rows as ranks"
-        own = with_own_call()
-        if own:
-            return f"{seen}, by its own __call__, in place of which {', '.join(own[:3])} has another"
-        return f"{seen}; this script made none"
+            return (
+                "nothing was cut: every rank computed everything, right but no faster; why, is said of the "
+                "modules"
+            )
+        if own := ", ".join(with_own_call()[:3]):
+            return (
+                f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
+                f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
+            )
+        return (
+            "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
+            "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
+        )
 
     def _waited_ns(self) -> int:
         return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns
