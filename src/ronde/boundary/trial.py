@@ -133,7 +133,9 @@ class Trial:
     def _part(self, place: int, start: int, stop: int) -> Any:
         value, axis = self._values[place], self._axes[place]
         if axis is None:
-            return _copy_of_object(value)
+            # What is behind an argument is the script's.
+            behind = isinstance(value, torch.Tensor) and value.grad_fn is not None
+            return value.detach().requires_grad_() if behind else _copy_of_object(value)
         part = value.detach().narrow(axis, start, stop - start).clone()
         return part.requires_grad_(value.requires_grad)
 
