@@ -200,7 +200,27 @@ def _checked(m: Any, x: T) -> T:
     return h + F.one_hot(x[:, 0].abs().long().clamp(max=2), 3)
 
 
+_GHOST = """
+class Ghost(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.a(x)
+        return h - h.mean(0) if x.shape[0] > 7 else h
+"""
+
+
+def _of_a_library() -> nn.Module:
+    """A class that lies where packages are installed."""
+    names: dict[str, Any] = {"nn": nn, "__name__": "a_library"}
+    exec(compile(_GHOST, "/usr/lib/python/site-packages/a_library.py", "exec"), names)
+    return names["Ghost"]()
+
+
 HAZARDS = {
+    "many rows, in a library": Hazard(modelled(_of_a_library), "parts", "how many rows there are"),
     "capacity of an expert": Hazard(
         _model(_constant_capacity), "parts", "rows of the batch meet inside it (cumsum)"
     ),

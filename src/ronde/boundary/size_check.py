@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,12 +148,23 @@ def decided_by_size(
 
 
 def _names_a_size(module: torch.nn.Module) -> bool:
-    """Whether the user's code does, where a FakeTensor cannot stay behind in a cache."""
+    """Whether its code does, the user's or a library's, where a FakeTensor cannot stay behind in a cache."""
     reach = Reach()
     for part in module.modules():
         reach.visit(part)
     cached = any(isinstance(value, functools._lru_cache_wrapper) for _, value in reach.values)
-    return bool(reach.names & _SIZES) and not cached
+    kinds = {type(part) for part in module.modules()}
+    return not cached and (bool(reach.names & _SIZES) or any(map(_class_names_a_size, kinds)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_names_a_size(kind: type) -> bool:
+    """Whether a method of a class does, or of a class that it is derived from; not torch's own."""
+    owners = [owner for owner in kind.__mro__ if not owner.__module__.startswith(("torch.", "builtins"))]
+    methods = (
+        item for owner in owners for item in vars(owner).values() if isinstance(item, types.FunctionType)
+    )
+    return any(not _SIZES.isdisjoint(method.__code__.co_names) for method in methods)
 
 
 def _are_alike(first: list[_Operation], few: int, other: list[_Operation], size: int) -> bool:
