@@ -18,6 +18,7 @@ from hazards import (
     randomness,
     rows,
     second_axis,
+    unasked,
 )
 from hazards.harness import check
 from ronde.testing.run_ranks import Rank
@@ -34,6 +35,7 @@ ROOMS = {
     "outside": outside,
     "randomness": randomness,
     "loading": loading,
+    "unasked": unasked,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 

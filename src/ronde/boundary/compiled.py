@@ -18,7 +18,7 @@ import torch
 from ronde.boundary.context import Context, Region
 from ronde.boundary.patches import Patches
 
-__all__ = ["aside", "install", "is_compiled"]
+__all__ = ["aside", "install", "is_compiled", "uncompiled"]
 
 
 def install(patches: Patches, context: Context) -> None:
@@ -82,6 +82,14 @@ def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
         return nullcontext()
     stance: Any = torch.compiler.set_stance("force_eager")
     return stance
+
+
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """What the user gave to the compiler, of what came back; any other module is itself."""
+    if "_orig_mod" not in module._modules:
+        return module
+    inner: Any = module._modules["_orig_mod"]
+    return inner
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -16,11 +16,13 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.reach import BOOKKEEPING, SIMPLE, attributes, is_data
+from ronde.boundary.members import LISTS, attributes, copied, entries
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data
 
 __all__ = ["SCALARS", "contents", "each_once"]
 
 _PLAIN = {bool, int, float, str, type(None)}
+_PYTHONS = {list, tuple, collections.deque}
 SCALARS = (*SIMPLE, enum.Enum, numpy.generic)
 # Of something larger only the type is looked at: a vocabulary is no setting.
 _MOST = 256
@@ -39,7 +41,14 @@ def contents(value: Any, depth: int = _DEEP) -> Any:
     if kind in _PLAIN:
         return value
     reader = _reader(kind)
-    return kind if reader is None or depth == 0 else reader(value, depth - 1)
+    return kind if reader is None or depth == 0 else _asked(reader, value, depth - 1)
+
+
+def _asked(reader: _Reader, value: Any, depth: int) -> Any:
+    try:
+        return reader(value, depth)
+    except Exception:  # of an object's own
+        return type(value)
 
 
 def each_once(values: Iterable[Any]) -> list[Any]:
@@ -54,7 +63,7 @@ def _once(value: Any, known: dict[int, int]) -> Any:
         return type(value)
     count = len(known)
     first = known.setdefault(id(value), count)
-    return reader(value, _DEEP - 1) if first == count else ("as", first)
+    return _asked(reader, value, _DEEP - 1) if first == count else ("as", first)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,7 +72,12 @@ def _reader(kind: type) -> _Reader | None:
     found = next((reader for kinds, reader in _READERS if issubclass(kind, kinds)), None)
     if found is None and is_data(kind):
         return _attributes
+    if found is _itself and not all(isinstance(each, _OF_PYTHON) for each in (kind.__eq__, kind.__hash__)):
+        return _inherited
     return None if found is _nothing else found
+
+
+_OF_PYTHON = types.WrapperDescriptorType
 
 
 def _nothing(value: Any, depth: int) -> Any:
@@ -71,8 +85,13 @@ def _nothing(value: Any, depth: int) -> Any:
 
 
 def _itself(value: Any, depth: int) -> Any:
-    # A class of the user's may compare in a way of its own, and then has no hash.
-    return value if type(value).__hash__ is not None else (type(value), id(value))
+    return value
+
+
+def _inherited(value: Any, depth: int) -> Any:
+    """A number or text whose class compares in a way of its own, and mostly has no hash then."""
+    kind: Any = next((kind for kind in (int, float, complex, str, bytes) if isinstance(value, kind)), None)
+    return type(value), id(value) if kind is None else kind.__repr__(value)
 
 
 def _member(value: Any, depth: int) -> Any:
@@ -120,17 +139,20 @@ def _module(value: Any, depth: int) -> Any:
 
 
 def _mapping(value: Any, depth: int) -> Any:
-    return type(value), len(value) > 0, *_entries(value, depth)
+    held = value if type(value) is dict else copied(value)
+    return type(value), len(held) > 0, *_entries(held, depth)
 
 
 def _sequence(value: Any, depth: int) -> Any:
-    if len(value) <= _MOST and _PLAIN.issuperset(map(type, value)):
-        return type(value), *value
-    return type(value), len(value) > 0, *_each(value, depth)
+    items = value if type(value) in _PYTHONS else entries(value)
+    if len(items) <= _MOST and _PLAIN.issuperset(map(type, items)):
+        return type(value), *items
+    return type(value), len(items) > 0, *_each(items, depth)
 
 
 def _set(value: Any, depth: int) -> Any:
-    return type(value), len(value) > 0, frozenset(_each(value, depth))
+    items = entries(value)
+    return type(value), len(items) > 0, frozenset(_each(items, depth))
 
 
 def _attributes(value: Any, depth: int) -> Any:
@@ -173,6 +195,6 @@ _READERS: tuple[tuple[Any, _Reader], ...] = (
     (types.MethodType, _method),
     (functools.partial, _partial),
     (dict, _mapping),
-    ((list, tuple, collections.deque), _sequence),
     ((set, frozenset), _set),
+    (LISTS, _sequence),
 )

@@ -18,11 +18,12 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.reach import SIMPLE, Reach, attributes, is_data
+from ronde.boundary.members import LISTS, attributes, copied, entries
+from ronde.boundary.reach import SIMPLE, Reach, is_data
 
 __all__ = ["Holdings"]
 
-_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+_CONTAINERS = (dict, *LISTS)
 _ARRAYS = (numpy.ndarray, array.array, bytearray)
 _KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.FunctionType)
 _ENOUGH = 100_000
@@ -53,38 +54,39 @@ class Holdings:
         pending, room = collections.deque(found), _MOST_BYTES
         while pending and len(self._held) < _ENOUGH:
             name, value = pending.popleft()
-            if id(value) in self._seen or isinstance(value, SIMPLE):
+            if id(value) in self._seen or issubclass(type(value), SIMPLE):
                 continue
             self._seen.add(id(value))
-            if isinstance(value, _ARRAYS) and _size(value) > room:
+            if issubclass(type(value), _ARRAYS) and _size(value) > room:
                 continue
             state = _state(value)
             if state is None:
                 continue
             room -= len(state) if isinstance(state, bytes) else 0
             inside = _inside(name, state)
-            if inside or not isinstance(value, tuple):
+            if inside or not issubclass(type(value), tuple):
                 self._held.append((name, value, state))
                 pending.extend(inside)
 
 
 def _state(value: Any) -> Any:
     """What can be compared later with what `value` holds then; None for what is not looked into."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)  # what an object says of its class may be wrong, or raise
+    if issubclass(kind, torch.Tensor):
         return None if value.is_inference() else value._version
-    if isinstance(value, numpy.ndarray):
-        return value.tobytes() if value.flags.writeable else None
-    if isinstance(value, _ARRAYS):
-        return bytes(value)
-    if isinstance(value, _CONTAINERS):
-        return dict(value) if isinstance(value, dict) else list(value)
-    if isinstance(value, _KNOWN) or is_data(type(value)):
-        return None if isinstance(value, type) else _Attributes(attributes(value))
+    if issubclass(kind, numpy.ndarray):
+        return numpy.ndarray.tobytes(value) if value.flags.writeable else None
+    if issubclass(kind, _ARRAYS):
+        return bytes(memoryview(value))
+    if issubclass(kind, _CONTAINERS):
+        return copied(value) if issubclass(kind, dict) else entries(value)
+    if issubclass(kind, _KNOWN) or is_data(kind):
+        return None if issubclass(kind, type) else _Attributes(attributes(value))
     return None
 
 
 def _size(value: Any) -> int:
-    return value.nbytes if isinstance(value, numpy.ndarray) else len(value) * getattr(value, "itemsize", 1)
+    return value.nbytes if isinstance(value, numpy.ndarray) else memoryview(value).nbytes
 
 
 class _Attributes(dict[str, Any]):
@@ -119,11 +121,18 @@ def _same(before: Any, now: Any) -> bool:
     """Whether an entry is what it was, or was nothing and is now something that is not looked into."""
     if before is now or ((before is None or before is _ABSENT) and _is_closed(now)):
         return True
-    return isinstance(now, SIMPLE) and type(before) is type(now) and before == now
+    return issubclass(type(now), SIMPLE) and type(before) is type(now) and _equal(before, now)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # of a class that compares in a way of its own
+        return False
 
 
 def _is_closed(value: Any) -> bool:
-    if isinstance(value, numpy.ndarray) and not value.flags.writeable:
+    if issubclass(type(value), numpy.ndarray) and not value.flags.writeable:
         return True  # a file that was mapped when a sample of it was first asked for
-    known = isinstance(value, (*SIMPLE, *_ARRAYS, torch.Tensor))
+    known = issubclass(type(value), (*SIMPLE, *_ARRAYS, torch.Tensor))
     return not known and value is not _ABSENT and _state(value) is None

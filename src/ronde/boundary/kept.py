@@ -22,7 +22,8 @@ import torch
 
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, attributes, is_data, slots
+from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 
 __all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
 
@@ -57,11 +58,11 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
     if depth == 0:
         return type(value).__name__
     if isinstance(value, dict):
-        return {_key(key): picture(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, collections.deque)):
-        return [picture(item, depth - 1) for item in value]
+        return {_key(key): picture(item, depth - 1) for key, item in pairs(value)}
     if isinstance(value, (set, frozenset)):
-        return sorted(str(_key(item)) for item in value)
+        return sorted(str(_key(item)) for item in entries(value))
+    if isinstance(value, LISTS):
+        return [picture(item, depth - 1) for item in entries(value)]
     inside = _inside(value)
     if inside is None or depth == 1:
         return type(value).__name__
@@ -113,9 +114,9 @@ def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) 
         items += [item for name, item in vars(value).items() if name not in _OWN | {"_modules", "_buffers"}]
         depth += 1
     elif isinstance(value, dict):
-        items = list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        items = list(value)
+        items = [item for _, item in pairs(value)]
+    elif isinstance(value, LISTS):
+        items = entries(value)
     else:
         items = list((_inside(value) or {}).values())
     for item in items:
@@ -168,7 +169,7 @@ class Behind:
         reach, mine = _reached(module)
         self._parts = [weakref.ref(part) for part in module.modules()]
         self._places = [place for place in reach.places if id(place.read()) not in mine]
-        self._values = [value for _, value in reach.values if _is_open(value) and id(value) not in mine]
+        self._values = [value for _, value in reach.values if id(value) not in mine and _is_open(value)]
         self._irrevocable = _irrevocable(reach.values)
 
     def irrevocable(self) -> str:
@@ -208,7 +209,8 @@ class Behind:
 
 def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
     """Something that goes on when it is used, and cannot go back: an iterator, an open file."""
-    found = ((name, value) for name, value in values if isinstance(value, (Iterator, io.IOBase)))
+    # By the class itself: an object may say something else, or raise, when it is asked for its class.
+    found = ((name, value) for name, value in values if issubclass(type(value), (Iterator, io.IOBase)))
     return next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
 
@@ -244,8 +246,8 @@ def _owned(module: torch.nn.Module) -> set[int]:
         if depth == 0 or id(value) in reach or isinstance(value, (*SIMPLE, types.FunctionType, type)):
             return
         reach.add(id(value))
-        inside = value if isinstance(value, dict) else _inside(value)
-        for item in value if isinstance(value, (list, tuple, set)) else (inside or {}).values():
+        inside = copied(value) if isinstance(value, dict) else _inside(value) or {}
+        for item in entries(value) if isinstance(value, (list, tuple, set)) else inside.values():
             walk(item, depth - 1)
 
     for part in module.modules():
@@ -257,9 +259,10 @@ def _owned(module: torch.nn.Module) -> set[int]:
 
 def _is_open(value: Any) -> bool:
     """Whether an object's contents may be changed by whoever has it."""
-    if isinstance(value, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
+    kind = type(value)
+    if issubclass(kind, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
         return True
-    return is_data(type(value)) and bool(_inside(value))
+    return is_data(kind) and bool(_inside(value))
 
 
 def _shallow(value: Any) -> Any:
@@ -267,20 +270,18 @@ def _shallow(value: Any) -> Any:
 
 
 def _way_back(value: Any) -> Callable[[], None] | None:
-    """What puts an object's contents back as they are now."""
+    """What puts an object's contents back as they are now, without a word to its class."""
     if isinstance(value, GENERATORS):
         return _generator_back(value)
-    if isinstance(value, (list, bytearray)):
-        before = copy.copy(value)
-        return lambda: None if _identical(value, before) else value.__setitem__(slice(None), before)
+    if isinstance(value, bytearray):
+        letters = bytes(value)
+        return lambda: bytearray.__setitem__(value, slice(None), letters)
     if isinstance(value, dict):
         return _dict_back(value)
-    if isinstance(value, set):
-        members = set(value)
-        return lambda: None if value == members else (value.clear(), value.update(members))[0]
-    if isinstance(value, collections.deque):
-        items = list(value)
-        return lambda: None if _identical(value, items) else (value.clear(), value.extend(items))[0]
+    for kind, write in _WRITTEN.items():
+        if isinstance(value, kind):
+            items = entries(value)
+            return lambda: None if _identical(entries(value), items) else write(value, items)
     if isinstance(value, numpy.ndarray):
         if value.nbytes > _LARGEST or not value.flags.writeable:
             return None
@@ -289,19 +290,38 @@ def _way_back(value: Any) -> Callable[[], None] | None:
     return _attributes_back(value)
 
 
+def _write_list(value: list[Any], items: list[Any]) -> None:
+    list.__setitem__(value, slice(None), items)
+
+
+def _write_set(value: set[Any], items: list[Any]) -> None:
+    set.clear(value)
+    set.update(value, items)
+
+
+def _write_deque(value: collections.deque[Any], items: list[Any]) -> None:
+    collections.deque.clear(value)
+    collections.deque.extend(value, items)
+
+
+_WRITTEN: dict[type, Callable[[Any, list[Any]], None]]
+_WRITTEN = {list: _write_list, set: _write_set, collections.deque: _write_deque}
+
+
 def _attributes_back(value: Any) -> Callable[[], None] | None:
-    held, names = getattr(value, "__dict__", None), slots(type(value))
-    own = _dict_back(held) if isinstance(held, dict) else None
-    if not names:
+    places, held = slots(type(value)), dictionary(value)
+    own = None if held is None else _dict_back(held)
+    if not places:
         return own
-    before = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    before = attributes(value)
 
     def back() -> None:
-        for name in names:
+        now = attributes(value)
+        for name, slot in places.items():
             if name in before:
-                object.__setattr__(value, name, before[name])  # as a class that forbids it does itself
-            elif hasattr(value, name):
-                object.__delattr__(value, name)
+                slot.__set__(value, before[name])  # as a class that forbids it does itself
+            elif name in now:
+                slot.__delete__(value)
         if own is not None:
             own()
 
@@ -309,15 +329,16 @@ def _attributes_back(value: Any) -> Callable[[], None] | None:
 
 
 def _dict_back(value: dict[Any, Any]) -> Callable[[], None]:
-    before = dict(value)
+    before, kind = copied(value), dict_kind(value)
 
     def back() -> None:
         """Only what has changed: another thread may be reading."""
-        for key in [key for key in value if key not in before]:
-            del value[key]
+        now = copied(value)
+        for key in now.keys() - before.keys():
+            kind.__delitem__(value, key)
         for key, item in before.items():
-            if key not in value or value[key] is not item:
-                value[key] = item
+            if key not in now or now[key] is not item:
+                kind.__setitem__(value, key, item)
 
     return back
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.candidates import Batch, batches
-from ronde.boundary.compiled import aside, is_compiled
+from ronde.boundary.compiled import aside, is_compiled, uncompiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
@@ -194,7 +194,7 @@ class ModelEdge:
             aside(module) if verdict.joint or self._watches_draws(verdict) else nullcontext(),
         ):
             output = self._way(made)
-        context.tally.cut(type(getattr(module, "_orig_mod", module)).__name__)
+        context.tally.cut(type(uncompiled(module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
             # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
@@ -208,9 +208,7 @@ class ModelEdge:
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""
-        names = [
-            type(getattr(part, "_orig_mod", part)).__name__ for part in module.modules() if is_compiled(part)
-        ]
+        names = [type(uncompiled(part)).__name__ for part in module.modules() if is_compiled(part)]
         for name in names:
             if self._watches_draws(verdict):
                 self._context.note(

@@ -7,7 +7,6 @@ such names, their names, and so on. Libraries are not followed.
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import dis
 import functools
@@ -22,16 +21,16 @@ import numpy
 import torch
 import torch.utils.data
 
+from ronde.boundary.members import LISTS, attributes, entries, pairs
+
 __all__ = [
     "BOOKKEEPING",
     "GENERATORS",
     "SIMPLE",
     "Place",
     "Reach",
-    "attributes",
     "is_data",
     "is_users",
-    "slots",
 ]
 
 # What holds nothing else.
@@ -171,12 +170,18 @@ class Reach:
         self._follow(value)
         while self._gone_through != (size := len(self._seen) + len(self._attributes)):
             self._gone_through = size
-            for (kind, entries), under in list(self._classes.items()):
+            for (kind, methods), under in list(self._classes.items()):
                 self._under = under
-                self._follow_methods(kind, entries)
+                self._follow_methods(kind, methods)
         self._under = ""
 
     def _follow(self, value: Any) -> None:
+        try:
+            self._look_into(value)
+        except Exception:  # of an object's own (a proxy that has no class yet): it is not looked into
+            return
+
+    def _look_into(self, value: Any) -> None:
         if len(self._seen) > _ENOUGH or isinstance(value, (str, bytes, int, float, type(None))):
             return
         if isinstance(value, torch.Tensor) or id(value) in self._seen:
@@ -195,11 +200,11 @@ class Reach:
             self._follow(_method_in(value))
         elif isinstance(value, type):
             self._classes.setdefault((value, ("__init__", "__call__")), self._under)
-        elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            for item in [*value][:_FEW]:
+        elif isinstance(value, LISTS):
+            for item in entries(value)[:_FEW]:
                 self._follow(item)
         elif isinstance(value, dict):
-            for item in [*value.values()][:_FEW]:
+            for _, item in pairs(value)[:_FEW]:
                 self._follow(item)
         elif not isinstance(value, (types.ModuleType, numpy.ndarray, *GENERATORS)):
             self._follow_object(value)
@@ -217,17 +222,17 @@ class Reach:
             items = list(attributes(value).values())
         for item in items:
             self._follow(item)
-        entries = ("__call__", "__getitem__", "__getitems__", "forward")
-        self._classes.setdefault((type(value), entries), self._under)
+        methods = ("__call__", "__getitem__", "__getitems__", "forward")
+        self._classes.setdefault((type(value), methods), self._under)
 
-    def _follow_methods(self, kind: type, entries: tuple[str, ...]) -> None:
+    def _follow_methods(self, kind: type, methods: tuple[str, ...]) -> None:
         """Follow the methods that calls begin with, and those that the code reached so far names."""
         overridden = _of_libraries(kind)
         for owner in kind.__mro__:
             if not is_users(owner):
                 continue
             for name, item in list(vars(owner).items()):
-                if name not in entries and name not in self._attributes and name not in overridden:
+                if name not in methods and name not in self._attributes and name not in overridden:
                     continue
                 if isinstance(item, (types.FunctionType, *_AROUND_A_METHOD)):
                     self._follow(item)
@@ -296,24 +301,7 @@ def _of_libraries(kind: type) -> frozenset[str]:
 _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 
 
-def attributes(value: Any) -> Mapping[str, Any]:
-    """What an object keeps, in its dictionary or its slots, by name."""
-    held: Mapping[str, Any] = getattr(value, "__dict__", {})
-    names = slots(type(value))
-    return (
-        {**held, **{name: getattr(value, name) for name in names if hasattr(value, name)}} if names else held
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def slots(kind: type) -> tuple[str, ...]:
-    """Names of what objects of this type keep outside their dictionary."""
-    found = [vars(owner).get("__slots__", ()) for owner in kind.__mro__]
-    names = [name for each in found for name in ((each,) if isinstance(each, str) else each)]
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
-
-
 def is_users_module(module: types.ModuleType) -> bool:
-    path = getattr(module, "__file__", None) or "<frozen"
+    path = str(getattr(module, "__file__", None) or "<frozen")
     installed = "site-packages" in path or "dist-packages" in path
     return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)

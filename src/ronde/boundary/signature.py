@@ -60,12 +60,12 @@ class Behaviour:
             for name, value in vars(part).items():
                 if name in BOOKKEEPING:
                     continue
-                if callable(value) and not isinstance(value, torch.nn.Module):
+                if callable(value) and not issubclass(type(value), torch.nn.Module):
                     self._functions.append((vars(part), name, value))
                 # Into what holds more than one value and is not named the script may write what it likes, its
                 # losses say.
-                named = name in reach.names or isinstance(value, SCALARS)
-                if (users and named) or isinstance(value, float):
+                named = name in reach.names or issubclass(type(value), SCALARS)
+                if (users and named) or issubclass(type(value), float):
                     self.places.append(Place(name, vars(part)))
         self.places += [place for place in reach.places if place.name != "__class__"]
 

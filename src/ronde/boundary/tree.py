@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import types
@@ -10,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from ronde.boundary.members import LISTS, dictionary, entries
 
 __all__ = ["Opaque", "leaves", "map_leaves", "structure"]
 
@@ -19,23 +20,34 @@ class Opaque(Exception):
 
 
 def _is_namedtuple(value: object) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
+    return isinstance(value, tuple) and hasattr(type(value), "_fields")
 
 
 def _is_named_result(value: object) -> bool:
     """What torch returns for two results, such as those of `max`."""
-    return isinstance(value, tuple) and hasattr(value, "n_sequence_fields")
+    return isinstance(value, tuple) and hasattr(type(value), "n_sequence_fields")
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) pairs of a container, or None for a leaf."""
+    try:
+        return _pairs(value)
+    except Exception:  # of an object's own: a mapping of what it would fetch, say
+        raise Opaque(type(value).__name__) from None
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
     kind = type(value)
     if kind is tuple or kind is list or _is_namedtuple(value) or _is_named_result(value):
         return list(enumerate(value))
-    if kind is dict or isinstance(value, Mapping):
+    if kind is dict:
         return list(value.items())
+    if isinstance(value, Mapping):
+        return [(key, child) for key, child in value.items()]  # `list` would ask for a length
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        # One that is not given to its class may not be there yet.
+        names = (field.name for field in dataclasses.fields(value))
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if kind is types.SimpleNamespace:
         return list(vars(value).items())
     return None
@@ -91,17 +103,23 @@ _CODE = (
 
 
 def _hides_tensors(value: Any, depth: int = 4) -> bool:
-    """Whether an object that cannot be taken apart leads to tensors."""
+    """Whether an object that cannot be taken apart leads to tensors, or may: it cannot be looked into."""
+    try:
+        return _leads_to_tensors(value, depth)
+    except Exception:  # of its own
+        return True
+
+
+def _leads_to_tensors(value: Any, depth: int) -> bool:
     if isinstance(value, (torch.Tensor, types.GeneratorType)):
         return True
     if depth == 0 or isinstance(value, (str, bytes, int, float, *_CODE)):
         return False
     if isinstance(value, Mapping):
         return any(_hides_tensors(child, depth - 1) for child in value.values())
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return any(_hides_tensors(child, depth - 1) for child in value)
-    attributes = getattr(value, "__dict__", None)
-    return bool(attributes) and any(_hides_tensors(child, depth - 1) for child in attributes.values())
+    if isinstance(value, LISTS):
+        return any(_hides_tensors(child, depth - 1) for child in entries(value))
+    return any(_hides_tensors(child, depth - 1) for child in (dictionary(value) or {}).values())
 
 
 def leaves(value: Any) -> Iterator[Any]:

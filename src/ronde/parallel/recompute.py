@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.compiled import uncompiled
 from ronde.boundary.patches import Patches
 from ronde.boundary.tree import map_leaves
 from ronde.parallel.blocks import repeated_blocks
@@ -143,7 +144,7 @@ class Recompute:
         if model not in self._untold or not torch.is_grad_enabled():
             return
         self._untold.discard(model)
-        name = type(getattr(model, "_orig_mod", model)).__name__
+        name = type(uncompiled(model)).__name__
         if _is_compiled(model):
             self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
         else:

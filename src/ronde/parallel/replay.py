@@ -72,7 +72,7 @@ class Replay:
         moment = _Moment(module, asked, self._behind_of(module))
         results: list[Any] = []
         # A layer that works in place may do so on what it is given.
-        in_place = any(getattr(part, "inplace", False) for part in module.modules())
+        in_place = any(_is_in_place(part) for part in module.modules())
         originals = list(values)
         held = [_another(value, in_place) for value in values]
         before = [(tensor, tensor._version) for tensor in _tensors(held)]
@@ -239,6 +239,11 @@ def _put(namespaces: Namespaces, contents: Contents) -> None:
     for tensor, value in contents:
         # By `.data`: no version is counted, so that graphs which use the buffer remain of use.
         tensor.data.copy_(value)
+
+
+def _is_in_place(part: torch.nn.Module) -> bool:
+    """Not asked of the module itself, whose `__getattr__` may be of the user's."""
+    return bool(vars(part).get("inplace", getattr(type(part), "inplace", False)))
 
 
 def _another(value: Any, copied: bool) -> Any:
