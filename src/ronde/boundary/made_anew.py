@@ -82,5 +82,8 @@ def built(module: torch.nn.Module, watched: Container[tuple[int, str]]) -> Any:
 
 def _described(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return name, value.shape, value.dtype, value.requires_grad
+        try:
+            return name, value.shape, value.dtype, value.requires_grad
+        except RuntimeError:  # it has none yet, or is several in one
+            return name, type(value)
     return name, contents(value)
