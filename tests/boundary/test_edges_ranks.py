@@ -242,6 +242,55 @@ def grad_of_rows(w: World) -> Any:
     return w.gradients(*rows, weighted, unused[0], unused=unused[1])
 
 
+def grads_batched(w: World) -> Any:
+    x = w.x.clone().requires_grad_()
+    weight = w.model[0].weight
+    out, basis = w.model(x), torch.eye(3, dtype=_D).unsqueeze(1).expand(3, ROWS, 3)
+    found = torch.autograd.grad(out, [x, weight], basis, create_graph=True, is_grads_batched=True)
+    loss = found[0].square().mean() + found[1].square().mean()
+    loss.backward()
+    beside = torch.zeros(2, requires_grad=True)
+    several = [torch.eye(2, 3, dtype=_D)[:, None] * w.z, torch.ones(2, dtype=_D)]
+    again = torch.autograd.grad(
+        [w.model(x), w.other(w.z).sum()], [x, beside], several, None, False, True, True, True
+    )
+    own = torch.eye(3, dtype=_D).requires_grad_()
+    plain = torch.autograd.grad(own.exp(), own, torch.eye(9, dtype=_D).view(9, 3, 3), is_grads_batched=True)
+    return w.gradients(*found, loss, again[0], *plain, unused=again[1])
+
+
+def jacobians(w: World) -> Any:
+    from torch.autograd.functional import hessian, jacobian
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        return w.model(x).sum(0)
+
+    found = [jacobian(summed, x, vectorize=True) for x in (w.x, w.whole)]
+    curved = hessian(lambda x: w.model(x).square().sum(), w.whole, vectorize=True)
+    loss = jacobian(summed, w.whole, create_graph=True, vectorize=True).square().mean()
+    loss.backward()
+    return w.gradients(*found, curved, loss)
+
+
+def edges_of_the_graph(w: World) -> Any:
+    x = w.whole.clone().requires_grad_()
+    out = w.model(x)
+    loss = out.square().mean()
+    edge = torch.autograd.graph.get_gradient_edge
+    (wrt_input,) = torch.autograd.grad(loss, edge(x), retain_graph=True)
+    wrt_both = torch.autograd.grad(edge(loss), [edge(w.model[0].weight), x], retain_graph=True)
+    return w.gradients(wrt_input, *wrt_both)
+
+
+def named_inputs(w: World) -> Any:
+    inputs = dict(w.model.named_parameters())
+    try:
+        found = torch.autograd.grad(w.model(w.x).sum(), inputs)
+    except TypeError:  # before torch 2.13
+        found = torch.autograd.grad(w.model(w.x).sum(), [*inputs.values()])
+    return w.gradients(*(found.values() if isinstance(found, dict) else found))
+
+
 def backward_of_rows(w: World) -> Any:
     out = w.model(w.x)
     out.backward(gradient=w.z, retain_graph=True)
@@ -451,6 +500,10 @@ SCRIPTS: dict[str, Callable[[World], Gradients]] = {
         chosen_inputs,
         grad_of_outputs,
         grad_of_rows,
+        grads_batched,
+        jacobians,
+        edges_of_the_graph,
+        named_inputs,
         backward_of_rows,
         frozen,
         accumulated,

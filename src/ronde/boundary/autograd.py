@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
 from typing import Any
 
 import torch
+import torch.autograd.functional
 import torch.utils.checkpoint
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.edges import Leave
 from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
+from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.patches import Patches
 
 __all__ = ["install"]
@@ -22,8 +25,15 @@ _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 def install(patches: Patches, context: Context) -> None:
     _install_grad(patches, context)
+    _install_jacobian(patches, context)
     _install_function(patches, context)
     _install_parameter(patches)
+
+
+# What `torch.autograd.grad` takes behind outputs, inputs and grad_outputs, in its order.
+_OPTIONS = (
+    "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads",
+)  # fmt: skip
 
 
 def _install_grad(patches: Patches, context: Context) -> None:
@@ -31,14 +41,72 @@ def _install_grad(patches: Patches, context: Context) -> None:
 
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
-        if context.region is not Region.SCRIPT or not context.on_main_thread() or context.in_transform():
-            return plain(outputs, inputs, grad_outputs, *args, **kwargs)
-        asked: Sequence[Any] = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        options = {**dict(zip(_OPTIONS, args, strict=False)), **kwargs}
+        if not context.on_main_thread() or context.in_transform():
+            return plain(outputs, inputs, grad_outputs, **options)
+        if type(inputs) is dict:
+            found = grad(outputs, tuple(inputs.values()), grad_outputs, **options)
+            return dict(zip(inputs, found, strict=True))
+        asked = _several(inputs)
+        whole = context.region is Region.SCRIPT
+        given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
+        one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
+        carry_out = functools.partial(_one_by_one, plain) if one_by_one else plain
+        if not whole:
+            return carry_out(given[0], asked, given[1], **options)
         local = [_gradient_target(value) for value in asked]
-        results = plain(_whole(outputs), local, _whole(grad_outputs), *args, **kwargs)
-        return tuple(_leave(context, value, result) for value, result in zip(asked, results, strict=True))
+        results = carry_out(given[0], local, given[1], **options)
+        ahead = int(bool(options.get("is_grads_batched")))
+        return tuple(_leave(context, *each, ahead) for each in zip(asked, results, strict=True))
 
     patches.set(torch.autograd, "grad", grad)
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """Tensors or edges of a graph, of which one may stand alone; an edge is a tuple itself."""
+    alone = isinstance(values, (torch.Tensor, torch.autograd.graph.GradientEdge, DeferredScalar))
+    return (values,) if alone else tuple(values)
+
+
+def _one_by_one(
+    plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, *, retain_graph: Any = None, **options: Any
+) -> Any:
+    """Gradients for several `grad_outputs` of each output (`is_grads_batched`), one after another.
+
+    torch computes them at once by `vmap`, in which ranks cannot meet.
+    """
+    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
+    counts = {len(each) if each.dim() else 0 for each in given if each is not None}
+    if len(counts) != 1 or 0 in counts:  # torch has an error for each of these
+        return plain(outputs, inputs, grad_outputs, retain_graph=retain_graph, **options)
+    (count,) = counts
+    options["is_grads_batched"] = False
+    found = [
+        plain(
+            outputs,
+            inputs,
+            [None if each is None else each[place] for each in given],
+            retain_graph=retain_graph if place == count - 1 else True,
+            **options,
+        )
+        for place in range(count)
+    ]
+    return tuple(None if each[0] is None else torch.stack(each) for each in zip(*found, strict=True))
+
+
+def _install_jacobian(patches: Patches, context: Context) -> None:
+    plain: Any = torch.autograd.functional.jacobian
+
+    def jacobian(
+        func: Any, inputs: Any, create_graph: bool = False, strict: bool = False, vectorize: bool = False,
+        strategy: str = "reverse-mode",
+    ) -> Any:  # fmt: skip
+        """Row by row, as without `vectorize`: ranks cannot meet inside of `vmap`."""
+        if context.region is Region.SCRIPT and context.on_main_thread() and not context.in_transform():
+            vectorize = vectorize and (strict or strategy != "reverse-mode")
+        return plain(func, inputs, create_graph, strict, vectorize, strategy)
+
+    patches.set(torch.autograd.functional, "jacobian", jacobian)
 
 
 def _gradient_target(value: Any) -> Any:
@@ -48,18 +116,20 @@ def _gradient_target(value: Any) -> Any:
     return value._full if value._local is None else value._local
 
 
-def _leave(context: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
+def _leave(context: Context, value: Any, result: torch.Tensor | None, ahead: int) -> torch.Tensor | None:
+    """A gradient as the script is to see it; `ahead` axes lie before those of the value."""
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:
         # The local gradient of a shard is W times the true one.
-        return wrap(context, result / context.world_size, value._layout, value._rules)
+        layout = dataclasses.replace(value._layout, dim=value._layout.dim + ahead)
+        return wrap(context, result / context.world_size, layout, value._rules)
     return Leave.apply(result, context)
 
 
 def _whole(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(_whole(item) for item in value)
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.autograd.graph.GradientEdge):
+        return tuple(_whole(item) for item in value)
     return materialize(value)
 
 
