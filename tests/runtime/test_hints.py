@@ -110,6 +110,22 @@ def test_a_device_that_is_not_there(error: Exception) -> None:
     assert hint(error, config("cuda")) == ""
 
 
+@pytest.mark.parametrize(
+    ("named", "kind", "base"),
+    [
+        ("<class 'ronde.boundary.global_tensor.GlobalTensor'>.", "GlobalTensor", "torch.Tensor"),
+        ("no rule for DeferredScalar", "DeferredScalar", "torch.Tensor"),
+        ("got ShardedParameter", "ShardedParameter", "torch.nn.Parameter"),
+    ],
+)
+def test_the_exact_class_of_what_is_in_parts(named: str, kind: str, base: str) -> None:
+    assert hint(RuntimeError(f"Need type to be np.ndarray or torch.Tensor, found {named}"), config()) == (
+        f"a {kind} is a {base} in parts, which is none by its exact class: where that is asked by type(...), "
+        f"write isinstance(..., {base}); where a library asks, give it a whole value, "
+        "torch.from_numpy(x.numpy(force=True)), or run the script by python"
+    )
+
+
 def test_semaphores_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

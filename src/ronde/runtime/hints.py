@@ -23,6 +23,8 @@ _APART = (
 _TYPES_APART = re.compile(r"type \((torch\.\S+)\) and \w+ type \((torch\.\S+)\) should be the same")
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
+# Values in parts, by the names of their classes.
+_IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
@@ -52,7 +54,20 @@ def hint(error: BaseException, config: RankConfig) -> str:
             "precision=bf16 out of the plan, or autocast out of the script, or set "
             "torch.backends.mkldnn.enabled = False there"
         )
-    return _about_batches(text) or _about_devices(text, config.device)
+    return _about_classes(text) or _about_batches(text) or _about_devices(text, config.device)
+
+
+def _about_classes(text: str) -> str:
+    """Where somebody asks for the exact class of what is in parts, and does not know what to do with it."""
+    kind = _IN_PARTS.search(text)
+    if kind is None:
+        return ""
+    base = "torch.nn.Parameter" if kind[1] == "ShardedParameter" else "torch.Tensor"
+    return (
+        f"a {kind[1]} is a {base} in parts, which is none by its exact class: where that is asked by "
+        f"type(...), write isinstance(..., {base}); where a library asks, give it a whole value, "
+        "torch.from_numpy(x.numpy(force=True)), or run the script by python"
+    )
 
 
 def _about_batches(text: str) -> str:
