@@ -21,7 +21,7 @@ def number_tensors() -> None:
     For a process of its own, before any tensor of the script's is made.
     """
     # Of what an optimizer keeps only some is a rank's own: that must not move the numbers of parameters.
-    of_parameters, of_others = itertools.count(), itertools.count()
+    of_parameters, of_others = itertools.count(0, 2), itertools.count(1, 2)
     numbers: dict[int, tuple[int, weakref.ref[torch.Tensor]]] = {}
 
     def number(self: torch.Tensor) -> int:
@@ -30,6 +30,7 @@ def number_tensors() -> None:
         if known is None:
             count = of_parameters if isinstance(self, torch.nn.Parameter) else of_others
             known = numbers[place] = next(count), weakref.ref(self, lambda _: numbers.pop(place, None))
-        return known[0]
+        # As far from other hashes as an address: what hashes alike is compared, and a tensor has no truth.
+        return hash((known[0],))
 
     torch.Tensor.__hash__ = number
