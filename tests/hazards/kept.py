@@ -285,6 +285,26 @@ class Emptied(nn.Module):
         return self.around[0](self.a(x))
 
 
+class Optimized(nn.Module):
+    """Has an optimizer of its own, as policies of reinforcement learning do; forward may set its rate."""
+
+    def __init__(self, slower: bool) -> None:
+        super().__init__()
+        self.a, self.slower = nn.Linear(4, 3), slower
+        self.optimizer = torch.optim.Adam(self.a.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def forward(self, x: T) -> T:
+        if self.slower:
+            self.optimizer.param_groups[0]["lr"] *= 0.5
+        return self.a(x)
+
+
+def _rates() -> Iterator[Any]:
+    model = Optimized(True)
+    yield from train(model, seen=lambda: [len(model.optimizer.state), model.optimizer.param_groups[0]["lr"]])
+
+
 def _books(kind: Callable[..., Any]) -> Callable[[], Iterator[Any]]:
     """A book that is not the module's: calls and the largest number of all batches so far."""
 
@@ -328,6 +348,8 @@ HAZARDS = {
     "object with rows": Hazard(
         _keeps(lambda m, x, out: setattr(m.kept, "last", out.detach()), History()), "parts"
     ),
+    "optimizer": Hazard(modelled(lambda: Optimized(False)), "whole"),
+    "rate of its optimizer": Hazard(_rates, "right"),
     "emptied by a copy": Hazard(modelled(Emptied), "parts", "a trial on"),
     "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
     "book in the options": Hazard(_books(argparse.Namespace), "right"),

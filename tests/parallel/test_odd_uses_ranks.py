@@ -316,6 +316,40 @@ def test_when_garbage_is_collected_decides_nothing(ranks: Ranks) -> None:
     assert one == other
 
 
+class Policy(nn.Module):
+    """Has its optimizer and a table by parameter, none of which its forward touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+        self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.scales = {each: place for place, each in enumerate(self.layers.parameters())}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def trained_by_itself() -> list[float]:
+    training = Training(Policy())
+    training.optimizer = training.model.optimizer  # pyright: ignore[reportAttributeAccessIssue]
+    found = training.steps(3)
+    training.model.eval()
+    return found + training.steps(2)
+
+
+def holding_its_optimizer(rank: Rank, plan: str) -> tuple[bool, list[str]]:
+    expected = trained_by_itself()
+    with rank.session(plan) as session:
+        found = trained_by_itself()
+        return found == pytest.approx(expected, rel=1e-12), [*session.context.notes]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3", "central"])
+def test_a_model_that_holds_its_optimizer_is_cut(ranks: Ranks, plan: str) -> None:
+    assert ranks(2, holding_its_optimizer, plan) == [(True, [])] * 2
+
+
 def left(rank: Rank, plan: str) -> list[int]:
     """Models, mappings, descriptors and finalizers more, after several models and steps than after one."""
 

@@ -25,7 +25,16 @@ from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 
-__all__ = ["Behind", "Surroundings", "generator_state", "kept_tensors", "module_state", "picture", "restored"]
+__all__ = [
+    "Behind",
+    "Surroundings",
+    "generator_state",
+    "kept_by",
+    "kept_tensors",
+    "module_state",
+    "picture",
+    "restored",
+]
 
 _DEPTH = 6
 _LARGEST = 1 << 26
@@ -55,6 +64,9 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
         return value
     if isinstance(value, GENERATORS):
         return "generator", generator_state(value)
+    if isinstance(value, torch.optim.Optimizer):
+        # Not its state, of which a rank may hold a part, or nothing: a step is seen by what it writes to.
+        return "optimizer", [picture(settings, 2) for settings in _groups(value)]
     if depth == 0:
         return type(value).__name__
     if isinstance(value, dict):
@@ -69,7 +81,15 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
     return {"type": type(value).__name__, **picture(inside, depth - 1)}
 
 
+def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of an optimizer, without the parameters that they are for."""
+    groups = attributes(optimizer).get("param_groups", ())
+    return [{name: item for name, item in group.items() if name != "params"} for group in groups]
+
+
 def _key(key: Any) -> Any:
+    if isinstance(key, torch.nn.Parameter):  # the class of one in parts changes
+        return "held", id(key)
     return key if isinstance(key, (*SIMPLE, tuple)) else repr(type(key))
 
 
@@ -100,10 +120,15 @@ def module_state(module: torch.nn.Module) -> dict[str, Any]:
     return found
 
 
-def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Every tensor that a value leads to."""
+def kept_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that a value leads to, but for what optimizers keep."""
+    return (held for held in kept_by(value) if isinstance(held, torch.Tensor))
+
+
+def kept_by(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[Any]:
+    """Every tensor and every optimizer that a value leads to."""
     seen = set() if seen is None else seen
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, torch.optim.Optimizer)):
         yield value
         return
     if depth == 0 or isinstance(value, SIMPLE) or id(value) in seen:
@@ -120,7 +145,7 @@ def kept_tensors(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) 
     else:
         items = list((_inside(value) or {}).values())
     for item in items:
-        yield from kept_tensors(item, depth - 1, seen)
+        yield from kept_by(item, depth - 1, seen)
 
 
 def _reached(module: torch.nn.Module) -> tuple[Reach, set[int]]:
@@ -144,6 +169,7 @@ class Surroundings:
             for name, value in reach.values
             if _is_open(value) and id(value) not in own and id(value) not in mine
         ]
+        self._books = [book for held in kept_by(module) for book in _books(held)]
         self.generators = reach.generators()
         self.irrevocable = _irrevocable(reach.values)
 
@@ -156,7 +182,7 @@ class Surroundings:
 
     def restored(self) -> AbstractContextManager[None]:
         """Whatever happens inside, variables and what they hold are afterwards as they were."""
-        return restored(self._places, [value for _, value in self._values])
+        return restored(self._places, [*(value for _, value in self._values), *self._books])
 
 
 class Behind:
@@ -205,6 +231,18 @@ class Behind:
                     yield name, value
         for place in self._places:
             yield place.name, place.read()
+
+
+def _books(held: Any) -> Iterator[dict[Any, Any]]:
+    """What a copy of a module shares with it and may write to: the settings and entries of its optimizers."""
+    if not isinstance(held, torch.optim.Optimizer):
+        return
+    own = attributes(held)
+    yield from (book for book in (own, *own.get("param_groups", ())) if isinstance(book, dict))
+    state = own.get("state")
+    if isinstance(state, dict):  # where ranks hold parts of it, it is none
+        yield state
+        yield from (entry for entry in state.values() if isinstance(entry, dict))
 
 
 def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:

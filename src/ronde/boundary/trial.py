@@ -20,7 +20,15 @@ from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
 from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joint, Joints
-from ronde.boundary.kept import Surroundings, generator_state, kept_tensors, module_state, picture, restored
+from ronde.boundary.kept import (
+    Surroundings,
+    generator_state,
+    kept_by,
+    kept_tensors,
+    module_state,
+    picture,
+    restored,
+)
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tree import leaves, structure
@@ -254,27 +262,28 @@ def _generator_moved(before: Any, after: Any) -> bool:
     return False
 
 
-def _is_shared(tensor: torch.Tensor) -> bool:
-    """What a copy of a module has in common with it: parameters, and what is part of a graph or a batch."""
-    if isinstance(tensor, (torch.nn.Parameter, GlobalTensor, DeferredScalar)):
+def _is_shared(held: Any) -> bool:
+    """What a copy of a module has in common with it: parameters and who updates them, and what is part of a
+    graph or a batch."""
+    if isinstance(held, (torch.nn.Parameter, torch.optim.Optimizer, GlobalTensor, DeferredScalar)):
         return True
-    return tensor.grad_fn is not None
+    return held.grad_fn is not None
 
 
 def twin_of(
     module: torch.nn.Module, made: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> torch.nn.Module:
-    """A copy with buffers of its own that shares the parameters.
+    """A copy with buffers of its own that shares the parameters, and optimizers: a step is not let through.
 
     Args:
         made: what makes a tensor of its own from each of the module's; None copies it.
     """
     known: dict[int, Any] = {}
-    for tensor in kept_tensors(module):
-        if _is_shared(tensor):
-            known[id(tensor)] = tensor
+    for held in kept_by(module):
+        if _is_shared(held):
+            known[id(held)] = held
         elif made is not None:
-            known[id(tensor)] = made(tensor)
+            known[id(held)] = made(held)
     known.update((id(parameter), parameter) for parameter in module.parameters())
     # What a class does to be pickled (`__getstate__`) may be done to the module itself.
     with restored((), [vars(part) for part in module.modules()]):
