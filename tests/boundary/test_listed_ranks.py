@@ -33,6 +33,15 @@ class Detector(nn.Module):
         return {"size": scores.square().mean(), "sign": scores.tanh().sum()}
 
 
+class Checks(Detector):
+    """Looks for boxes without an area first, as torchvision's detectors do."""
+
+    def forward(self, images: Any) -> dict[str, torch.Tensor]:
+        if any((image["box"][2:] <= image["box"][:2]).any() for image in images):
+            raise ValueError
+        return super().forward(images)
+
+
 class Sum(nn.Module):
     """Takes a list of inputs, each of them with the batch on its first axis."""
 
@@ -66,6 +75,13 @@ CASES: dict[str, Any] = {
         lambda: [{"image": image, "id": place} for place, image in enumerate(_images(3))],
         5,
         [LISTED],
+        "Sequential",
+    ),
+    "checked boxes": (
+        lambda: Checks(3),
+        lambda: [{"image": image, "box": torch.tensor([0.0, 0.0, 1.0, 1.0])} for image in _images(3)],
+        5,
+        ["its forward reads an argument beside the batch on the host"],
         "Sequential",
     ),
     "several inputs": (Sum, lambda: _pair(6), 6, [], "Sum"),

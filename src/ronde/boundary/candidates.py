@@ -43,6 +43,11 @@ class Batch:
         taken = (value for value, axis in zip(values, self.axes, strict=True) if axis is not None)
         return all(value.dim() == 1 for value in taken)
 
+    def all_cut(self, values: list[Any]) -> bool:
+        """Whether there is no tensor that would enter whole."""
+        pairs = zip(values, self.axes, strict=True)
+        return all(axis is not None for value, axis in pairs if isinstance(value, torch.Tensor))
+
 
 def batches(values: list[Any], named: int | None, rows: int | None) -> list[Batch]:
     """The candidates among the leaves of a call's arguments, the likeliest first; none without a batch.

@@ -143,16 +143,18 @@ class ModelEdge:
             batch = large[verdict.candidate]
             self._tally(module, batch.rows)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
-        # In memory one row may lie otherwise than as one of several, and draws run through memory: of a body
-        # that is carried out in parts nobody would know. So few rows are soon computed.
-        if large and has_single_rows(self._context, large[verdict.candidate]):
-            self._tally(module, large[verdict.candidate].rows)
-            return self._replicated(plain, module, (args, kwargs))
-        if listed and verdict.reason == LISTED:
-            samples, rows = listed, None
+        if listed:
+            # What was taken for rows may be the colours of an image.
+            whole = verdict.reason != LISTED and large[0].all_cut(values)
+            samples, rows = large[0].rows if whole else listed, None
         elif verdict.raised and large[0].only_vectors(values):
             # One sample, or many laid end to end: how many is known when something is called on them.
             samples, rows = _samples(values, found[0]), None
+        elif has_single_rows(self._context, large[verdict.candidate]):
+            # In memory one row may lie otherwise than as one of several, and draws run through memory: of a body
+            # that is carried out in parts nobody would know. So few rows are soon computed.
+            self._tally(module, large[verdict.candidate].rows)
+            return self._replicated(plain, module, (args, kwargs))
         else:
             samples, rows = _samples(values, found[0]), large[0].rows
         self._tally(module, samples)
