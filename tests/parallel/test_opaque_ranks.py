@@ -59,6 +59,8 @@ WAYS: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
     "make_subclass": lambda p: torch.Tensor._make_subclass(nn.Parameter, p),  # pyright: ignore[reportAttributeAccessIssue]
     "as_subclass": lambda p: p.as_subclass(Labelled),
     "as_subclass of another": lambda p: plain().as_subclass(Labelled) * p,
+    "a class": Labelled,
+    "a class of another": lambda p: Labelled(plain()) * p,
     "set_": lambda p: plain().set_(p).detach(),  # pyright: ignore[reportArgumentType]
     "data of a parameter": lambda p: laid(nn.Parameter(plain()), p),
     "data of a tensor": lambda p: laid(plain(), p),

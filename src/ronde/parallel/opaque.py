@@ -103,19 +103,25 @@ def _install_alias(patches: Patches, parameters: ShardedParameters) -> None:
 
     met = [meet()]
     patches.undo(lambda: met.pop()._destroy())
-    plain: Any = torch.Tensor.as_subclass
 
-    @functools.wraps(plain)
-    def as_subclass(tensor: torch.Tensor, cls: Any) -> Any:
-        """It makes the result's object itself, which what a function in Python returns has already."""
-        parameters.touch([tensor])
-        met[0]._destroy()
-        try:
-            return plain(tensor, cls)
-        finally:
-            met[0] = meet()
+    def unmet(plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What makes the result's object itself, which what a function in Python returns has already."""
 
-    patches.set(torch.Tensor, "as_subclass", as_subclass)
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if args[0] is torch.Tensor:  # such an object may be had
+                return plain(*args, **kwargs)
+            parameters.touch(args)
+            met[0]._destroy()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                met[0] = meet()
+
+        return call
+
+    patches.set(torch.Tensor, "as_subclass", unmet(torch.Tensor.as_subclass))
+    patches.set(torch.Tensor, "__new__", staticmethod(unmet(torch.Tensor.__new__)))
 
 
 def _touching_what_is_laid(parameters: ShardedParameters) -> TensorAttribute:

@@ -19,7 +19,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import autograd, batch_norm, compiled, loss_scale, recompute, rules, torchscript
+from ronde.boundary import (
+    autograd,
+    batch_norm,
+    compiled,
+    loss_scale,
+    recompute,
+    rules,
+    subclassing,
+    torchscript,
+)
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
@@ -156,6 +165,7 @@ class Session:
         """All of it but the mediation of files."""
         table = rules.table()
         autograd.install(self.patches, self.context)
+        subclassing.install(self.patches)
         batch_norm.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
         losses.install(self.patches, table)
