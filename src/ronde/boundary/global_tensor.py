@@ -9,7 +9,7 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class GlobalTensor(torch.Tensor):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.region is Region.SCRIPT and not context.in_transform():
+        if context.region is Region.SCRIPT and not context.in_transform() and not _mixed(types):
             rule = first._rules.get(func)
             if rule is not None:
                 args, kwargs = spelled(func, args, kwargs)
@@ -154,6 +154,9 @@ class GlobalTensor(torch.Tensor):
         return None if rows is None or not rows.requires_grad else rows
 
 
+_TENSORS = {torch.Tensor, GlobalTensor, DeferredScalar}
+
+
 def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
     context, layout, rules = value._context, value._layout, value._rules
 
@@ -165,6 +168,11 @@ def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[
         return rows * context.world_size
 
     return on_rows
+
+
+def _mixed(types: Collection[type]) -> bool:
+    """Whether a tensor is of a class of the script's or a library's, whose function makes the result."""
+    return any(kind not in _TENSORS and not issubclass(kind, torch.nn.Parameter) for kind in types)
 
 
 def settled(value: Any) -> Any:

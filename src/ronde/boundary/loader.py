@@ -35,6 +35,7 @@ from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import Reach
+from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.trial import preserved_random_state
 from ronde.errors import RondeError, UsageError
@@ -293,7 +294,15 @@ def _is_batch(data: Any, rows: int) -> bool:
         found = list(leaves(data))
     except Opaque:
         return False
-    return all(isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows for value in found)
+    return all(
+        isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows and not _is_marked(value)
+        for value in found
+    )
+
+
+def _is_marked(value: torch.Tensor) -> bool:
+    """Whether a batch has a class of its own, or something written on it: rows would lose that."""
+    return own_class(value) is not None or bool(written(value))
 
 
 def _rows(data: Any, dim: int) -> int | None:

@@ -29,6 +29,7 @@ from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
+from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.verdicts import Verdicts, has_single_rows
 from ronde.errors import RondeError
@@ -265,15 +266,17 @@ class ModelEdge:
 
     def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
         if isinstance(value, GlobalTensor):
-            return localize(value)
+            return alike(localize(value), value)
         if not isinstance(value, torch.Tensor):
             return value
         if axis is None:
             return enter(self._context, value)
         layout = self._context.layout(axis, batch.rows, inner=batch.inner)
-        # A copy that lies in memory as the whole does, so that `view` and random fills do the same.
-        rows = cut(self._context, value, layout)
-        return rows if rows.requires_grad else rows.clone()
+        with as_plain(value):
+            # A copy that lies in memory as the whole does, so that `view` and random fills do the same.
+            rows = cut(self._context, value, layout)
+            rows = rows if rows.requires_grad else rows.clone()
+        return alike(rows, value)
 
     def _global(self, value: Any, axis: OutputAxis, rows: int) -> Any:
         if not isinstance(value, torch.Tensor) or axis.dim is None:
@@ -282,7 +285,15 @@ class ModelEdge:
         others = value.shape[axis.dim] // mine
         outer, inner = (others, 1) if axis.outer_first else (1, others)
         layout = Layout(axis.dim, rows, self._context.world_size, outer, inner)
-        return wrap(self._context, value, layout, self._rules)
+        made = wrap(self._context, plain(value), layout, self._rules)
+        kind = own_class(value)
+        if kind is None:
+            return alike(made, value)
+        self._context.note(
+            f"what models return as a {kind.__name__} is gathered on every rank at once, as only plain "
+            f"tensors stay in rows; give the models x.as_subclass(torch.Tensor)"
+        )
+        return alike(materialize(made), value)
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Gradients of these parameters will differ between ranks, whoever updates them."""

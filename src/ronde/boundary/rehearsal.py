@@ -25,6 +25,7 @@ from ronde.boundary.guards import Refusal, memory
 from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.layout import Layout
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
+from ronde.boundary.tensor_class import described
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
@@ -288,6 +289,8 @@ def _compare_parts(
         if structure(whole.output) != structure(part.output):
             return "the form of its output depends on the rows"
         for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):
+            if not same(described(a), described(b)):
+                return _WRITTEN
             if axis.dim is not None:
                 a = _cut(a, axis, cut).take(a, rank)
             if not same(a, b):
@@ -300,6 +303,7 @@ def _compare_parts(
 
 _DEPENDS = "rows of its output depend on other rows, or on their number"
 _LOSS = "an output without a batch axis depends on the batch (a loss of its own?)"
+_WRITTEN = "what is written on its output, or the class of that, depends on the batch"
 _NUMBER = "a number or text among its outputs depends on the batch (a count of its rows?)"
 
 

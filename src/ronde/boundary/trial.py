@@ -31,6 +31,7 @@ from ronde.boundary.kept import (
 )
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.rounding import TOLERANCE
+from ronde.boundary.tensor_class import alike, as_plain, written
 from ronde.boundary.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
@@ -115,7 +116,7 @@ class Trial:
             if axis is None:
                 return value
             places = torch.tensor(spoilt, device=value.device)
-            with torch.no_grad():
+            with torch.no_grad(), as_plain(value):
                 if not (value.is_floating_point() or value.is_complex()):
                     others = value.index_select(axis, (places + 1) % rows)
                     value.index_copy_(axis, places, others)
@@ -144,8 +145,10 @@ class Trial:
             # What is behind an argument is the script's.
             behind = isinstance(value, torch.Tensor) and value.grad_fn is not None
             return value.detach().requires_grad_() if behind else _copy_of_object(value)
-        part = value.detach().narrow(axis, start, stop - start).clone()
-        return part.requires_grad_(value.requires_grad)
+        with as_plain(value):
+            part = alike(value.detach().narrow(axis, start, stop - start).clone(), value)
+            vars(part).update(copy.deepcopy(written(value)))
+            return part.requires_grad_(value.requires_grad)
 
     def _run(
         self,
@@ -171,7 +174,7 @@ class Trial:
         counts = BackwardCounts()
         host = random.getstate(), numpy.random.get_state(legacy=False)
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
-        objects = [picture(value) if _is_object(value) else None for value in values]
+        objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
         with self._surroundings.restored(), preserved_random_state(), apart(told):
@@ -220,7 +223,7 @@ class Trial:
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
         """Containers and objects among the arguments must be as they were given."""
         for value, before in zip(values, objects, strict=True):
-            if _is_object(value) and not same(before, picture(value)):
+            if not same(before, _kept_on(value)):
                 raise Refusal(f"it changes its argument, a {type(value).__name__}")
         now_there = list(leaves(arguments))
         if len(now_there) != len(values) or any(a is not b for a, b in zip(now_there, values, strict=True)):
@@ -241,6 +244,13 @@ class Trial:
 def _is_object(value: Any) -> bool:
     """Whether a leaf of the arguments is neither tensor nor plain nor code: a model may change it."""
     return not callable(value) and not isinstance(value, (torch.Tensor, str, bytes, int, float, type(None)))
+
+
+def _kept_on(value: Any) -> Any:
+    """A picture of what a model could change of a leaf of its arguments beside the values of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return picture(written(value))
+    return picture(value) if _is_object(value) else None
 
 
 def _copy_of_object(value: Any) -> Any:

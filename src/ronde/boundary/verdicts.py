@@ -23,6 +23,7 @@ from ronde.boundary.noted import is_notable, noted
 from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.signature import Behaviour, Number
 from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
+from ronde.boundary.tensor_class import alike, own_class, settings
 from ronde.boundary.tree import map_leaves, structure
 
 __all__ = ["Verdicts", "has_single_rows"]
@@ -382,7 +383,9 @@ def has_single_rows(context: Context, batch: Batch) -> bool:
 
 def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     described = tuple(
-        (value.dtype, value.dim(), value.requires_grad) if isinstance(value, torch.Tensor) else type(value)
+        (value.dtype, value.dim(), value.requires_grad, own_class(value))
+        if isinstance(value, torch.Tensor)
+        else type(value)
         for value in made.values
     )
     grad = torch.is_grad_enabled()
@@ -394,7 +397,7 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
 
 def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | None) -> tuple[Any, ...]:
     found = behaviour.numbers()
-    found += [None if isinstance(value, torch.Tensor) else contents(value) for value in values]
+    found += [settings(value) if isinstance(value, torch.Tensor) else contents(value) for value in values]
     if free:
         return tuple(
             type(value) if place in free and is_notable(value) else value for place, value in enumerate(found)
@@ -408,4 +411,4 @@ def _some_rows(value: Any, axis: int | None) -> Any:
         return value
     layout = value._layout
     fewest = min(layout.count(rank) for rank in range(layout.world_size))
-    return (localize(value) if fewest >= ROWS else materialize(value)).detach()
+    return alike((localize(value) if fewest >= ROWS else materialize(value)).detach(), value)

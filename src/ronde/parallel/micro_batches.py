@@ -18,6 +18,7 @@ from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout, Part, memory_order
 from ronde.boundary.rehearsal import OutputAxis
 from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
+from ronde.boundary.tensor_class import alike, as_plain
 from ronde.boundary.tree import leaves, map_leaves
 from ronde.parallel.replay import Replay
 
@@ -108,9 +109,11 @@ def _values(call: ShardedCall, cut: Layout, piece: int) -> list[Any]:
             continue
         if id(value) not in known:
             layout = dataclasses.replace(cut, dim=axis, inner=call.batch.inner)
-            rows = layout.take(value, piece)
-            # Other axes than the first have gaps in memory, where the model may ask for a view.
-            known[id(value)] = rows if axis == 0 else rows.clone()
+            with as_plain(value):
+                rows = layout.take(value, piece)
+                # Other axes than the first have gaps in memory, where the model may ask for a view.
+                rows = rows if axis == 0 else rows.clone()
+            known[id(value)] = alike(rows, value)
         values.append(known[id(value)])
     return values
 
@@ -135,8 +138,10 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
     # It lies in memory as one piece does: what the script draws for it runs through memory.
     order = memory_order(parts[-1])
     layout = dataclasses.replace(cut, dim=order.index(axis.dim), outer=outer, inner=inner)
-    whole = layout.assemble([part.permute(order) for part in parts])
-    return whole.permute([order.index(dim) for dim in range(whole.dim())])
+    with as_plain(parts[-1]):
+        whole = layout.assemble([part.permute(order) for part in parts])
+        whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
+    return alike(whole, parts[-1])
 
 
 def _states(context: Context) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ronde.boundary.kept import Behind
 from ronde.boundary.randomness import is_random
+from ronde.boundary.tensor_class import alike
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 from ronde.parallel.muted import muted
@@ -112,7 +113,7 @@ class Replay:
             return result
 
         # torch learns from what it is given which devices are used, and keeps it.
-        given = [tensor.new_empty(0) for tensor, _ in before]
+        given = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor, _ in before]
         # By its name: the boundary has replaced it by one that goes on in the same region.
         checkpoint: Any = torch.utils.checkpoint.checkpoint
         result = checkpoint(carried_out, *given, use_reentrant=False, preserve_rng_state=draws)
@@ -250,7 +251,7 @@ def _another(value: Any, copied: bool) -> Any:
     """An argument as it is now, in lists and dicts of its own; with tensors of its own, if it is copied."""
 
     def leaf(value: Any) -> Any:
-        return value.clone() if copied and isinstance(value, torch.Tensor) else value
+        return alike(value.clone(), value) if copied and isinstance(value, torch.Tensor) else value
 
     return map_leaves(leaf, value, always=True)
 

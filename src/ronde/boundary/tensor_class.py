@@ -1,0 +1,82 @@
+"""A tensor's own class, and what a script writes on it: what is cut out of it, or put together, has neither.
+
+Libraries have classes for images and masks (torchvision's `tv_tensors`, MONAI's `MetaTensor`), and some keep
+where a batch comes from as an attribute. A model and a script go by both. So a part is given them, and so is
+an output that was put together again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.global_tensor import GlobalTensor
+from ronde.boundary.kept import picture
+
+__all__ = ["alike", "as_plain", "described", "own_class", "plain", "settings", "written"]
+
+_OURS = frozenset(GlobalTensor.__annotations__)
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_class(value: Any) -> type | None:
+    """The class of a tensor where it is the script's or a library's; None for torch's and ours.
+
+    Not of those that carry out operations themselves, below autograd: they are more than a name.
+    """
+    kind = type(value)
+    if kind is torch.Tensor or not isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter)):
+        return None
+    return kind if kind.__torch_dispatch__ is _NO_DISPATCH else None
+
+
+def written(value: torch.Tensor) -> dict[str, Any]:
+    """What the script, or the functions of its class, wrote on a tensor."""
+    if isinstance(value, DeferredScalar):
+        return {}
+    if isinstance(value, GlobalTensor):
+        return {name: item for name, item in vars(value).items() if name not in _OURS}
+    return vars(value)
+
+
+def described(value: Any) -> Any:
+    """A tensor's class and a picture of what is written on it, as something to compare."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    kind, found = own_class(value), written(value)
+    return (kind and kind.__qualname__, picture(found) if found else None)
+
+
+def settings(value: torch.Tensor) -> tuple[tuple[str, float], ...] | None:
+    """The numbers and flags among what is written on a tensor, by which a model may go."""
+    found = tuple((name, item) for name, item in written(value).items() if isinstance(item, (int, float)))
+    return found or None
+
+
+def as_plain(value: Any) -> AbstractContextManager[Any]:
+    """Inside, functions take the tensor for a plain one and give such, whatever its class would do."""
+    return nullcontext() if own_class(value) is None else DisableTorchFunctionSubclass()
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself as one of torch's own class, in the same memory and graph."""
+    if own_class(value) is None:
+        return value
+    with DisableTorchFunctionSubclass():
+        return value.view_as(value)
+
+
+def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`made` as a tensor of the class of `like`, with what is written on that."""
+    kind = own_class(like)
+    if kind is not None and type(made) is not kind:
+        made = made.as_subclass(kind)
+    if found := written(like):
+        vars(made).update(found)
+    return made
