@@ -290,7 +290,7 @@ class ModelEdge:
         if kind is None:
             return alike(made, value)
         self._context.note(
-            f"what models return as a {kind.__name__} is gathered on every rank at once, as only plain "
+            f"what models return as {kind.__name__} is gathered on every rank at once, as only plain "
             f"tensors stay in rows; give the models x.as_subclass(torch.Tensor)"
         )
         return alike(materialize(made), value)
