@@ -11,7 +11,6 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.boundary.contents import contents
 from ronde.boundary.reach import BOOKKEEPING
@@ -82,8 +81,6 @@ def built(module: torch.nn.Module, watched: Container[tuple[int, str]]) -> Any:
 
 
 def _described(name: str, value: Any) -> Any:
-    if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
-        return name, type(value)
     if isinstance(value, torch.Tensor):
         try:
             return name, value.shape, value.dtype, value.requires_grad

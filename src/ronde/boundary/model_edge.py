@@ -152,8 +152,8 @@ class ModelEdge:
             # One sample, or many laid end to end: how many is known when something is called on them.
             samples, rows = _samples(values, found[0]), None
         elif has_single_rows(self._context, large[verdict.candidate]):
-            # In memory one row may lie otherwise than as one of several, and draws run through memory: of a body
-            # that is carried out in parts nobody would know. So few rows are soon computed.
+            # In memory one row may lie otherwise than as one of several, and draws run through memory: of a
+            # body that is carried out in parts nobody would know. So few rows are soon computed.
             self._tally(module, large[verdict.candidate].rows)
             return self._replicated(plain, module, (args, kwargs))
         else:

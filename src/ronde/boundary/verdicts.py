@@ -171,7 +171,7 @@ class Verdicts:
                 self._tell(name, LISTED)
             elif made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
-            elif has_single_rows(self._context, made.batches[verdict.candidate]):
+            elif not made.listed and has_single_rows(self._context, made.batches[verdict.candidate]):
                 self._say_of_single_rows(name, verdict)
             else:
                 self._say_why(made.module, verdict)
