@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.guards import Refusal, memory, tensors
 
 __all__ = ["Conversions", "HostReads"]
@@ -123,7 +125,7 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tens
             ("tensor", vars(part)),
         ):
             for name, value in held.items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not isinstance(value, (GlobalTensor, DeferredScalar)):
                     yield kind, name, value
 
 

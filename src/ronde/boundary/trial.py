@@ -164,8 +164,7 @@ class Trial:
         if twin is None:
             twin = twin_of(self._module)
         before = {**module_state(twin), **self._surroundings.state()}
-        others = [value for value, axis in zip(values, self._axes, strict=True) if axis is None]
-        reads, start = HostReads(twin, filter(torch.is_tensor, others)), now()
+        reads, start = HostReads(twin, self._tables(values)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
@@ -235,6 +234,11 @@ class Trial:
         for value in values:
             if isinstance(value, torch.Tensor):
                 yield "its argument", value
+
+    def _tables(self, values: list[Any]) -> list[torch.Tensor]:
+        """What is none of the batch's; whole numbers beside it mostly are, as lengths and counts of its rows."""
+        others = [value for value, axis in zip(values, self._axes, strict=True) if axis is None]
+        return [value for value in others if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
     def _memory(self, values: list[Any]) -> dict[int, str]:
         found = ((memory(tensor), name) for name, tensor in self._named(values))
