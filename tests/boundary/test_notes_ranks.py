@@ -184,7 +184,7 @@ def _notes_beside(rank: Rank) -> list[str]:
 
 
 def test_what_is_read_of_another_argument_is_called_so(ranks: Any) -> None:
-    said = "Looks runs in parts, not as one piece: its forward reads another argument on the host"
+    said = "Looks runs in parts, not as one piece: its forward reads an argument on the host"
     assert ranks(2, _notes_beside) == [[said]] * 2
 
 

@@ -66,7 +66,7 @@ class HostReads:
         for kind, name, value in _own_tensors(module):
             self._call(value, f"its {kind} {name}")
         for value in others:
-            self._call(value, "another argument")
+            self._call(value, "an argument")
         self.refused = ""
         # Whether an operation is under way that reads a value only to check it.
         self.checking = False
