@@ -51,6 +51,15 @@ class Meta(torch.Tensor):
         return super().new_empty(size, **options)
 
 
+class Counts(torch.Tensor):
+    """Carries out operations itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
 class Steered(nn.Linear):
     """Goes by the class of its batch, and by what is written on it."""
 
@@ -76,7 +85,7 @@ class Writes(nn.Linear):
             out.rows = len(x)
         elif self.what == "on the batch":
             x.seen = True
-        return out
+        return out.as_subclass(Counts) if self.what == "a class" else out
 
 
 def _rows(kind: type, **attributes: Any) -> Any:
@@ -108,6 +117,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]], bool | 
     "of a list": (_mlp, lambda: [_rows(Labelled, files=[*"abcdef"])], False),
     "a number": (lambda: Writes("a number"), lambda: [_rows(torch.Tensor)], True),
     "a number of the batch": (lambda: Writes("a number of the batch"), lambda: [_rows(torch.Tensor)], None),
+    "a class with operations": (lambda: Writes("a class"), lambda: [_rows(torch.Tensor)], None),
     "on the batch": (lambda: Writes("on the batch"), lambda: [_rows(torch.Tensor)], None),
 }
 

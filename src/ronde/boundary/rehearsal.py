@@ -25,7 +25,7 @@ from ronde.boundary.guards import Refusal, memory
 from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.layout import Layout
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
-from ronde.boundary.tensor_class import described
+from ronde.boundary.tensor_class import described, dispatches
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
@@ -251,6 +251,8 @@ def _verdict(
 def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[OutputAxis], list[Draw]]:
     if structure(whole.output) != structure(part.output):
         raise Refusal("the form of its output depends on the number of rows")
+    if any(map(dispatches, leaves(whole.output))):
+        raise Refusal("its output is of a class that carries out operations itself, below autograd")
     outputs: list[OutputAxis] = []
     for a, b in zip(leaves(whole.output), leaves(part.output), strict=True):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):

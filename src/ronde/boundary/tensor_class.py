@@ -17,7 +17,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.kept import picture
 
-__all__ = ["alike", "as_plain", "described", "own_class", "plain", "settings", "written"]
+__all__ = ["alike", "as_plain", "described", "dispatches", "own_class", "plain", "settings", "written"]
 
 _OURS = frozenset(GlobalTensor.__annotations__)
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
@@ -28,12 +28,18 @@ def own_class(value: Any) -> type | None:
 
     Not of those that carry out operations themselves, below autograd: they are more than a name.
     """
-    kind = type(value)
-    if kind is torch.Tensor or not isinstance(value, torch.Tensor):
-        return None
-    if isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter)):
-        return None
-    return kind if kind.__torch_dispatch__ is _NO_DISPATCH else None
+    return type(value) if _is_foreign(value) and not dispatches(value) else None
+
+
+def dispatches(value: Any) -> bool:
+    """Whether a tensor is of a class that carries out operations itself, and is none of ours."""
+    return _is_foreign(value) and type(value).__torch_dispatch__ is not _NO_DISPATCH
+
+
+def _is_foreign(value: Any) -> bool:
+    if type(value) is torch.Tensor or not isinstance(value, torch.Tensor):
+        return False
+    return not isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter))
 
 
 def written(value: torch.Tensor) -> dict[str, Any]:
