@@ -66,7 +66,9 @@ def test_prints_once_what_plain_python_prints(tmp_path: Path, capsys: pytest.Cap
     assert (run.returncode, run.stdout) == (0, plain)
     assert all(line.startswith("ronde: ") for line in run.stderr.splitlines())
     assert (tmp_path / "run" / "rank-1.log").read_text() == plain
-    start, done, summed, cut, memory = run.stderr.splitlines()
+    # On a busy machine one rank is waited for.
+    said = [line for line in run.stderr.splitlines() if not line.startswith("ronde: the others waited")]
+    start, done, summed, cut, memory = said
     assert start.startswith("ronde: seed 3, 2 ranks on cpu, ")
     assert re.fullmatch(
         r"ronde: 2 optimizer steps in [\d.]+ s, [\d.]+ steps/s, [\d.]+ samples/s; "

@@ -236,7 +236,7 @@ class Trial:
                 yield "its argument", value
 
     def _tables(self, values: list[Any]) -> list[torch.Tensor]:
-        """What has no axis of the batch; whole numbers beside it are mostly its own: lengths, counts of rows."""
+        """What has no axis of the batch; whole numbers beside it are mostly its own: lengths, counts."""
         others = [value for value, axis in zip(values, self._axes, strict=True) if axis is None]
         return [value for value in others if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
