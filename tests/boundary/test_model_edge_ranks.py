@@ -493,7 +493,7 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
 @pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
 def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
     right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
-    said = "Lambda is computed whole where a rank has a single row: an output's shapes [3] and []"
+    said = "Lambda runs in parts, not as one piece: an output's shapes [3] and []"
     assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 
 
@@ -527,12 +527,12 @@ def test_a_step_exchanges_no_more_than_it_must(ranks: Any) -> None:
     assert ranks(2, _exchanges) == [[["all_reduce"], []]] * 2
 
 
-def _bounded() -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda value: value.tanh()
+def _bounded(x: torch.Tensor) -> torch.Tensor:
+    return x.tanh()
 
 
-def _spread(by: float = 1.0) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda value: value - value.mean(0) * by
+def _spread(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
 
 
 class Wrapped(nn.Module):
@@ -551,20 +551,69 @@ def _made_anew(rank: Rank) -> tuple[list[int], list[str]]:
     inner, x = nn.Linear(6, 3).to(_D), torch.randn(7, 6, dtype=_D)
     counts: list[int] = []
     with rank.session() as session, mock.patch.object(verdicts, "rehearse", wraps=verdicts.rehearse) as tried:
-        for made in (_bounded, _spread):
+        for after in (_bounded, _spread):
             for call in range(40):
-                # A function that is made anew is the same; another setting is tried, and so is other code.
-                scale, after = 2.0 if call > 20 else 1.0, made()
+                scale = 2.0 if call > 20 else 1.0
                 out = materialize(Wrapped(inner, scale, after)(x))
                 assert torch.allclose(out, after(F.linear(x, inner.weight, inner.bias) * scale), atol=1e-12)
             counts.append(tried.call_count)
         return counts, list(session.context.notes)
 
 
+class Hidden1(nn.Module):
+    """Its layers are where nobody counts them, or behind a function."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner[0](x) if isinstance(self.inner, list) else self.inner(x)
+
+
+class Sampler(nn.Module):
+    def forward(self, x: torch.Tensor, net: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return net(x)
+
+
+def _told_apart(rank: Rank) -> list[bool]:
+    torch.manual_seed(0)
+    x = torch.randn(7, 6, dtype=_D)
+    alone, mixing = (
+        nn.Sequential(nn.Linear(6, 3), Lambda(after)).to(_D)
+        for after in (lambda m, value: value.tanh(), lambda m, value: value - value.mean(0))
+    )
+    nets, sampler, found = [alone] * 5 + [mixing], Sampler(), []
+
+    def named(*, net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(value: torch.Tensor, *, net: nn.Module = net) -> torch.Tensor:
+            return net(value)
+
+        return call
+
+    with torch.no_grad():
+        expected = [net(x) for net in nets]
+    with rank.session(), torch.no_grad():
+        for net, right in zip(nets, expected, strict=True):
+            ways = [
+                Hidden1([net])(x),
+                Hidden1(lambda value, net=net: net(value))(x),
+                sampler(x, lambda value, net=net: net(value)),
+                sampler(x, named(net=net)),
+                sampler(x, net.forward),
+            ]
+            found += [torch.allclose(materialize(way), right, atol=1e-12) for way in ways]
+    return found
+
+
+def test_modules_that_only_look_alike_are_told_apart(ranks: Any) -> None:
+    assert ranks(2, _told_apart) == [[True] * 30] * 2
+
+
 def test_modules_made_anew_are_rehearsed_a_few_times(ranks: Any) -> None:
     for (alone, mixing), notes in ranks(2, _made_anew):
         assert alone == 4
-        assert 4 < mixing < 12
+        assert 4 < mixing < 20  # both axes, and the layer inside
         assert len(notes) == 1
         assert notes[0].startswith("Wrapped runs in parts, not as one piece: rows of its output depend on")
 

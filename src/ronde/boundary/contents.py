@@ -109,26 +109,6 @@ def _array(value: Any, depth: int) -> Any:
     return value.shape, value.dtype.str, value.tobytes()
 
 
-def _function(value: Any, depth: int) -> Any:
-    """Its code and what it closes over: one that is made anew at every call is another object each time."""
-    closure, defaults = value.__closure__, value.__defaults__
-    if not closure and not defaults:
-        return value.__code__
-    held = [cell.cell_contents for cell in closure or () if _is_assigned(cell)]
-    return value.__code__, *_each(held, depth), *_each(defaults or (), depth)
-
-
-def _is_assigned(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _method(value: Any, depth: int) -> Any:
-    return contents(value.__func__, depth), contents(value.__self__, depth)
-
-
 def _partial(value: Any, depth: int) -> Any:
     return contents(value.func, depth), *_each(value.args, depth), *_entries(value.keywords, depth)
 
@@ -190,9 +170,7 @@ _READERS: tuple[tuple[Any, _Reader], ...] = (
     (numpy.generic, _scalar),
     (numpy.ndarray, _array),
     ((int, float, complex, str, bytes, range, torch.dtype, torch.device), _itself),
-    ((types.BuiltinFunctionType, type), _itself),
-    (types.FunctionType, _function),
-    (types.MethodType, _method),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, type), _itself),
     (functools.partial, _partial),
     (dict, _mapping),
     ((set, frozenset), _set),

@@ -7,18 +7,21 @@ longer than the training. So the first few are rehearsed; if they agree, the oth
 
 from __future__ import annotations
 
+import types
 from collections.abc import Container
 from typing import Any
 
 import torch
 
-from ronde.boundary.contents import contents
 from ronde.boundary.reach import BOOKKEEPING
 
 __all__ = ["Kinds", "built"]
 
 # So many of one kind are rehearsed.
 _FEW = 3
+# Kinds that are remembered.
+_MOST = 64
+_DEEP, _LONG = 3, 64
 
 Findings = dict[Any, dict[tuple[Any, ...], Any]]
 
@@ -30,14 +33,22 @@ class Kinds:
     """
 
     def __init__(self) -> None:
+        # In the order in which they came, the same on all ranks.
         self._found: dict[Any, list[tuple[Findings, dict[Any, Any]]]] = {}
 
     def findings(self, kind: Any) -> tuple[Findings, dict[Any, Any]]:
         """Where to keep what is found about one more module of this kind: the first few share nothing.
 
         Nobody asks which of them are still there: collectors come at other moments on other ranks.
+
+        Args:
+            kind: None where not all of the module can be compared.
         """
+        if kind is None:
+            return {}, {}
         found = self._found.setdefault(kind, [])
+        if len(self._found) > _MOST:
+            del self._found[next(iter(self._found))]
         if len(found) < _FEW:
             found.append(({}, {}))
             return found[-1]
@@ -61,29 +72,53 @@ def _agree(several: list[Findings]) -> bool:
 def built(module: torch.nn.Module, watched: Container[tuple[int, str]]) -> Any:
     """How a module is built: classes, names, shapes and settings, as something to look up.
 
+    None where an attribute is something that could hold more than can be seen: a module in a list, an object
+    of a class, a function that closes over something.
+
     Args:
         watched: the id of a namespace and the name there of what is compared at every call anyway.
     """
-    return tuple(
-        (
-            path,
-            type(part),
-            tuple(_described(name, value) for name, value in part._parameters.items()),
-            tuple(_described(name, value) for name, value in part._buffers.items()),
-            tuple(
-                _described(name, value)
-                for name, value in vars(part).items()
-                if name not in BOOKKEEPING and (id(vars(part)), name) not in watched
-            ),
+    try:
+        return tuple(
+            (path, *_parts(part), _attributes(part, watched)) for path, part in module.named_modules()
         )
-        for path, part in module.named_modules()
+    except (_Closed, RuntimeError):  # what is lazy has no shape yet
+        return None
+
+
+class _Closed(Exception):
+    """Something that cannot be looked through."""
+
+
+def _parts(part: torch.nn.Module) -> Any:
+    held = (*part._parameters.items(), *part._buffers.items())
+    return type(part), tuple((name, _described(value)) for name, value in held)
+
+
+def _attributes(part: torch.nn.Module, watched: Container[tuple[int, str]]) -> Any:
+    own = vars(part)
+    return tuple(
+        (name, None if type(value) in _PLAIN and (id(own), name) in watched else _described(value))
+        for name, value in own.items()
+        if name not in BOOKKEEPING
     )
 
 
-def _described(name: str, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        try:
-            return name, value.shape, value.dtype, value.requires_grad
-        except RuntimeError:  # it has none yet, or is several in one
-            return name, type(value)
-    return name, contents(value)
+def _described(value: Any, depth: int = _DEEP) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if issubclass(kind, torch.Tensor):
+        return kind, value.shape, value.dtype, value.requires_grad
+    if kind in (list, tuple) and depth and len(value) <= _LONG:
+        return kind, *(_described(item, depth - 1) for item in value)
+    if kind is dict and depth and len(value) <= _LONG:
+        return kind, *((_described(key, 0), _described(item, depth - 1)) for key, item in value.items())
+    if kind is types.FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+        return value
+    if kind is types.BuiltinFunctionType and isinstance(value.__self__, (types.ModuleType, type, type(None))):
+        return value
+    raise _Closed
+
+
+_PLAIN = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size}

@@ -31,7 +31,7 @@ from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.verdicts import Verdicts, has_single_rows
+from ronde.boundary.verdicts import Verdicts, is_computed_whole
 from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
@@ -151,9 +151,7 @@ class ModelEdge:
         elif verdict.raised and large[0].only_vectors(values):
             # One sample, or many laid end to end: how many is known when something is called on them.
             samples, rows = _samples(values, found[0]), None
-        elif has_single_rows(self._context, large[verdict.candidate]):
-            # In memory one row may lie otherwise than as one of several, and draws run through memory: of a
-            # body that is carried out in parts nobody would know. So few rows are soon computed.
+        elif is_computed_whole(self._context, module, large[verdict.candidate], verdict):
             self._tally(module, large[verdict.candidate].rows)
             return self._replicated(plain, module, (args, kwargs))
         else:

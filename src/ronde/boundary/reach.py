@@ -110,9 +110,12 @@ def _is_users_class(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_data(kind: type) -> bool:
     """Whether objects of this type are no more than what they keep: settings, books, what users write."""
-    return issubclass(kind, _NAMESPACES) or dataclasses.is_dataclass(kind) or is_users(kind)
+    known = issubclass(kind, _NAMESPACES) or kind.__name__ in _CONFIGURATIONS
+    return known or dataclasses.is_dataclass(kind) or is_users(kind)
 
 
+# Classes of libraries that only hold settings, or a dictionary of them.
+_CONFIGURATIONS = {"Namespace", "EasyDict", "AttrDict", "ConfigDict"}
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
 

@@ -68,6 +68,7 @@ class Verdict:
         keeps: something on itself or around it that each call changes, the same way for whatever rows.
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
+        drew: random numbers were drawn in the rehearsal, whatever came of it.
     """
 
     sharded: bool
@@ -82,6 +83,7 @@ class Verdict:
     keeps: str = ""
     joint: bool = False
     batchless: bool = False
+    drew: bool = False
 
 
 def rehearse(
@@ -101,12 +103,13 @@ def rehearse(
         axes: the batch axis of each leaf, None for leaves that enter whole.
     """
     rows = min(rows, ROWS)
+    trials: list[Trial] = []
 
     def judged() -> Verdict:
-        trial = Trial(module, call, values, axes)
-        return dataclasses.replace(_judge(trial, module, rows), inputs=tuple(axes))
+        trials.append(Trial(module, call, values, axes))
+        return dataclasses.replace(_judge(trials[0], module, rows), inputs=tuple(axes))
 
-    return _agreed(context, module, rows, judged)
+    return _agreed(context, module, rows, judged, lambda: any(trial.drew for trial in trials))
 
 
 def prove(
@@ -148,7 +151,13 @@ def prove(
     return _agreed(context, module, rows, judged)
 
 
-def _agreed(context: Context, module: torch.nn.Module, rows: int, judged: Callable[[], Verdict]) -> Verdict:
+def _agreed(
+    context: Context,
+    module: torch.nn.Module,
+    rows: int,
+    judged: Callable[[], Verdict],
+    drew: Callable[[], bool] = bool,
+) -> Verdict:
     """The main rank's verdict, found out without a trace."""
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
@@ -163,7 +172,7 @@ def _agreed(context: Context, module: torch.nn.Module, rows: int, judged: Callab
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
         verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})", raised=True)
-    return context.comm.broadcast_object(verdict)
+    return context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew()))
 
 
 def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:

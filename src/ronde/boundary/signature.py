@@ -34,6 +34,7 @@ class Behaviour:
 
     Attributes:
         places: of what may be or hold numbers, texts and flags: attributes, variables that code names.
+        names: of attributes and functions that its code uses.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -55,6 +56,7 @@ class Behaviour:
         reach = Reach()
         for part in parts:
             reach.visit(part)
+        self.names = frozenset(reach.names)
         for part in parts:
             users = is_users(type(part))
             for name, value in vars(part).items():

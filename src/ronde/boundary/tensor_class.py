@@ -7,17 +7,30 @@ an output that was put together again.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
+from ronde.boundary.contents import contents
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.kept import picture
 
-__all__ = ["alike", "as_plain", "described", "dispatches", "own_class", "plain", "settings", "written"]
+__all__ = [
+    "alike",
+    "as_plain",
+    "copied",
+    "described",
+    "dispatches",
+    "own_class",
+    "plain",
+    "settings",
+    "written",
+]
 
 _OURS = frozenset(GlobalTensor.__annotations__)
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
@@ -59,10 +72,24 @@ def described(value: Any) -> Any:
     return (kind and kind.__qualname__, picture(found) if found else None)
 
 
-def settings(value: torch.Tensor) -> tuple[tuple[str, float], ...] | None:
-    """The numbers and flags among what is written on a tensor, by which a model may go."""
-    found = tuple((name, item) for name, item in written(value).items() if isinstance(item, (int, float)))
-    return found or None
+def settings(value: torch.Tensor, names: Collection[str]) -> tuple[tuple[str, Any], ...] | None:
+    """What is written on a tensor under names that a model's code uses, as something to compare."""
+    found = written(value)
+    return tuple((name, contents(item)) for name, item in found.items() if name in names) if found else None
+
+
+def copied(value: torch.Tensor) -> dict[str, Any]:
+    """What is written on a tensor, of its own where that can be had."""
+    return {name: _copied(item) for name, item in written(value).items()}
+
+
+def _copied(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone()
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # an object's own, or a tensor in the midst of a graph inside
+        return item
 
 
 def as_plain(value: Any) -> AbstractContextManager[Any]:

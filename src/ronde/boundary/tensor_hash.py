@@ -29,7 +29,8 @@ def number_tensors() -> None:
         known = numbers.get(place)
         if known is None:
             count = of_parameters if isinstance(self, torch.nn.Parameter) else of_others
-            known = numbers[place] = next(count), weakref.ref(self, lambda _: numbers.pop(place, None))
+            made = next(count), weakref.ref(self, lambda _: numbers.pop(place, None))
+            known = numbers.setdefault(place, made)  # another thread may have come first
         # As far from other hashes as an address: what hashes alike is compared, and a tensor has no truth.
         return hash((known[0],))
 

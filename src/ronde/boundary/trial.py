@@ -31,7 +31,7 @@ from ronde.boundary.kept import (
 )
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.rounding import TOLERANCE
-from ronde.boundary.tensor_class import alike, as_plain, written
+from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
@@ -82,6 +82,8 @@ class Trial:
         self._values = values
         self._axes = axes
         self._surroundings = Surroundings(module)
+        # Whether a run drew random numbers.
+        self.drew = False
         if self._surroundings.irrevocable:
             raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
         if any(
@@ -147,7 +149,7 @@ class Trial:
             return value.detach().requires_grad_() if behind else _copy_of_object(value)
         with as_plain(value):
             part = alike(value.detach().narrow(axis, start, stop - start).clone(), value)
-            vars(part).update(copy.deepcopy(written(value)))
+            vars(part).update(copied(value))
             return part.requires_grad_(value.requires_grad)
 
     def _run(
@@ -191,6 +193,7 @@ class Trial:
                     output, arguments = self._call(twin, values)
             finally:
                 torch.clear_autocast_cache()
+                self.drew = self.drew or bool(recorder.draws)
             refused = writes.refused or marks.refused or counts.refused
             if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"

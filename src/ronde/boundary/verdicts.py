@@ -26,7 +26,7 @@ from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tensor_class import alike, own_class, settings
 from ronde.boundary.tree import map_leaves, structure
 
-__all__ = ["Verdicts", "has_single_rows"]
+__all__ = ["Verdicts", "is_computed_whole"]
 
 # So many values of its numbers are rehearsed; then they must prove that they decide nothing.
 _MANY = 16
@@ -171,7 +171,9 @@ class Verdicts:
                 self._tell(name, LISTED)
             elif made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
-            elif not made.listed and has_single_rows(self._context, made.batches[verdict.candidate]):
+            elif not made.listed and is_computed_whole(
+                self._context, made.module, made.batches[verdict.candidate], verdict
+            ):
                 self._say_of_single_rows(name, verdict)
             else:
                 self._say_why(made.module, verdict)
@@ -270,7 +272,7 @@ class Verdicts:
                 value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None
             )
             verdict = rehearse(self._context, made.module, run, few, batch.axes, rows)
-            if verdict.sharded and rows > _ONE_APART and has_single_rows(self._context, batch):
+            if verdict.sharded and rows > _ONE_APART and _has_single_rows(self._context, batch):
                 verdict = rehearse(self._context, made.module, run, few, batch.axes, _ONE_APART)
             verdict = dataclasses.replace(verdict, candidate=place)
             if verdict.sharded:
@@ -373,12 +375,28 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
-def has_single_rows(context: Context, batch: Batch) -> bool:
+def _has_single_rows(context: Context, batch: Batch) -> bool:
     """Whether some rank, or some piece of its rows, has but one, and many a model has a way with that.
 
     A `squeeze()` is no reason to leave a batch of many rows whole, so this is asked for each size.
     """
     return context.fewest(batch.rows) * batch.inner == 1
+
+
+def is_computed_whole(context: Context, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+    """Whether every rank computes the whole of a batch that cannot be cut as one piece.
+
+    In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
+    is carried out in parts nobody would know.
+    """
+    return (verdict.drew or _drops(module)) and _has_single_rows(context, batch)
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, _Dropout) and part.training and part.p > 0 for part in module.modules())
+
+
+_Dropout = torch.nn.modules.dropout._DropoutNd
 
 
 def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
@@ -390,14 +408,17 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     )
     grad = torch.is_grad_enabled()
     candidates = tuple(
-        (batch.axes, min(batch.rows, ROWS), has_single_rows(context, batch)) for batch in made.batches
+        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch)) for batch in made.batches
     )
     return structure(made.call), described, candidates, behaviour.modes(), grad
 
 
 def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | None) -> tuple[Any, ...]:
     found = behaviour.numbers()
-    found += [settings(value) if isinstance(value, torch.Tensor) else contents(value) for value in values]
+    names = behaviour.names
+    found += [
+        settings(value, names) if isinstance(value, torch.Tensor) else contents(value) for value in values
+    ]
     if free:
         return tuple(
             type(value) if place in free and is_notable(value) else value for place, value in enumerate(found)

@@ -367,9 +367,8 @@ class SharedMemory:
 
         def complete() -> None:
             self.waiting.until(self._counters, _POSTED, number)
-            with (
-                torch.inference_mode()
-            ):  # what it goes into may have been made there, and the script have left
+            # What it goes into may have been made in this mode, and the script have left it.
+            with torch.inference_mode():
                 take()
 
         self._started = Started(complete)

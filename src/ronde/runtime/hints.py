@@ -26,6 +26,8 @@ _NO_TENSOR = re.compile(r"must be Tensor, not (list|tuple|numpy\.ndarray)\b")
 # Values in parts, by the names of their classes.
 _IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
+# What plain python says of a plain tensor too.
+_OF_ANY_TENSOR = ("has no attribute", "unsupported operand")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
@@ -54,13 +56,13 @@ def hint(error: BaseException, config: RankConfig) -> str:
             "precision=bf16 out of the plan, or autocast out of the script, or set "
             "torch.backends.mkldnn.enabled = False there"
         )
-    return _about_classes(text) or _about_batches(text) or _about_devices(text, config.device)
+    return _about_batches(text) or _about_devices(text, config.device) or _about_classes(text)
 
 
 def _about_classes(text: str) -> str:
     """Where somebody asks for the exact class of what is in parts, and does not know what to do with it."""
     kind = _IN_PARTS.search(text)
-    if kind is None:
+    if kind is None or _has(text, _OF_ANY_TENSOR):
         return ""
     base = "torch.nn.Parameter" if kind[1] == "ShardedParameter" else "torch.Tensor"
     return (

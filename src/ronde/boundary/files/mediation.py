@@ -255,11 +255,13 @@ class Mediation:
             # Threads flush when they please; only the script's own thread is in step on all ranks.
             if threading.get_ident() != self._thread or os.getpid() != self._process:
                 return
+            # A collector comes at other moments on other ranks: what it closes is not counted.
+            if closed and self.collecting:
+                return
             self.publications.announce(key, closed)
-            # A library may read it by itself, unseen. Not what grows line by line, which is closed often and
-            # read late; nor where a collector closes it, which comes at other moments on other ranks.
-            if closed and "a" not in mode and not self.collecting:
-                self.before_reading(key)
+            # A library may read it by itself, unseen. Not what grows line by line: closed often, read late.
+            if closed and "a" not in mode:
+                self._await(key, "close")
 
         return announce
 
@@ -269,10 +271,13 @@ class Mediation:
 
     def before_reading(self, located: str) -> None:
         """Wait until what the script wrote to `located` is there."""
+        self._await(located, "read")
+
+    def _await(self, located: str, operation: str) -> None:
         if self.publications.all_settled:
             return
         with self.unmediated():
-            self._note("read", located)
+            self._note(operation, located)
             self.publications.before_reading(located)
             self.waiting_for = None
 

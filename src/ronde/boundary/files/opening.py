@@ -202,7 +202,7 @@ class Opening:
         self._os_close(fd)
         if key is not None:
             del self._descriptors[fd]
-            self._mediation.announcer(key, "w")(True)
+            self._mediation.announcer(key, "a")(True)
 
     def _known(self, descriptor: int) -> str | None:
         """The key of a descriptor from `os_open`, unless its number names another file by now."""
