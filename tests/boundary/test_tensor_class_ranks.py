@@ -206,6 +206,27 @@ def test_what_a_model_returns_may_be_given_a_class(ranks: Ranks) -> None:
     assert ranks(2, _made_of_outputs) == [[]] * 2
 
 
+def _by_its_class(rank: Rank) -> list[Any]:
+    """As fastai puts predictions together: what it makes has the class of the first, and its notes."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3).to(_D), torch.ones(6, 4, dtype=_D)
+    expected = model(x).detach()
+    with rank.session():
+        output = model(x).detach()
+        loss = model(x).square().mean()
+        joined = torch.cat([output, output]).as_subclass(type(output))
+        scalar = torch.ones((), dtype=_D).as_subclass(type(loss))
+        return [
+            [dict(vars(output)), dict(vars(loss))],
+            torch.equal(materialize(joined), torch.cat([expected, expected])),
+            materialize(scalar).item(),
+        ]
+
+
+def test_what_is_ours_is_not_handed_on(ranks: Ranks) -> None:
+    assert ranks(2, _by_its_class) == [[[{}, {}], True, 1.0]] * 2
+
+
 class Scans(Dataset[Any]):
     def __len__(self) -> int:
         return 8

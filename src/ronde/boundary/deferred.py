@@ -37,6 +37,8 @@ _METADATA = {
 class DeferredScalar(torch.Tensor):
     """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
 
+    # Not in its dictionary, which is the script's.
+    __slots__ = ("_arrive", "_arrived", "_depth", "_plain", "_stand_in")
     # Has the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.

@@ -39,6 +39,11 @@ _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIss
 class GlobalTensor(torch.Tensor):
     """See the module. Made by `wrap` alone."""
 
+    # Not in its dictionary, which is the script's, and which libraries copy to what they make of a tensor.
+    __slots__ = (
+        "_ahead", "_context", "_full", "_full_version", "_joined", "_kept", "_layout", "_origins", "_rows",
+        "_rules", "_views",
+    )  # fmt: skip
     _context: Context
     _layout: Layout
     _rules: dict[Any, Rule]

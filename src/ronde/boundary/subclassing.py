@@ -22,7 +22,13 @@ __all__ = ["install"]
 def install(patches: Patches) -> None:
     """Methods of `Tensor`: `x.as_subclass(C)`, `_make_subclass(C, x)`, and `C(x)`, which is its `__new__`."""
     tensor: Any = torch.Tensor
-    patches.set(tensor, "as_subclass", _asking(tensor.as_subclass, 0))
+    plain: Any = tensor.as_subclass
+
+    def as_subclass(value: torch.Tensor, cls: Any) -> Any:
+        """By the class of a model's output (`y.as_subclass(type(output))`), which is a tensor's elsewhere."""
+        return value if cls in (GlobalTensor, DeferredScalar) else plain(value, cls)
+
+    patches.set(tensor, "as_subclass", _asking(functools.wraps(plain)(as_subclass), 0))
     for name in ("_make_subclass", "__new__"):
         patches.set(tensor, name, staticmethod(_asking(getattr(tensor, name), 1)))
 

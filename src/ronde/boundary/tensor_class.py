@@ -32,7 +32,6 @@ __all__ = [
     "written",
 ]
 
-_OURS = frozenset(GlobalTensor.__annotations__)
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -57,10 +56,6 @@ def _is_foreign(value: Any) -> bool:
 
 def written(value: torch.Tensor) -> dict[str, Any]:
     """What the script, or the functions of its class, wrote on a tensor."""
-    if isinstance(value, DeferredScalar):
-        return {}
-    if isinstance(value, GlobalTensor):
-        return {name: item for name, item in vars(value).items() if name not in _OURS}
     return vars(value)
 
 
