@@ -231,7 +231,7 @@ def test_others_write_nothing(other: One) -> None:
         file.write("text")
     assert not os.path.exists("file")
     assert other.meeting.calls[-1] == ("wait", (key, 1 << 32))
-    assert other.meeting.seen[-1] == f"all ranks to read {os.path.abspath('file')!r}"
+    assert other.meeting.seen[-1] == f"all ranks to close {os.path.abspath('file')!r}"
 
 
 def test_others_raise_what_the_main_rank_raised(other: One) -> None:
