@@ -163,7 +163,7 @@ class ModelEdge:
         before, self._context.rows = self._context.rows, rows
         try:
             with self._verdicts.inside(module, verdict):
-                return _uncompiled(plain, module)(*args, **kwargs)
+                return _body(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
 
@@ -301,13 +301,12 @@ class ModelEdge:
                     self._context.adopt(parameter)
 
 
-def _uncompiled(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
-    """The body of a module that runs in parts: a graph traced through global tensors would hold rows."""
+def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """That of a module in parts, uncompiled: a graph traced through global tensors would hold rows."""
     if not is_compiled(module):
         return functools.partial(plain, module)
-    if "_orig_mod" in module._modules:
-        return module._orig_mod  # pyright: ignore[reportReturnType]
-    return module._call_impl
+    inner = uncompiled(module)
+    return module._call_impl if inner is module else inner
 
 
 def _samples(values: list[Any], batch: Batch) -> int:

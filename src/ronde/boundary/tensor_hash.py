@@ -29,9 +29,10 @@ def number_tensors() -> None:
         known = numbers.get(place)
         if known is None:
             count = of_parameters if isinstance(self, torch.nn.Parameter) else of_others
-            made = next(count), weakref.ref(self, lambda _: numbers.pop(place, None))
+            # As far from others as an address: what hashes alike is compared, and a tensor has no truth.
+            apart = hash((next(count),))
+            made = apart, weakref.ref(self, lambda _: numbers.pop(place, None))
             known = numbers.setdefault(place, made)  # another thread may have come first
-        # As far from other hashes as an address: what hashes alike is compared, and a tensor has no truth.
-        return hash((known[0],))
+        return known[0]
 
     torch.Tensor.__hash__ = number

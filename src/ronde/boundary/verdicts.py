@@ -389,7 +389,7 @@ def is_computed_whole(context: Context, module: torch.nn.Module, batch: Batch, v
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return (verdict.drew or _drops(module)) and _has_single_rows(context, batch)
+    return _has_single_rows(context, batch) and (verdict.drew or _drops(module))
 
 
 def _drops(module: torch.nn.Module) -> bool:

@@ -202,6 +202,7 @@ class Opening:
         self._os_close(fd)
         if key is not None:
             del self._descriptors[fd]
+            # As what grows: whether it does is not known of a descriptor.
             self._mediation.announcer(key, "a")(True)
 
     def _known(self, descriptor: int) -> str | None:
