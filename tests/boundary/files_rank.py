@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 
 from boundary.files_scenarios import SCENARIOS, Ranks, answer
-from ronde.boundary.files import FileMediator, StoreMeeting
+from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
 from ronde.comm.joining import join
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
@@ -56,7 +56,7 @@ def main(rank: int, world_size: int, folder: str) -> None:
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",
     )
-    mediator = FileMediator(meeting=StoreMeeting(comm, timeout=20.0), rank=rank, exempt=[])
+    mediator = FileMediator(meeting=StoreMeeting(comm, timeout=20.0), rank=rank, paths=paths_of_rank())
     ranks = RealRanks(comm, mediator, world_size)
     answers = {}
     for name, scenario in SCENARIOS.items():

@@ -19,7 +19,7 @@ from torch._guards import CompileContext, compile_context
 
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.files.mediation import Outcome
-from ronde.boundary.files.paths import Paths, caches
+from ronde.boundary.files.paths import Paths, caches, paths_of_rank
 from ronde.errors import PeerLost
 
 
@@ -61,7 +61,7 @@ class One:
 
     def __init__(self, rank: int, exempt: tuple[str, ...] = ()) -> None:
         self.meeting = Alone()
-        self.mediator = FileMediator(meeting=self.meeting, rank=rank, exempt=exempt)
+        self.mediator = FileMediator(meeting=self.meeting, rank=rank, paths=paths_of_rank(*exempt))
         self.meeting.mediator = self.mediator
 
     def names(self) -> list[str]:

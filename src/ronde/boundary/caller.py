@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import FrameType
 
 from ronde.trace.script_line import RONDE, is_library
@@ -57,9 +58,16 @@ def called_by_script(through: str = "", *, or_by: tuple[str, ...] = ()) -> bool:
     )
 
 
-def call_site() -> str:
-    """File and line of the nearest caller outside ronde, the same on every rank."""
+def call_site(own_file: Callable[[str], bool]) -> str:
+    """File and line of the nearest caller outside ronde, the same on every rank.
+
+    Args:
+        own_file: whether a file is this rank's alone, with a name of its own; its callers are asked.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(RONDE):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith(RONDE) or own_file(file)):
+            break
         frame = frame.f_back
     return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -43,10 +43,14 @@ class Circumstances:
     Args:
         agree: how ranks come to one value; a collective.
         in_step: whether the code that runs now is run by all ranks together.
+        own_file: whether the file at a path is this rank's alone, and called otherwise on others.
     """
 
-    def __init__(self, agree: Agree, in_step: Callable[[], bool]) -> None:
+    def __init__(
+        self, agree: Agree, in_step: Callable[[], bool], own_file: Callable[[str], bool] | None = None
+    ) -> None:
         self._agree_on = agree
+        self._own_file = own_file or (lambda _: False)
         self._in_step = lambda: not self._ended and in_step()
         self._ended = False
         self._types: list[tuple[dict[str, Any], type, str, Any]] = []
@@ -76,7 +80,7 @@ class Circumstances:
             ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
     def _agree(self, what: str, value: Any) -> Any:
-        return self._agree_on(f"{what} at {call_site()}", value)
+        return self._agree_on(f"{what} at {call_site(self._own_file)}", value)
 
     def _clock(self, name: str, plain: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(plain)

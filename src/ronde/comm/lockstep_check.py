@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,12 +23,16 @@ class LockstepCheck:
     Args:
         board: shared by the ranks of this host.
         first_rank: number of the host's first rank among all ranks.
+        own_file: whether the file at a path is this rank's alone, with a name of its own: code that a library
+            writes among the temporary files and imports. The line that called it is compared.
     """
 
-    def __init__(self, board: LockstepBoard, *, first_rank: int) -> None:
+    def __init__(
+        self, board: LockstepBoard, *, first_rank: int, own_file: Callable[[str], bool] | None = None
+    ) -> None:
         self._board = board
         self._first_rank = first_rank
-        self._lines = ScriptLine(os.path.dirname(torch.__file__))
+        self._lines = ScriptLine(os.path.dirname(torch.__file__), passes_over=own_file)
         self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
         self._process = os.getpid()
 

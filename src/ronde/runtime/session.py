@@ -34,7 +34,7 @@ from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
-from ronde.boundary.files import FileMediator, StoreMeeting
+from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
 from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
@@ -107,6 +107,7 @@ class Session:
         self.tally = tally or Tally()
         self._entropy = entropy or Patches()
         self.retired = False
+        self._paths = paths_of_rank(config.run_dir)
         host = _listens_on(config)
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
@@ -125,11 +126,11 @@ class Session:
         self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
-        self.files = FileMediator(meeting=self._meeting, rank=config.rank, exempt=[config.run_dir])
+        self.files = FileMediator(meeting=self._meeting, rank=config.rank, paths=self._paths)
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)
-        self._circumstances = Circumstances(self.agreement, self._in_step)
+        self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._handles: list[Any] = []
 
     def _in_step(self) -> bool:
@@ -152,7 +153,9 @@ class Session:
             return None
         path = board_path(Path(config.run_dir), name)
         board = LockstepBoard(path, config.local_rank, config.local_world_size)
-        return LockstepCheck(board, first_rank=config.rank - config.local_rank)
+        return LockstepCheck(
+            board, first_rank=config.rank - config.local_rank, own_file=self._paths.is_private
+        )
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""

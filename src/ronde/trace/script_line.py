@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -27,9 +28,11 @@ class ScriptLine:
     Args:
         libraries: folders whose files are no scripts, besides ronde, the standard library and what is
             installed in site-packages.
+        passes_over: whether the file at this absolute path is no script either; asked once for each file.
     """
 
-    def __init__(self, *libraries: str) -> None:
+    def __init__(self, *libraries: str, passes_over: Callable[[str], bool] | None = None) -> None:
+        self._passes_over = passes_over
         self._libraries = tuple(os.path.join(folder, "") for folder in libraries)
         self._names: dict[str, str | None] = {}
         self._last = "the start of the script"
@@ -54,6 +57,8 @@ class ScriptLine:
             return None
         path = os.path.abspath(file)
         if path.startswith(self._libraries) or is_library(path):
+            return None
+        if self._passes_over is not None and self._passes_over(path):
             return None
         here = os.path.join(os.getcwd(), "")
         return path[len(here) :] if path.startswith(here) else path

@@ -18,6 +18,7 @@ from ronde.verify.chances import Chances
 from ronde.verify.pace import hurry
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
+from ronde.verify.sites import Sites
 
 __all__ = ["main"]
 
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if config.replay:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
-    Chances(writer, config.replay).install()
+    Chances(writer, config.replay).install(Sites(config.scratch).is_temporary)
     compute.install_alone(Plan.parse(plan), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")

@@ -50,7 +50,7 @@ def install(session: _Session | None) -> None:
     config = RecordConfig.take_from(os.environ)
     if session is None:
         writer = Writer(config.directory, 0)
-        Chances(writer, config.replay).install()
+        Chances(writer, config.replay).install(Sites(config.scratch).is_temporary)
         record(config, writer)
         return
     with session.files.unmediated():

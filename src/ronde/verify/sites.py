@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from types import FrameType
 
 import torch
@@ -33,6 +34,7 @@ class Sites:
 
     def __init__(self, scratch: str) -> None:
         self._root = os.path.realpath(scratch)
+        self._temporary = os.path.join(tempfile.gettempdir(), "")
         self._kinds: dict[str, str] = {}
 
     def of(self, frame: FrameType | None) -> str | None:
@@ -47,7 +49,7 @@ class Sites:
             name = frame.f_code.co_filename
             kind = self._kinds.get(name)
             if kind is None:
-                kind = self._kinds[name] = _kind(name)
+                kind = self._kinds[name] = self._kind(name)
             if kind == "inside" or (nearest and kind == "between"):
                 return None
             if kind == "script" and site is None:
@@ -56,13 +58,23 @@ class Sites:
             frame = frame.f_back
         return site
 
+    def is_temporary(self, name: str) -> bool:
+        """Whether code of this file was written among the temporary ones, with another name in every process.
+
+        The run may lie there too, as may what is installed; neither is meant.
+        """
+        path = os.path.abspath(name)
+        return path.startswith(self._temporary) and not self._within(path) and not is_library(path)
+
+    def _kind(self, name: str) -> str:
+        return "installed" if self.is_temporary(name) else _kind(name)
+
+    def _within(self, path: str) -> bool:
+        return path.startswith(self._root + os.sep)
+
     def _short(self, name: str) -> str:
         path = os.path.abspath(name)
-        return (
-            os.path.relpath(path, self._root)
-            if path.startswith(self._root + os.sep)
-            else os.path.basename(path)
-        )
+        return os.path.relpath(path, self._root) if self._within(path) else os.path.basename(path)
 
 
 def _kind(name: str) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.null_file import NullRecords
 from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
-from ronde.boundary.files.paths import Paths, caches, interpreter_folders
+from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
@@ -57,12 +57,10 @@ class FileMediator:
     Args:
         meeting: the other ranks.
         rank: this one; 0 writes.
-        exempt: folders in which every rank works by itself, as the run's directory, besides those of the
-            system, the interpreter and libraries' caches.
+        paths: which of them are mediated; learns which this rank makes for itself.
     """
 
-    def __init__(self, *, meeting: Meeting, rank: int, exempt: Sequence[str]) -> None:
-        paths = Paths((*interpreter_folders(), *caches(os.environ), *exempt))
+    def __init__(self, *, meeting: Meeting, rank: int, paths: Paths) -> None:
         self._mirrors = Mirrors()
         beginnings = Beginnings(meeting, self._mirrors.place)
         self._mediation = Mediation(

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Paths", "caches", "interpreter_folders"]
+__all__ = ["Paths", "caches", "interpreter_folders", "paths_of_rank"]
 
 _CACHE_VARIABLES = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR",
@@ -37,6 +37,11 @@ def _user() -> str:
         return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     except (KeyError, OSError):  # a user id without a name
         return str(os.getuid())
+
+
+def paths_of_rank(*exempt: str) -> Paths:
+    """Those of one rank: `exempt`, the interpreter's folders and the caches of libraries are left alone."""
+    return Paths((*interpreter_folders(), *caches(os.environ), *exempt))
 
 
 def interpreter_folders() -> tuple[str, ...]:
@@ -87,7 +92,7 @@ class Paths:
         )
 
     def is_private(self, located: str) -> bool:
-        """Whether this rank made it by `tempfile`."""
+        """Whether this rank made it by `tempfile`; other ranks have another, of another name."""
         return _root_of(located, self._private) is not None
 
     def add_private(self, path: str | bytes) -> None:
