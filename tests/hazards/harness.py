@@ -6,6 +6,7 @@ plain torch and once on ranks, and every value that it yields must be the same.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random
@@ -25,6 +26,8 @@ from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
 
 __all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "train"]
+
+Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
 ROWS = 22
 _FOUND = "the batch was found on the second axis of its arguments (batch-dim=1)"
@@ -124,13 +127,14 @@ def modelled(model: Callable[[], nn.Module], **options: Any) -> Callable[[], Ite
     return lambda: train(model(), **options)
 
 
-def _values(script: Callable[[], Iterator[Any]]) -> list[Any]:
+def _values(script: Callable[[], Iterator[Any]], mode: Mode) -> list[Any]:
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
     found = []
-    for value in script():
-        found += [_plain(item) for item in flat(value)]
+    with mode():
+        for value in script():
+            found += [_plain(item) for item in flat(value)]
     return found
 
 
@@ -142,13 +146,13 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
-def check(rank: Rank, hazard: Hazard) -> list[str]:
-    """What is wrong with how the hazard ends on this rank."""
-    expected = _values(hazard.script)
+def check(rank: Rank, hazard: Hazard, mode: Mode = contextlib.nullcontext) -> list[str]:
+    """What is wrong with how the hazard ends on this rank, with such a mode of torch around the script."""
+    expected = _values(hazard.script, mode)
     with rank.session() as session:
         context = session.context
         try:
-            found = _values(hazard.script)
+            found = _values(hazard.script, mode)
         except RondeError as error:
             told = str(error)
             fine = hazard.end == "refused" and hazard.words in told

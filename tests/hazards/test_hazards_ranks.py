@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from hazards import (
     arguments,
@@ -47,6 +48,21 @@ def _hazard(rank: Rank, room: str, name: str) -> list[str]:
 @pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
 def test_a_hazard_ends_well(ranks: Any, room: str, name: str) -> None:
     assert ranks(2, _hazard, room, name) == [[], []]
+
+
+def _default_device() -> Any:
+    """As `torch.set_default_device`: a mode that every function of torch asks first."""
+    return torch.device("cpu")
+
+
+def _in_mode(rank: Rank, room: str, name: str) -> list[str]:
+    return check(rank, ROOMS[room].HAZARDS[name], _default_device)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
+def test_a_hazard_ends_well_with_a_default_device(ranks: Any, room: str, name: str) -> None:
+    assert ranks(2, _in_mode, room, name) == [[], []]
 
 
 def test_there_are_many() -> None:

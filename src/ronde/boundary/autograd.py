@@ -15,6 +15,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.edges import Leave
 from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.graph import crosses_ranks
+from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
 
 __all__ = ["install"]
@@ -59,7 +60,7 @@ def _install_grad(patches: Patches, context: Context) -> None:
         ahead = int(bool(options.get("is_grads_batched")))
         return tuple(_leave(context, *each, ahead) for each in zip(asked, results, strict=True))
 
-    patches.set(torch.autograd, "grad", grad)
+    patches.set(torch.autograd, "grad", modes_first(grad))
 
 
 def _several(values: Any) -> tuple[Any, ...]:

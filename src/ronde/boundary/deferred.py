@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
@@ -85,7 +85,7 @@ class DeferredScalar(torch.Tensor):
 
 def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int = 0) -> DeferredScalar:
     """The value that `arrive` will give; `stand_in` has its gradient already."""
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
@@ -299,7 +299,7 @@ class _Shell(torch.autograd.Function):
 
 
 def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             GlobalTensor, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
         )

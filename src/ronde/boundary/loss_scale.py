@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
 
 __all__ = ["divided", "install", "multiplied", "multiply"]
@@ -39,7 +40,7 @@ def install(patches: Patches, context: Context) -> None:
         plain_retain(tensor)
 
     patches.set(torch.amp.GradScaler, "__init__", init)
-    patches.set(torch.Tensor, "retain_grad", retain_grad)
+    patches.set(torch.Tensor, "retain_grad", modes_first(retain_grad))
 
 
 def divided(tensors: Any, gradients: Any, divisor: float) -> Any:

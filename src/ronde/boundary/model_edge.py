@@ -24,6 +24,7 @@ from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, mate
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.listed import LISTED, listed_samples
+from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import OutputAxis, Verdict
@@ -98,7 +99,7 @@ class ModelEdge:
 
             return plain(tensor, checked)
 
-        patches.set(torch.Tensor, "register_hook", register_hook)
+        patches.set(torch.Tensor, "register_hook", modes_first(register_hook))
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         if type(module).__module__ in _HANDLED_BY_RULES:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
@@ -117,7 +117,7 @@ class CutState:
     def stands(self) -> bool:
         """Whether all pieces can still be cut as they were."""
         pieces = self.pieces.values()
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             if not all(piece.stands and self._held.fits(piece.tensor) for piece in pieces):
                 return False
             moved = any(piece.moved(self._held.part(piece.tensor)) for piece in pieces)
@@ -131,7 +131,7 @@ class CutState:
         """
         known = self.pieces.keys() | self._entwined.keys()
         tensors = list(tensors)
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             for tensor in tensors:
                 self._keys.setdefault(id(tensor), tensor)
             new = [each for each in tensors if id(each) not in known and self._suits(each)]
@@ -186,7 +186,7 @@ class CutState:
 
     def present(self, tensors: Iterable[torch.Tensor]) -> list[Piece]:
         """The pieces among parameters that have a gradient, with views of where they lie now."""
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             pieces = [
                 self.pieces[id(tensor)]
                 for tensor in tensors
@@ -213,7 +213,7 @@ class CutState:
     @torch.no_grad()
     def whole(self) -> defaultdict[Any, Any]:
         """The state of the single device, gathered from all ranks."""
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             return self._whole()
 
     def _whole(self) -> defaultdict[Any, Any]:

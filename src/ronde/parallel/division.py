@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 from ronde.parallel.flat import is_dense
 from ronde.parallel.partition import Part, partition
@@ -51,7 +51,7 @@ class Division:
             each tensor's ranges; None for what cannot be cut anywhere.
         """
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             for tensor in tensors:
                 if self.ranges(tensor) is None and _can_be_cut(tensor):
                     kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -85,5 +85,5 @@ def _can_be_cut(tensor: torch.Tensor) -> bool:
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         return tensor.dtype, tensor.device, tensor.shape, tensor.stride()

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
@@ -83,7 +83,7 @@ class SavedParameters:
             return packed
         member, place = packed.member, (packed.size, packed.stride, packed.offset, packed.dtype)
         parameter = member.ref()
-        with torch.no_grad(), DisableTorchFunctionSubclass():
+        with torch.no_grad(), DisableTorchFunction():
             if parameter is not None:
                 _compare(parameter, parameter._version, packed.version)
                 if member.covers(*place) and self._parameters.left(member, parameter):
@@ -98,7 +98,7 @@ def _version(member: Member) -> int:
     parameter = member.ref()
     if parameter is None:
         return 0
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         return parameter._version
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 __all__ = ["sharded_parameter"]
 
@@ -94,7 +94,7 @@ def sharded_parameter(
             kwargs = kwargs or {}
             # A session replaces `grad` by a property, which torch then names instead of its own.
             if func in _METADATA or getattr(func, "__self__", None) is vars(T).get("grad", func):
-                with DisableTorchFunctionSubclass():
+                with DisableTorchFunction():
                     return func(*args, **kwargs)
             # As long as it runs: what is composed of other operations would else gather the same in turns.
             with holding(list(_sharded((args, kwargs), cls))):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.compiled import is_compiled
@@ -175,7 +175,7 @@ class ShardedParameters:
             self._lingering = []
         for tensor in tensors:
             if self._table.entry(tensor) is not None:
-                with DisableTorchFunctionSubclass():
+                with DisableTorchFunction():
                     torch.autograd.graph.increment_version(tensor)
 
     def rest(self, *, keep_last: bool) -> None:
@@ -212,7 +212,7 @@ class ShardedParameters:
         """
         if not self._table.has_new(parts):
             return
-        with DisableTorchFunctionSubclass(), _aside(self._context):
+        with DisableTorchFunction(), _aside(self._context):
             for unit in self._table.gone():
                 self._drop(unit)
             for unit in self._table.lying_with(self._table.uncut(module)):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
 from ronde.boundary.context import Context, Region
@@ -163,7 +163,7 @@ def _own_parts(
     mine = [piece for piece in pieces if piece.own is not None]
     elements: list[Any] = [piece.elements for piece in mine]
     own: list[Any] = [piece.own for piece in mine]
-    with DisableTorchFunctionSubclass():  # what only some ranks do must not gather anything
+    with DisableTorchFunction():  # what only some ranks do must not gather anything
         gradients = [held.own_gradient(piece.tensor, piece.ranges[rank] or (0, 0)) for piece in mine]
         theirs = [home.lodge(gradient) for gradient in gradients]
         # Each time: a script writes to parameters by ways that no version tells of.
@@ -191,7 +191,7 @@ def _unscale_others(optimizer: Any, pieces: Sequence[Piece], held: HeldParts, ra
     if scale is None:
         return
     divisor = torch.where(optimizer.found_inf > 0, torch.ones_like(scale), scale)
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         for piece in pieces:
             gradient = held.whole_gradient(piece.tensor)
             if gradient is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ronde.boundary.modes_first import modes_first
+
 __all__ = ["TensorAttribute"]
 
 
@@ -26,6 +28,10 @@ class TensorAttribute(property):
         write: Callable[[Any, Any], None] | None = None,
         delete: Callable[[Any], None] | None = None,
     ) -> None:
-        super().__init__(read or native.__get__, write or native.__set__, delete or native.__delete__)
+        super().__init__(
+            modes_first(read) if read else native.__get__,
+            modes_first(write) if write else native.__set__,
+            modes_first(delete) if delete else native.__delete__,
+        )
         self.__objclass__ = native.__objclass__
         self.__name__ = native.__name__

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 from ronde.plan.resident import Kind, Resident
 from ronde.runtime.census import StorageCensus
@@ -122,7 +122,7 @@ class MemoryMeter:
     def count(self) -> StorageCensus:
         """Look what is held now."""
         census = StorageCensus(on_cuda=self._on_cuda)
-        with DisableTorchFunctionSubclass():  # a parameter in parts would be gathered, if it were used
+        with DisableTorchFunction():  # a parameter in parts would be gathered, if it were used
             self._fill(census)
         for kind, nbytes in census.bytes.items():
             if kind != "activations":

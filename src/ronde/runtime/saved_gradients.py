@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
 
 __all__ = ["install"]
@@ -40,4 +41,4 @@ def install(patches: Patches, lies_in_bucket: Callable[[torch.Tensor], bool]) ->
         return plain_reduce(tensor, protocol)
 
     patches.set(torch, "save", save)
-    patches.set(torch.Tensor, "__reduce_ex__", reduce)
+    patches.set(torch.Tensor, "__reduce_ex__", modes_first(reduce))

@@ -39,6 +39,7 @@ from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
+from ronde.boundary.modes_first import modes_first
 from ronde.boundary.parameter_order import ParameterOrder
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
@@ -310,7 +311,7 @@ class Session:
             self.reducer.adopt(tensor)
             return self.reducer.hooks.register(tensor, hook)
 
-        self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", register)
+        self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", modes_first(register))
 
     def _install_take_over(self) -> None:
         plain: Any = torch.distributed.init_process_group

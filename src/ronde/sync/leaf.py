@@ -6,11 +6,10 @@ import weakref
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 
 __all__ = ["Leaf"]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # torch's own: what a script finds under the name may be made when it is asked for.
 _GRADIENT: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -33,7 +32,7 @@ class Leaf:
     def describe(self, tensor: torch.Tensor) -> None:
         """Take over shape, dtype and device: `Module.to` changes them under the same tensor."""
         self._described = _description(tensor)
-        with torch.no_grad(), DisableTorchFunctionSubclass():
+        with torch.no_grad(), DisableTorchFunction():
             self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
             self.stride = torch.empty_like(tensor, device="meta").stride()
 
@@ -54,14 +53,16 @@ class Leaf:
     def gradient(self) -> torch.Tensor | None:
         """What backward has accumulated, whole; None also when the tensor is gone."""
         tensor = self.tensor
-        if tensor is None or type(tensor) in _PLAIN:
-            return None if tensor is None else _GRADIENT.__get__(tensor)
-        with DisableTorchFunctionSubclass():  # a parameter in parts would gather it
+        if tensor is None:
+            return None
+        with (
+            DisableTorchFunction()
+        ):  # a parameter in parts would gather it, and a mode would ask the script's
             return _GRADIENT.__get__(tensor)
 
     @gradient.setter
     def gradient(self, value: torch.Tensor | None) -> None:
-        with DisableTorchFunctionSubclass():
+        with DisableTorchFunction():
             _GRADIENT.__set__(self.tensor, value)
 
     @property
@@ -70,5 +71,5 @@ class Leaf:
 
 
 def _description(tensor: torch.Tensor) -> tuple[object, ...]:
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunction():
         return tensor.shape, tensor.dtype, tensor.device, tensor.stride()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 
 from ronde.comm.process_group import Comm
@@ -103,7 +103,7 @@ class Reducer:
                 leaf.describe(tensor)
                 group.outdated = True
             return
-        with DisableTorchFunctionSubclass():  # a parameter in parts would ask the script's method
+        with DisableTorchFunction():  # a parameter in parts would ask the script's method
             if not tensor.requires_grad or not tensor.is_leaf or is_lazy(tensor):
                 return
             group = self._group_of(optimizer)

@@ -56,7 +56,9 @@ def install(patches: Patches, table: dict[Any, Rule]) -> None:
     ) -> torch.Tensor:
         known = size_average is None and reduce is None and reduction in ("none", "sum", "mean")
         given = (input, target, weight)
-        if weight is None or not known or not any(isinstance(value, GlobalTensor) for value in given):
+        # A mode is not told of the weight either; what it is told of comes here again.
+        told = torch._C._is_torch_function_mode_enabled()
+        if weight is None or not known or told or not any(isinstance(value, GlobalTensor) for value in given):
             return plain(input, target, size_average, reduce, reduction, weight)
         if not input.size() == target.size() == weight.size():
             return plain(*map(materialize, given[:2]), None, None, reduction, materialize(weight))

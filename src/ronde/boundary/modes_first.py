@@ -1,0 +1,34 @@
+"""A replaced function of torch, in a script that has switched a torch function mode on.
+
+`torch.set_default_device`, `with torch.device(...)` and many a profiler are such modes. A function of torch
+asks them before anything else, and has them call what stands under its name, which is the replacement: that
+would run twice, once around the mode and once inside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import (
+    _pop_mode_temporarily,  # pyright: ignore[reportAttributeAccessIssue]
+)
+
+__all__ = ["modes_first"]
+
+_is_in_mode: Any = torch._C._is_torch_function_mode_enabled
+
+
+def modes_first(replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """`replacement`, which modes are asked about first, as torch's own; within it none is on."""
+
+    @functools.wraps(replacement)
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        if not _is_in_mode():
+            return replacement(*args, **kwargs)
+        with _pop_mode_temporarily() as mode:
+            return mode.__torch_function__(asking, (), args, kwargs)
+
+    return asking
