@@ -6,10 +6,12 @@ import argparse
 import collections
 import copy
 import dataclasses
+import random
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -285,6 +287,43 @@ class Emptied(nn.Module):
         return self.around[0](self.a(x))
 
 
+class Rebuilt(nn.Module):
+    """A layer that is copied by being saved and loaded, as Keras' are: the copy shares nothing with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def __reduce__(self) -> Any:
+        return _loaded, (self.state_dict(),)
+
+    def forward(self, x: T) -> T:
+        return self.a(x).tanh()
+
+
+def _loaded(state: dict[str, T]) -> Rebuilt:
+    made = Rebuilt()
+    made.load_state_dict(state)
+    return made
+
+
+class BuiltAnew(nn.Module):
+    """A layer whose copy is made as the layer was, and draws as that did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.number = random.random() + numpy.random.rand()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = BuiltAnew()
+        made.a, made.number = copy.deepcopy(self.a, memo), self.number
+        return made
+
+    def forward(self, x: T) -> T:
+        return self.a(x) * self.number
+
+
 class Optimized(nn.Module):
     """Has an optimizer of its own, as policies of reinforcement learning do; forward may set its rate."""
 
@@ -351,6 +390,10 @@ HAZARDS = {
     "optimizer": Hazard(modelled(lambda: Optimized(False)), "whole"),
     "rate of its optimizer": Hazard(_rates, "right"),
     "emptied by a copy": Hazard(modelled(Emptied), "parts", "a trial on"),
+    "copied by being built anew": Hazard(modelled(BuiltAnew), "whole"),
+    "copied by being saved": Hazard(
+        lambda: train(nn.Sequential(nn.Linear(4, 4), Rebuilt())), "parts", "__reduce__"
+    ),
     "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
     "book in the options": Hazard(_books(argparse.Namespace), "right"),
     "book in slots": Hazard(_books(Slots), "right"),

@@ -261,7 +261,10 @@ def _kept_on(value: Any) -> Any:
 
 
 def _copy_of_object(value: Any) -> Any:
-    return copy.deepcopy(value) if _is_object(value) else value
+    if not _is_object(value):
+        return value
+    with preserved_random_state():
+        return copy.deepcopy(value)
 
 
 def _generator_moved(before: Any, after: Any) -> bool:
@@ -294,7 +297,15 @@ def twin_of(
 
     Args:
         made: what makes a tensor of its own from each of the module's; None copies it.
+
+    Raises:
+        Refusal: when a class makes copies in a way of its own (Keras saves and loads), which share nothing.
     """
+    strange = next((type(part) for part in module.modules() if _is_rebuilt(type(part))), None)
+    if strange is not None:
+        raise Refusal(
+            f"{strange.__name__} says itself how it is copied (__reduce__), and a trial needs a copy"
+        )
     known: dict[int, Any] = {}
     for held in kept_by(module):
         if _is_shared(held):
@@ -302,9 +313,16 @@ def twin_of(
         elif made is not None:
             known[id(held)] = made(held)
     known.update((id(parameter), parameter) for parameter in module.parameters())
-    # What a class does to be pickled (`__getstate__`) may be done to the module itself.
-    with restored((), [vars(part) for part in module.modules()]):
+    # What a class does to be pickled (`__getstate__`) may be done to the module itself, and a copy that is
+    # built anew draws its first weights.
+    with restored((), [vars(part) for part in module.modules()]), preserved_random_state():
         return copy.deepcopy(module, known)
+
+
+def _is_rebuilt(kind: type) -> bool:
+    """Whether copies of the class are not made of what an object has."""
+    ways = (kind.__reduce_ex__, kind.__reduce__)
+    return not hasattr(kind, "__deepcopy__") and ways != (object.__reduce_ex__, object.__reduce__)
 
 
 def _own(twin: torch.nn.Module) -> list[torch.Tensor]:

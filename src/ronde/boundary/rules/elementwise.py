@@ -42,6 +42,7 @@ def rules() -> dict[Any, Rule]:
     table: dict[Any, Rule] = dict.fromkeys(functions(_NAMES), apply)
     table.update(dict.fromkeys(functions(["to", "type_as"]), convert))
     table[torch.Tensor.data.__get__] = detach  # pyright: ignore[reportAttributeAccessIssue]
+    table[torch.Tensor.detach_] = detach_in_place
     return table
 
 
@@ -50,6 +51,11 @@ def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     if not is_sharded(args[0]):
         return NotImplemented
     return rewrap(args[0], args[0]._local.detach(), args[0]._layout)
+
+
+def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`tensor.detach_()`: nothing is to do without a graph; torch would take a gathered value for a view."""
+    return NotImplemented if args[0].requires_grad else args[0]
 
 
 def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
