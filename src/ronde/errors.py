@@ -80,7 +80,7 @@ class DivergedError(PeerLost):
 
 ADVICE_ON_DIVERGENCE = (
     "usual causes: a branch or a generator's seed that depends on the process id, the host name, os.urandom, "
-    "the order of os.listdir or what a library's clock says\n"
-    "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, or use "
-    "--ranks 1"
+    "the order of os.listdir, what a library's clock says, or when a thread reads a model's output\n"
+    "to mend it: count steps instead of seconds, seed with a fixed number, sort what is listed, give threads "
+    "output.numpy(), or use --ranks 1"
 )

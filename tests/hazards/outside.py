@@ -7,7 +7,8 @@ import functools
 import io
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -267,6 +268,33 @@ def _in_a_thread() -> Iterator[Any]:
     yield from train(model, call=call)
 
 
+def _elsewhere(function: Callable[[], Any]) -> Any:
+    """What it returns, or raises, in another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+def _read_in_a_thread(read: Callable[[T, T], Any]) -> Callable[[], Iterator[Any]]:
+    """A thread is given a model's output and its loss, to log or draw them."""
+
+    def script() -> Iterator[Any]:
+        model = nn.Linear(4, 3).double()
+        for x, y in loader():
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            yield _elsewhere(lambda out=out, loss=loss: read(out.detach(), loss.detach()))
+
+    return script
+
+
+def _read_in_two_threads() -> Iterator[Any]:
+    model = nn.Linear(4, 3).double()
+    outputs = [model(x).detach() for x, _ in loader()]
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        yield one.submit(outputs[0].numpy).result()
+        yield other.submit(outputs[1].numpy).result()
+
+
 class _BackwardElsewhere:
     """A loss whose backward is run by another thread."""
 
@@ -274,19 +302,7 @@ class _BackwardElsewhere:
         self.loss = loss
 
     def backward(self) -> None:
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self.loss.backward()
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
+        _elsewhere(self.loss.backward)
 
     def item(self) -> float:
         return self.loss.item()
@@ -418,6 +434,12 @@ HAZARDS = {
     "bound method": Hazard(_bound_method, "parts", ""),
     "in a thread": Hazard(_in_a_thread, "right"),
     "backward in a thread": Hazard(_backward_in_a_thread, "refused", "thread"),
+    "loss read in a thread": Hazard(_read_in_a_thread(lambda out, loss: loss.item()), "right"),
+    "output read in a thread": Hazard(
+        _read_in_a_thread(lambda out, loss: torch.from_numpy(out.numpy())), "right"
+    ),
+    "output summed in a thread": Hazard(_read_in_a_thread(lambda out, loss: out.sum()), "right"),
+    "outputs read in two threads": Hazard(_read_in_two_threads, "refused", "two threads at once"),
     "all in a thread": Hazard(_all_in_a_thread, "right"),
     "vmap": Hazard(_vmapped, "right"),
     "functional call": Hazard(_functional, "right"),

@@ -83,6 +83,7 @@ class Context:
         self.uncut = False
         self.explained = False
         self._thread = threading.get_ident()
+        self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)
 
     @property
@@ -93,6 +94,16 @@ class Context:
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
         return threading.get_ident() == self._thread
+
+    def is_in_step(self) -> bool:
+        """On the script's main thread, or on that which works for its backward."""
+        return self.on_main_thread() or _in_backward()
+
+    def reads_alone(self) -> bool:
+        """Whether no other of the script's threads has read what needs all ranks and is still there."""
+        here = threading.current_thread()
+        before, self._reader = self._reader() or here, weakref.ref(here)
+        return before is here or not before.is_alive()
 
     def in_transform(self) -> bool:
         """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
@@ -134,3 +145,13 @@ def _fall_out_of_step() -> None:
 
 
 os.register_at_fork(after_in_child=_fall_out_of_step)
+
+
+def _in_backward() -> bool:
+    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
+
+    Python has not started it; in one that it has started, the script would call backward by itself.
+    """
+    return torch._C._current_graph_task_id() != -1 and isinstance(
+        threading.current_thread(), threading._DummyThread
+    )

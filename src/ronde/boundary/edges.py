@@ -24,16 +24,29 @@ from torch.autograd import Function
 from ronde.boundary.context import Context
 from ronde.boundary.deferred import DeferredScalar, defer
 from ronde.boundary.layout import Layout, memory_order
+from ronde.errors import UsageError
 
 __all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data", "sum_ranks_deferred"]
 
 
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
+    _check_thread(context)
     order = memory_order(local)
     dense = local.detach().permute(order)
     whole = _gather_dense(context, dense, layout.at(order.index(layout.dim)))
     return whole.permute([order.index(dim) for dim in range(local.dim())])
+
+
+def _check_thread(context: Context) -> None:
+    """One thread beside the main one may read what needs all ranks: if it is out of step, that is found."""
+    if context.is_in_step() or context.reads_alone():
+        return
+    raise UsageError(
+        "two threads at once use values that are spread over the ranks, such as a model's output, in an "
+        "order that may be another on each rank; use them in the script's main thread, and give threads what "
+        "comes of it, output.numpy() say"
+    )
 
 
 def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -77,6 +90,7 @@ class Gather(Function):
 
 def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
     """The sum over ranks, without a graph."""
+    _check_thread(context)
     return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
 
 
@@ -136,6 +150,7 @@ class _Arrived(Function):
 
 def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
     """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
+    _check_thread(context)
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
     pending = context.comm.all_reduce_async(total)

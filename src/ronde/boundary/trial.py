@@ -320,9 +320,10 @@ def twin_of(
 
 
 def _is_rebuilt(kind: type) -> bool:
-    """Whether copies of the class are not made of what an object has."""
-    ways = (kind.__reduce_ex__, kind.__reduce__)
-    return not hasattr(kind, "__deepcopy__") and ways != (object.__reduce_ex__, object.__reduce__)
+    """Whether copies of the class are not made of what an object has; torch's own classes see to that."""
+    whose = next(base for base in kind.__mro__ if {"__reduce__", "__reduce_ex__"} & vars(base).keys())
+    known = whose.__module__.partition(".")[0] in ("builtins", "torch")
+    return not (known or hasattr(kind, "__deepcopy__"))
 
 
 def _own(twin: torch.nn.Module) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -35,6 +36,7 @@ class LockstepCheck:
         self._lines = ScriptLine(os.path.dirname(torch.__file__), passes_over=own_file)
         self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
         self._process = os.getpid()
+        self._thread = threading.get_ident()
 
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
         """This rank is about to send `tensor`; returns the number to wait under.
@@ -76,7 +78,10 @@ class LockstepCheck:
 
     def _compare(self, what: str) -> int:
         board = self._board
-        number = board.record(what, self._lines.nearest(sys._getframe(2)))
+        where = self._lines.nearest(sys._getframe(2))
+        if threading.get_ident() != self._thread and _is_scripts(threading.current_thread()):
+            where += ", in another thread"
+        number = board.record(what, where)
         if board.differs(number):
             entries = board.differing(number)
             if entries:
@@ -86,3 +91,8 @@ class LockstepCheck:
     def _error(self, entries: Sequence[Entry]) -> DivergedError:
         paths = [(entry.rank + self._first_rank, entry.where, entry.what) for entry in entries]
         return DivergedError(paths)
+
+
+def _is_scripts(thread: threading.Thread) -> bool:
+    """Python has not started those in which autograd works for a CUDA device."""
+    return not isinstance(thread, threading._DummyThread)

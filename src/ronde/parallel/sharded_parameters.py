@@ -8,7 +8,6 @@ does is right; what it costs is memory where the script itself holds on to whole
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -232,7 +231,7 @@ class ShardedParameters:
                 self._whole[unit] = self._whole.pop(unit)
             return
         context = self._context
-        if not (context.on_main_thread() or _in_backward()):
+        if not context.is_in_step():
             raise UsageError(
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread"
@@ -325,16 +324,6 @@ class ShardedParameters:
 def _is_opaque(part: torch.nn.Module) -> bool:
     """Whether code runs in it that does not ask parameters for their elements one by one."""
     return isinstance(part, torch.jit.ScriptModule) or is_compiled(part)
-
-
-def _in_backward() -> bool:
-    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
-
-    Python has not started it; in one that it has started, the script would call backward by itself.
-    """
-    return torch._C._current_graph_task_id() != -1 and isinstance(
-        threading.current_thread(), threading._DummyThread
-    )
 
 
 @contextmanager
