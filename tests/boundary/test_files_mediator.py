@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch._guards import CompileContext, compile_context
 
 from ronde.boundary.files import FileMediator, StoreMeeting
 from ronde.boundary.files.mediation import Outcome
+from ronde.boundary.files.native_writers import NATIVE_WRITERS
 from ronde.boundary.files.paths import Paths, caches, paths_of_rank
 from ronde.errors import PeerLost
 
@@ -232,6 +235,40 @@ def test_others_write_nothing(other: One) -> None:
     assert not os.path.exists("file")
     assert other.meeting.calls[-1] == ("wait", (key, 1 << 32))
     assert other.meeting.seen[-1] == f"all ranks to close {os.path.abspath('file')!r}"
+
+
+@pytest.mark.parametrize("module", NATIVE_WRITERS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_native_code_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, module: str
+) -> None:
+    """The main rank writes it alone, wherever the path stands among the arguments."""
+    monkeypatch.chdir(tmp_path)
+    written: list[Any] = []
+    library: Any = types.ModuleType(module)
+    for name, position, argument in NATIVE_WRITERS[module]:
+
+        def write(*args: Any, position: int = position, argument: str = argument, **given: Any) -> None:
+            written.append(given[argument] if argument in given else args[position])
+
+        kind, _, method = name.rpartition(".")
+        vars(library).setdefault(kind, type(kind, (), {}))
+        setattr(vars(library)[kind] if kind else library, method, write)
+    monkeypatch.setitem(sys.modules, module, library)
+    one = One(rank)
+    one.mediator.install()
+    try:
+        for name, position, argument in NATIVE_WRITERS[module]:
+            call = functools.reduce(getattr, name.split("."), library)
+            path, label = os.path.abspath(name), f"{module}.{name}"
+            one.meeting.outcome = Outcome(operation=label, path=path, value=None) if rank else None
+            call(*["rows"] * position, name)
+            call(*["rows"] * position, **{argument: name})
+    finally:
+        one.mediator.uninstall()
+    names = [writer.name for writer in NATIVE_WRITERS[module] for _ in range(2)]
+    assert written == ([] if rank else names)
+    assert one.names() == ["barrier", "share"] * len(names)
 
 
 def test_others_raise_what_the_main_rank_raised(other: One) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.native_writers import NATIVE_WRITERS, NativeWriter
 from ronde.boundary.files.null_file import NullRecords
 from ronde.boundary.files.opening import Opening
 from ronde.boundary.files.operations import OPERATIONS, Operations
@@ -259,26 +260,21 @@ class FileMediator:
                 # Its thread opens the file again and again, when it pleases: no place for meetings.
                 self._patches.set(module, "RecordWriter", NullRecords)
 
-        def by_main_alone(name: str, position: int, argument: str) -> Callable[[ModuleType], None]:
-            def patch(module: ModuleType) -> None:
+        def by_main_alone(writers: Iterable[NativeWriter], module: ModuleType) -> None:
+            for name, position, argument in writers:
                 *path, last = name.split(".")
                 owner = functools.reduce(getattr, path, module)
-                label = f"{module.__name__}.{name}"
-                replacement = saving.by_main_alone(label, position, argument, getattr(owner, last))
-                self._patches.set(owner, last, replacement)
-
-            return patch
+                original = getattr(owner, last, None)  # not every version of the library has each
+                if original is not None:
+                    label = f"{module.__name__}.{name}"
+                    self._patches.set(owner, last, saving.by_main_alone(label, position, argument, original))
 
         return {
+            **{name: functools.partial(by_main_alone, writers) for name, writers in NATIVE_WRITERS.items()},
             "safetensors.torch": safetensors,
             "safetensors.numpy": safetensors,
             "sqlite3": sqlite,
             "h5py": hdf5,
             "tensorboard.summary.writer.event_file_writer": tensorboard,
-            "torch.jit": by_main_alone("save", 1, "f"),
-            "torch.export": by_main_alone("save", 1, "f"),
-            "torch.autograd.profiler": by_main_alone("profile.export_chrome_trace", 1, "path"),
             "wandb": functools.partial(patch_wandb, self._mediation, self._patches),
-            "cv2": by_main_alone("imwrite", 0, "filename"),
-            "pyarrow.parquet": by_main_alone("write_table", 1, "where"),
         }
