@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction
 
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
+from ronde.parallel.untraced import untraced
 
 __all__ = ["SavedParameters"]
 
@@ -64,6 +65,10 @@ class SavedParameters:
         return top is not None and top[0] == self._pack
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        with untraced():
+            return self._packed(tensor)
+
+    def _packed(self, tensor: torch.Tensor) -> Any:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
             return tensor
         found = self._parameters.saved(tensor)

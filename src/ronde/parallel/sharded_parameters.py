@@ -27,6 +27,7 @@ from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit
 from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
+from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
 
 __all__ = ["ShardedParameters"]
@@ -51,6 +52,7 @@ class ShardedParameters:
         # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
         self._pinned: set[Unit] = set()
+        self._pins_new = False  # what is cut from now on is pinned too
         # Those that somebody held a view of when the update began, on whatever rank.
         self._lingering: list[Unit] = []
         # What operations under way need, those inside others behind them.
@@ -97,6 +99,7 @@ class ShardedParameters:
     def pin(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Have the units of these parameters, or all, whole until the next update."""
         units = list(self._table.units) if parameters is None else self._table.units_of(parameters)
+        self._pins_new = self._pins_new or parameters is None
         self._pinned.update(units)
         for unit in units:
             self._unshard(unit, units)
@@ -115,6 +118,7 @@ class ShardedParameters:
     def unpin(self) -> None:
         """Have nothing whole any longer than it is used: an update, of whatever kind, is about to begin."""
         self._pinned.clear()
+        self._pins_new = False
 
     def touch(self, values: Iterable[Any]) -> None:
         """Gather the units of parameters among values that an operation needs together."""
@@ -218,6 +222,8 @@ class ShardedParameters:
                 self._dissolve(unit)
             for unit in self._table.cut_module(module):
                 self._keep_whole(unit)
+                if self._pins_new:
+                    self._pinned.add(unit)
         self.rest(keep_last=False)
         give_back()  # what parameters lay in until now
 
@@ -328,12 +334,13 @@ def _is_opaque(part: torch.nn.Module) -> bool:
 
 @contextmanager
 def _aside(context: Context) -> Iterator[None]:
-    """Neither autograd nor a mode, nor a transform, sees what is done inside."""
+    """Neither autograd nor a mode, a tracer or a transform sees what is done inside."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(DisableTorchFunction())
         stack.enter_context(_disable_current_modes())
+        stack.enter_context(untraced())
         if context.in_transform():
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 

@@ -1,0 +1,47 @@
+"""`torch.jit.trace` records what a model computes, and nothing of how parameters come together for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ronde.testing.run_ranks import Rank
+
+Ranks = Callable[..., list[Any]]
+
+
+def traced() -> Iterator[str]:
+    """Graphs of a model before and after a step, and after its type has been changed."""
+    torch.manual_seed(5)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(8, 3, 8, 8)
+    for _ in range(2):
+        yield str(torch.jit.trace(model, x).inlined_graph)  # which compares two graphs itself
+        model(x).sum().backward()
+        optimizer.step()
+    model(x)
+    model.double()
+    yield str(torch.jit.trace(model, x.double()).inlined_graph)
+
+
+def differing(rank: Rank, plan: str) -> list[str]:
+    torch._C._jit_clear_class_registry()
+    expected = list(traced())
+    torch._C._jit_clear_class_registry()
+    with rank.session(plan):
+        found = list(traced())
+    return [b for a, b in zip(expected, found, strict=True) if operations(a) != operations(b)]
+
+
+def operations(graph: str) -> list[str]:
+    return [line.partition(" = ")[2].partition("(")[0] for line in graph.splitlines()]
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3", "central"])
+def test_a_traced_model_has_torchs_own_graph(ranks: Ranks, plan: str) -> None:
+    assert ranks(2, differing, plan) == [[]] * 2
