@@ -146,10 +146,10 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
-def check(rank: Rank, hazard: Hazard, mode: Mode = contextlib.nullcontext) -> list[str]:
+def check(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib.nullcontext) -> list[str]:
     """What is wrong with how the hazard ends on this rank, with such a mode of torch around the script."""
     expected = _values(hazard.script, mode)
-    with rank.session() as session:
+    with rank.session(plan) as session:
         context = session.context
         try:
             found = _values(hazard.script, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hazards import (
     arguments,
     around,
+    backward,
     hooks,
     kept,
     loading,
@@ -31,6 +33,7 @@ ROOMS = {
     "arguments": arguments,
     "around": around,
     "hooks": hooks,
+    "backward": backward,
     "numbers": numbers,
     "outputs": outputs,
     "outside": outside,
@@ -45,6 +48,10 @@ def _hazard(rank: Rank, room: str, name: str) -> list[str]:
     return check(rank, ROOMS[room].HAZARDS[name])
 
 
+def _right(rank: Rank, name: str, plan: str) -> list[str]:
+    return check(rank, dataclasses.replace(backward.HAZARDS[name], end="right"), plan)
+
+
 @pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
 def test_a_hazard_ends_well(ranks: Any, room: str, name: str) -> None:
     assert ranks(2, _hazard, room, name) == [[], []]
@@ -56,13 +63,19 @@ def _default_device() -> Any:
 
 
 def _in_mode(rank: Rank, room: str, name: str) -> list[str]:
-    return check(rank, ROOMS[room].HAZARDS[name], _default_device)
+    return check(rank, ROOMS[room].HAZARDS[name], mode=_default_device)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
 def test_a_hazard_ends_well_with_a_default_device(ranks: Any, room: str, name: str) -> None:
     assert ranks(2, _in_mode, room, name) == [[], []]
+
+
+@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
+@pytest.mark.parametrize("name", ["reversible around another", "checkpoint by hand", "in the script"])
+def test_a_backward_that_calls_modules_is_right_under(ranks: Any, name: str, plan: str) -> None:
+    assert ranks(2, _right, name, plan) == [[], []]
 
 
 def test_there_are_many() -> None:

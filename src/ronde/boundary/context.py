@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -15,7 +16,7 @@ from ronde.boundary.layout import Layout
 from ronde.comm.process_group import Comm
 from ronde.trace.tally import Tally
 
-__all__ = ["Context", "Region"]
+__all__ = ["Context", "Region", "TrialBackward"]
 
 
 class Region(enum.Enum):
@@ -31,6 +32,19 @@ class Region(enum.Enum):
     SHARDED = "sharded"
     REPLICATED = "replicated"
     REHEARSAL = "rehearsal"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrialBackward:
+    """The backward of a trial, while it is under way.
+
+    Attributes:
+        nested: takes the place of `torch.autograd.backward` in it.
+        around: what is to stand around code of the user's that runs in it.
+    """
+
+    nested: Callable[..., None]
+    around: Callable[[], AbstractContextManager[object]]
 
 
 class Context:
@@ -53,6 +67,7 @@ class Context:
         batchless: what the sharded call under way normalizes has no rows of the batch.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
         pieces: into how many of them each rank's rows are cut, at most.
+        trial_backward: that of a trial, while one is under way.
     """
 
     def __init__(
@@ -80,6 +95,7 @@ class Context:
         self.batchless = False
         self.in_pieces = False
         self.pieces = pieces
+        self.trial_backward: TrialBackward | None = None
         self.uncut = False
         self.explained = False
         self._thread = threading.get_ident()

@@ -15,6 +15,7 @@ __all__ = [
     "Reached",
     "crosses_ranks",
     "custom_backwards",
+    "is_users_function",
     "leaves_behind",
     "now",
     "reached",
@@ -46,16 +47,29 @@ def uses_older(results: Iterable[Any], since: int, known: Iterable[Any]) -> bool
     return any(node._sequence_nr() < since for node in _nodes(results, since, known))
 
 
-def _homes_of_functions(results: Iterable[Any]) -> Iterator[str]:
-    """The packages of the `torch.autograd.Function`s behind tensors."""
+def _functions(results: Iterable[Any]) -> Iterator[Any]:
+    """The `torch.autograd.Function`s behind tensors."""
     for node in _nodes(results, 0, ()):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            yield getattr(getattr(node, "_forward_cls", None), "__module__", "torch").split(".")[0]
+            yield getattr(node, "_forward_cls", None)
+
+
+def _home(function: Any) -> str:
+    return getattr(function, "__module__", "torch")
+
+
+def is_users_function(function: Any) -> bool:
+    """Whether the backward of a `torch.autograd.Function` was written by the user.
+
+    That of an operator of the user's (`torch.library.custom_op`) is called by a function of torch's.
+    """
+    home = _home(function)
+    return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
 
 
 def custom_backwards(results: Iterable[Any]) -> bool:
     """Whether a function of the user's lies behind tensors."""
-    return any(home not in ("torch", "ronde") for home in _homes_of_functions(results))
+    return any(map(is_users_function, _functions(results)))
 
 
 def crosses_ranks(results: Any) -> bool:
@@ -63,7 +77,7 @@ def crosses_ranks(results: Any) -> bool:
     found = list(results) if isinstance(results, (tuple, list)) else [results]
     if any(isinstance(value, DeferredScalar) for value in found):
         return True
-    return any(home == "ronde" for home in _homes_of_functions(found))
+    return any(_home(function).split(".")[0] == "ronde" for function in _functions(found))
 
 
 @dataclasses.dataclass(slots=True)

@@ -21,11 +21,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.reach import is_users
 
-__all__ = ["ForeignWrites", "Marks", "Refusal", "apart", "memory", "moved_random_state", "tensors"]
+__all__ = [
+    "ForeignWrites",
+    "Marks",
+    "Refusal",
+    "apart",
+    "memory",
+    "moved_random_state",
+    "random_states",
+    "short",
+    "tensors",
+]
 
 
 class Refusal(Exception):
     """The module must not be cut; the message is the reason."""
+
+
+def short(error: Exception) -> str:
+    """What an error says first."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
 
 
 def memory(value: Any) -> int | None:
@@ -156,6 +172,12 @@ def apart(told: dict[str, str]) -> Iterator[None]:
 
 def _itself(value: Any) -> Any:
     return value.detach()  # without its graph: what saves its own result would hold itself for ever
+
+
+def random_states() -> list[Any]:
+    """Of every generator from which code may draw without having made one."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda, random.getstate(), numpy.random.get_state()]
 
 
 def moved_random_state(before: tuple[Any, Any]) -> bool:

@@ -24,7 +24,6 @@ _SMALL = 4096
 # Between an operation and the code that asks for it.
 _OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
 _CONSTANT, _DRAW = "", "a random draw"
-_OF_THE_BATCH = "its forward reads a value of the batch on the host"
 # What `torch.tensor(...)` of Python's numbers comes to.
 _FROM_NUMBERS = torch.ops.aten.lift_fresh.default
 
@@ -68,6 +67,8 @@ class HostReads:
         for value in others:
             self._call(value, "an argument")
         self.refused = ""
+        # What of the model is run.
+        self.where = "forward"
         # Whether an operation is under way that reads a value only to check it.
         self.checking = False
 
@@ -95,7 +96,10 @@ class HostReads:
         name = self._name(read)
         if name == _CONSTANT:
             return
-        self.refused = _OF_THE_BATCH if name is None else f"its forward reads {name} on the host"
+        if name is None:
+            self.refused = f"its {self.where} reads a value of the batch on the host"
+        else:
+            self.refused = f"its {self.where} reads {name} on the host"
         raise Refusal(self.refused)
 
     def _name_of_result(self, func: Any, arguments: Any) -> str | None:

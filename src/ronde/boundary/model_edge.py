@@ -25,9 +25,10 @@ from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.listed import LISTED, listed_samples
 from ronde.boundary.modes_first import modes_first
+from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
-from ronde.boundary.rehearsal import OutputAxis, Verdict
+from ronde.boundary.rehearsal import Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain

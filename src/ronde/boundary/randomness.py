@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ronde.boundary.host_reads import HostReads
 from ronde.boundary.layout import Layout, memory_order
@@ -168,10 +168,29 @@ class SlicedDraws(TorchDispatchMode):
         self._rows = rows
         self._rank = rank
         self._next = 0
+        # One inside this one sees to all draws while it is there.
+        self._inner: SlicedDraws | None = None
+
+    @staticmethod
+    def active() -> SlicedDraws | None:
+        """The mode that sees to draws now."""
+        modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
+        return modes[-1] if modes else None
+
+    def __enter__(self) -> Any:
+        self._outer = SlicedDraws.active()
+        if self._outer is not None:
+            self._outer._inner = self
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self._outer is not None:
+            self._outer._inner = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not is_random(func, args, kwargs):
+        if self._inner is not None or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ronde.boundary.context import Context, Region
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.standing import here
 
 __all__ = ["install"]
 
@@ -29,9 +27,7 @@ def install(patches: Patches, context: Context) -> None:
 
 def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which from its second call on runs where execution stands now."""
-    region, rows, batchless = context.region, context.rows, context.batchless
-    active = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
-    again = active[-1].resuming() if active else nullcontext
+    again = here(context)
     first = True
 
     def resumed(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +35,7 @@ def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., A
         if first:
             first = False
             return function(*args, **kwargs)
-        with context.enter(region, rows, batchless=batchless), again():
+        with again():
             return function(*args, **kwargs)
 
     return resumed

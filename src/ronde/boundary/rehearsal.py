@@ -17,38 +17,25 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ronde.boundary.backward_trial import compare_gradients
 from ronde.boundary.between import axes_between, compare_between
 from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
-from ronde.boundary.graph import custom_backwards, leaves_behind
-from ronde.boundary.guards import Refusal, memory
+from ronde.boundary.graph import leaves_behind
+from ronde.boundary.guards import Refusal, memory, short
 from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.layout import Layout
+from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tensor_class import described, dispatches
 from ronde.boundary.tree import Opaque, leaves, structure
 from ronde.boundary.trial import Run, Trial, same
 
-__all__ = ["NO_AXIS", "ROWS", "OutputAxis", "Verdict", "prove", "rehearse"]
+__all__ = ["NO_AXIS", "ROWS", "Verdict", "prove", "rehearse"]
 
 # Odd, so that pairs and groups do not fall into halves.
 ROWS = 5
 NO_AXIS = "its output has no batch axis"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OutputAxis:
-    """Where the batch lies in one leaf of the output.
-
-    Attributes:
-        dim: the dimension, None for what does not depend on the batch.
-        outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
-        dims: how many dimensions the tensor has, None for a leaf that is no tensor.
-    """
-
-    dim: int | None
-    outer_first: bool = False
-    dims: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +94,7 @@ def rehearse(
 
     def judged() -> Verdict:
         trials.append(Trial(module, call, values, axes))
-        return dataclasses.replace(_judge(trials[0], module, rows), inputs=tuple(axes))
+        return dataclasses.replace(_judge(context, trials[0], module, rows), inputs=tuple(axes))
 
     return _agreed(context, module, rows, judged, lambda: any(trial.drew for trial in trials))
 
@@ -171,11 +158,11 @@ def _agreed(
     except Opaque as opaque:
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
-        verdict = Verdict(False, f"a trial on {rows} rows failed ({_short(error)})", raised=True)
+        verdict = Verdict(False, f"a trial on {rows} rows failed ({short(error)})", raised=True)
     return context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew()))
 
 
-def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
+def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
     part_rows = rows // 2
     whole, first = trial.run(0, rows, watched=True), trial.run(0, part_rows, watched=True)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
@@ -190,7 +177,7 @@ def _judge(trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
         if problem is None:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
-            _compare_gradients(module, whole, parts, candidate, rows)
+            compare_gradients(context, trial, module, whole, parts, candidate, cut)
             if meeting is not None:
                 raise meeting
             _compare_between(trial, parts, between, cut)
@@ -303,7 +290,7 @@ def _compare_parts(
             if not same(described(a), described(b)):
                 return _WRITTEN
             if axis.dim is not None:
-                a = _cut(a, axis, cut).take(a, rank)
+                a = axis.layout(a, cut).take(a, rank)
             if not same(a, b):
                 return _DEPENDS if axis.dim is not None else _varies(a)
         problem = _compare_kept(whole, part)
@@ -321,13 +308,6 @@ _NUMBER = "a number or text among its outputs depends on the batch (a count of i
 def _varies(output: Any) -> str:
     """What is wrong with an output that has no batch axis, and is another one for other rows."""
     return _LOSS if isinstance(output, torch.Tensor) else _NUMBER
-
-
-def _cut(value: torch.Tensor, axis: OutputAxis, cut: Layout) -> Layout:
-    assert axis.dim is not None
-    others = value.shape[axis.dim] // cut.rows
-    outer, inner = (others, 1) if axis.outer_first else (1, others)
-    return dataclasses.replace(cut, dim=axis.dim, outer=outer, inner=inner)
 
 
 def _compare_kept(whole: Run, part: Run) -> str | None:
@@ -372,7 +352,7 @@ def _try_spoilt(trial: Trial, spoilt: list[int], rows: int) -> Run | None:
 
 def _without(value: torch.Tensor, axis: OutputAxis, spoilt: list[int], rows: int) -> torch.Tensor:
     assert axis.dim is not None
-    layout = _cut(value, axis, Layout(0, rows, 2))
+    layout = axis.layout(value, Layout(0, rows, 2))
     split = value.detach().unflatten(axis.dim, (layout.outer, rows, layout.inner))
     others = sorted({*range(rows)} - {*spoilt})
     return split.index_select(axis.dim + 1, torch.tensor(others, device=value.device))
@@ -385,58 +365,6 @@ def _identical(a: Any, b: Any) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _compare_gradients(
-    module: torch.nn.Module, whole: Run, parts: list[Run], outputs: list[OutputAxis], rows: int
-) -> None:
-    """A function with a backward of its own may mix rows there: the parts' gradients must add up."""
-    if not custom_backwards(leaves(whole.output)):
-        return
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    before = torch.get_rng_state()
-    try:
-        expected = _gradients(whole, parameters, whole, outputs, rows, None)
-        found = [_gradients(part, parameters, whole, outputs, rows, rank) for rank, part in enumerate(parts)]
-    except Exception as error:
-        raise Refusal(f"a trial of its backward failed ({_short(error)})") from None
-    drawn = not torch.equal(before, torch.get_rng_state())
-    torch.set_rng_state(before)
-    if drawn:
-        raise Refusal("its backward draws random numbers")
-    for a, *others in zip(expected, *found, strict=True):
-        if not same(a, sum(others[1:], others[0])):
-            raise Refusal("its backward (a torch.autograd.Function) mixes rows")
-
-
-def _gradients(
-    run: Run,
-    parameters: Sequence[torch.Tensor],
-    whole: Run,
-    outputs: list[OutputAxis],
-    rows: int,
-    rank: int | None,
-) -> list[torch.Tensor]:
-    """Gradients of parameters for a fixed gradient of each output row."""
-    generator = torch.Generator().manual_seed(0)
-    results: list[torch.Tensor] = []
-    given: list[torch.Tensor] = []
-    for value, full, axis in zip(leaves(run.output), leaves(whole.output), outputs, strict=True):
-        if not isinstance(value, torch.Tensor) or not value.requires_grad or axis.dim is None:
-            continue
-        weights = torch.rand(full.shape, generator=generator, dtype=torch.float64).to(full)
-        results.append(value)
-        given.append(weights if rank is None else _cut(full, axis, Layout(0, rows, 2)).take(weights, rank))
-    found = torch.autograd.grad(results, parameters, given, allow_unused=True)
-    return [
-        torch.zeros_like(parameter) if gradient is None else gradient
-        for parameter, gradient in zip(parameters, found, strict=True)
-    ]
-
-
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
     # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
     return saved.detach()
-
-
-def _short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -50,6 +50,7 @@ class Run:
         shapes: stands for the operations carried out and the shapes of their results.
         joints: batch norms in training that it came by, which join the rows of a batch on purpose.
         steps: what it computed from the batch, in order, where that was watched.
+        reads: knows what was made of the batch in it.
     """
 
     output: Any
@@ -58,6 +59,7 @@ class Run:
     left_behind: dict[str, Any]
     shapes: int
     joints: list[Joint]
+    reads: HostReads
     steps: Sequence[Step] = ()
 
 
@@ -80,7 +82,7 @@ class Trial:
         self._module = module
         self._call = call
         self._values = values
-        self._axes = axes
+        self.axes = axes
         self._surroundings = Surroundings(module)
         # Whether a run drew random numbers.
         self.drew = False
@@ -114,7 +116,7 @@ class Trial:
         """A forward pass on `rows` rows of which some are not numbers, or other ones where they must be."""
 
         def spoil(place: int) -> Any:
-            value, axis = self._part(place, 0, rows), self._axes[place]
+            value, axis = self._part(place, 0, rows), self.axes[place]
             if axis is None:
                 return value
             places = torch.tensor(spoilt, device=value.device)
@@ -141,16 +143,28 @@ class Trial:
         # What it prints and logs is there in any case, mostly empty.
         return min((name for name, value in left.items() if not isinstance(value, str) or value), default="")
 
+    @contextmanager
+    def undone(self, told: dict[str, str]) -> Iterator[None]:
+        """Inside, what is done around the module is undone again; what would have been said is in `told`."""
+        with self._surroundings.restored(), preserved_random_state(), apart(told):
+            yield
+
     def _part(self, place: int, start: int, stop: int) -> Any:
-        value, axis = self._values[place], self._axes[place]
+        value, axis = self._values[place], self.axes[place]
         if axis is None:
             # What is behind an argument is the script's.
             behind = isinstance(value, torch.Tensor) and value.grad_fn is not None
             return value.detach().requires_grad_() if behind else _copy_of_object(value)
         with as_plain(value):
-            part = alike(value.detach().narrow(axis, start, stop - start).clone(), value)
+            part = (
+                value.detach().narrow(axis, start, stop - start).clone().requires_grad_(value.requires_grad)
+            )
+            if not value.is_leaf:
+                with torch.enable_grad():
+                    part = part.clone()  # no leaf either, which could not be changed in place
+            part = alike(part, value)
             vars(part).update(copied(value))
-            return part.requires_grad_(value.requires_grad)
+            return part
 
     def _run(
         self,
@@ -170,7 +184,7 @@ class Trial:
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
         marks, joints = Marks({id(tensor): name for name, tensor in self._named(values)}), Joints()
-        batch = [value for value, axis in zip(values, self._axes, strict=True) if axis is not None]
+        batch = [value for value, axis in zip(values, self.axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
         counts = BackwardCounts()
         host = random.getstate(), numpy.random.get_state(legacy=False)
@@ -178,7 +192,7 @@ class Trial:
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
-        with self._surroundings.restored(), preserved_random_state(), apart(told):
+        with self.undone(told):
             try:
                 with (
                     draws or nullcontext(),
@@ -202,7 +216,8 @@ class Trial:
             raise Refusal(refused)
         if reads.refused:
             raise Refusal(reads.refused)
-        if uses_older(leaves(output), start, {parameter.grad_fn for parameter in self._module.parameters()}):
+        known = [*self._module.parameters(), *(each for each in values if isinstance(each, torch.Tensor))]
+        if uses_older(leaves(output), start, {tensor.grad_fn for tensor in known}):
             if any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules()):
                 raise Refusal("it is TorchScript, whose copies do not share parameters")
             raise Refusal("it uses a value with a gradient that was computed outside of it")
@@ -219,6 +234,7 @@ class Trial:
             {**left, **told},
             writes.shapes,
             joints.seen,
+            reads,
             between.steps if between else (),
         )
 
@@ -240,7 +256,7 @@ class Trial:
 
     def _tables(self, values: list[Any]) -> list[torch.Tensor]:
         """What has no axis of the batch; whole numbers beside it are mostly its own: lengths, counts."""
-        others = [value for value, axis in zip(values, self._axes, strict=True) if axis is None]
+        others = [value for value, axis in zip(values, self.axes, strict=True) if axis is None]
         return [value for value in others if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
     def _memory(self, values: list[Any]) -> dict[int, str]:

@@ -432,4 +432,8 @@ def _some_rows(value: Any, axis: int | None) -> Any:
         return value
     layout = value._layout
     fewest = min(layout.count(rank) for rank in range(layout.world_size))
-    return alike((localize(value) if fewest >= ROWS else materialize(value)).detach(), value)
+    rows = (localize(value) if fewest >= ROWS else materialize(value)).detach()
+    if value.requires_grad:
+        with torch.enable_grad():
+            rows = rows.requires_grad_().view_as(rows)  # computed from something, as what is called is given
+    return alike(rows, value)

@@ -16,7 +16,7 @@ import torch
 
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout, Part, memory_order
-from ronde.boundary.rehearsal import OutputAxis
+from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain
 from ronde.boundary.tree import leaves, map_leaves

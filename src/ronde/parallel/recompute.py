@@ -96,7 +96,9 @@ class Recompute:
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
-                if args or kwargs:  # a parametrization is called without any: it keeps no activations
+                # A parametrization is called without any: it keeps no activations. In backward the parts of a
+                # model are called by what computes them again: a checkpoint, a function of the user's.
+                if (args or kwargs) and torch._C._current_graph_task_id() == -1:
                     self._tell(module)
             self._depth += 1
             try:
