@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from hazards.harness import Hazard, Lambda, modelled, train
@@ -106,6 +107,17 @@ def _in_parts(part: Callable[[], nn.Module]) -> Any:
     return modelled(lambda: Lambda(body, a=nn.Linear(4, 6), b=nn.Linear(6, 3), part=part()))
 
 
+class Recomputed(nn.Module):
+    """Computed again by torch's reentrant checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = _inner(nn.Dropout(0.3))
+
+    def forward(self, x: T) -> T:
+        return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=True)
+
+
 class Function(nn.Module):
     """A function as a module without parameters."""
 
@@ -196,6 +208,15 @@ class Equilibrium(nn.Module):
         return self.b(z)
 
 
+def _recomputed(part: Callable[[], nn.Module], **options: Any) -> Any:
+    """A part inside a checkpoint of torch's."""
+
+    def body(m: Any, x: T) -> T:
+        return m.b(torch.utils.checkpoint.checkpoint(m.part, m.a(x), **options))
+
+    return modelled(lambda: Lambda(body, a=nn.Linear(4, 6), b=nn.Linear(6, 3), part=part()))
+
+
 def _operators() -> nn.Module:
     return Lambda(lambda m, x: m.b(_operator(m.a(x))), a=nn.Linear(4, 6), b=nn.Linear(6, 3))
 
@@ -232,6 +253,16 @@ HAZARDS = {
     "reversible around another": Hazard(modelled(_nested), "whole"),
     "reversible inside a body": Hazard(_in_parts(lambda: Block(_inner())), "parts", "other rows"),
     "checkpoint by hand": Hazard(modelled(_diffusion), "whole"),
+    "reversible in a checkpoint": Hazard(
+        _recomputed(lambda: Block(_inner(nn.Dropout(0.3))), use_reentrant=False), "whole"
+    ),
+    "reversible in a reentrant checkpoint": Hazard(
+        _recomputed(lambda: Block(_inner(nn.Dropout(0.3))), use_reentrant=True), "whole"
+    ),
+    "a checkpoint in a reversible": Hazard(modelled(lambda: _stacked(Block(Recomputed()))), "whole"),
+    "mixes rows in a reentrant checkpoint": Hazard(
+        _recomputed(lambda: Function(_through(_unit)), use_reentrant=True), "parts", "mixes rows"
+    ),
     "in the script": Hazard(_in_script, "right"),
     "mixes rows inside a body": Hazard(_in_parts(lambda: Function(_through(_unit))), "parts", "mixes rows"),
     "an operator that mixes rows": Hazard(modelled(_operators), "parts", "mixes rows"),

@@ -68,6 +68,7 @@ class Context:
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
         pieces: into how many of them each rank's rows are cut, at most.
         trial_backward: that of a trial, while one is under way.
+        function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Context:
         self.in_pieces = False
         self.pieces = pieces
         self.trial_backward: TrialBackward | None = None
+        self.function_tried = False
         self.uncut = False
         self.explained = False
         self._thread = threading.get_ident()

@@ -15,6 +15,7 @@ __all__ = [
     "Reached",
     "crosses_ranks",
     "custom_backwards",
+    "hides_functions",
     "is_users_function",
     "leaves_behind",
     "now",
@@ -70,6 +71,11 @@ def is_users_function(function: Any) -> bool:
 def custom_backwards(results: Iterable[Any]) -> bool:
     """Whether a function of the user's lies behind tensors."""
     return any(map(is_users_function, _functions(results)))
+
+
+def hides_functions(results: Iterable[Any]) -> bool:
+    """Whether a reentrant checkpoint lies behind tensors, behind which a function of the user's may lie."""
+    return any(_home(function) == "torch.utils.checkpoint" for function in _functions(results))
 
 
 def crosses_ranks(results: Any) -> bool:

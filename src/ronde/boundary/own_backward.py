@@ -31,6 +31,7 @@ def install(patches: Patches, context: Context) -> None:
         plain_init(node)
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return
+        context.function_tried = True
         if context.on_main_thread() or _in_backward():
             setattr(node, _STANDING, here(context))
 

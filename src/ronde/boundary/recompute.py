@@ -18,7 +18,7 @@ def install(patches: Patches, context: Context) -> None:
     plain: Any = torch.utils.checkpoint.checkpoint
 
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if context.region in (Region.SHARDED, Region.REPLICATED):
+        if context.region is not Region.SCRIPT:
             function = _resuming(context, function)
         return plain(function, *args, **kwargs)
 

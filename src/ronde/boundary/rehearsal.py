@@ -149,6 +149,7 @@ def _agreed(
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
         hooks = saved_tensors_hooks(_as_it_is, _as_it_is)
+        context.function_tried = False
         with context.enter(Region.REHEARSAL, rows), hooks, aside(module):
             verdict = judged()
     except Refusal as refusal:
