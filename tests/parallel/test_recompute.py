@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from peak_bytes import PeakBytes
@@ -487,3 +488,20 @@ def test_blocks_are_what_repeats(made: Made, names: list[str]) -> None:
     model = made()
     known = {id(part): name for name, part in model.named_modules()}
     assert [known[id(block)] for block in repeated_blocks(model)] == names
+
+
+def test_what_is_called_in_backward_is_no_model() -> None:
+    """A checkpoint of the script's computes a part of a model again, by itself."""
+    part = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=False)
+
+    with recomputing("full") as notes:
+        Whole()(torch.randn(3, 4)).sum().backward()
+    assert [note.split(":")[0] for note in notes] == ["Whole keeps all its activations"]
