@@ -18,6 +18,7 @@ args = parser.parse_args()
 
 torch.manual_seed(args.seed)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_default_device(device)
 os.makedirs(args.out, exist_ok=True)
 
 pixels = torch.tensor(load_digits().images / 16.0, dtype=torch.get_default_dtype())

@@ -138,8 +138,11 @@ class Sharding:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
         if self._update is None:
             return
-        state = f"the optimizer state of {type(optimizer).__name__}"
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        kind = type(optimizer)
+        # A library's own of one of these names is another one.
+        foreign = kind not in ELEMENTWISE and kind.__name__ in known.split(", ")
+        state = f"the optimizer state of {kind.__module__ + '.' if foreign else ''}{kind.__name__}"
         offload, placement = self._plan.item("offload"), self._plan.item("state")
         offloads, elementwise = self._state.offloads_optimizer, is_elementwise(optimizer)
         differentiable = type(optimizer) in ELEMENTWISE and not elementwise
