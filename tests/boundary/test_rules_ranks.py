@@ -80,8 +80,7 @@ _OWN: dict[str, list[Call]] = {
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
     "full_like": [lambda f, x, m, form: f(x, 3.0)],
     "detach_": [
-        lambda f, x, m, form: (f(torch.zeros_like(x)), f(x.detach() * 2), f(x.argmax(1))),
-        lambda f, x, m, form: f(x + 1),
+        lambda f, x, m, form: (f(torch.zeros_like(x)), f(x.detach() * 2)),
     ],
     "empty_like": [lambda f, x, m, form: torch.zeros_like(f(x))],
     "normalize": [

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hazards.harness import Hazard, data, loader, train
 
@@ -173,6 +175,42 @@ def _dataset_changed() -> Iterator[Any]:
     yield rows.tensors[0].clone()
 
 
+class _Means(TorchFunctionMode):
+    """Keeps statistics of every layer's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: list[T] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is F.linear:
+            self.means.append(result.detach().abs().mean())
+        return result
+
+
+def _watched_by_functions() -> Iterator[Any]:
+    with _Means() as mode:
+        yield from train(_net())
+    yield mode.means
+
+
+def _watched_by_dispatch() -> Iterator[Any]:
+    with FlopCounterMode(display=False) as mode:
+        yield from train(_net())
+    yield mode.get_total_flops()
+
+
+def _coarse(value: T) -> T:
+    return (value / value.abs().max() * 64).round() / 64 if value.is_floating_point() else value
+
+
+def _saved_coarsely() -> Iterator[Any]:
+    """Activations in few bits, by the largest of them: of the whole batch, not of a rank's rows."""
+    with torch.autograd.graph.saved_tensors_hooks(_coarse, lambda value: value):
+        yield from train(_net())
+
+
 HAZARDS = {
     "changed by a view": Hazard(_changed(_by_view), "right"),
     "changed by a row": Hazard(_changed(_by_row), "right"),
@@ -197,6 +235,11 @@ HAZARDS = {
     "row by row": Hazard(_row_by_row, "right"),
     "parameters in another order": Hazard(_orders_by_address, "right"),
     "spectral norm": Hazard(_spectral, "right"),
+    "watched by a function mode": Hazard(
+        _watched_by_functions, "parts", "_Means, a torch function mode, sees"
+    ),
+    "watched by a dispatch mode": Hazard(_watched_by_dispatch, "parts", "a torch dispatch mode, sees"),
+    "saved coarsely": Hazard(_saved_coarsely, "parts", "the pack hook of saved_tensors_hooks sees"),
     "saved on the CPU": Hazard(_saved_elsewhere, "right"),
     "data changed by a batch": Hazard(_dataset_changed, "right"),
 }

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from hazards.harness import Hazard, Lambda, modelled, train
+from hazards.harness import D, Hazard, Lambda, modelled, train
 
 T = torch.Tensor
 
@@ -180,6 +180,60 @@ def _by_hand() -> nn.Module:
     return Lambda(lambda m, x: _ByHand.apply(m.a(x).tanh(), m.b), a=nn.Linear(4, 6), b=layer)
 
 
+class _Leaving(torch.autograd.Function):
+    """Keeps something of the gradient that comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, keep: Callable[[T], None]) -> T:
+        ctx.keep = keep
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: T) -> Any:
+        ctx.keep(grads[0].detach())
+        return grads[0] * 2, None
+
+
+class Leaves(nn.Module):
+    def __init__(self, keep: Callable[[Any, T], None]) -> None:
+        super().__init__()
+        self.a, self.b, self.keep = nn.Linear(4, 6), nn.Linear(6, 3), keep
+        self.register_buffer("moving", torch.zeros(6))
+        self.count = 0
+
+    def forward(self, x: T) -> T:
+        return self.b(_Leaving.apply(self.a(x).tanh(), lambda gradient: self.keep(self, gradient)))
+
+
+def _leaving(keep: Callable[[Any, T], None], read: Callable[[Any], Any]) -> Callable[[], Iterator[Any]]:
+    """A script that reads what the function's backward has left on the module."""
+
+    def script() -> Iterator[Any]:
+        model = Leaves(keep)
+        yield from train(model)
+        yield read(model)
+
+    return script
+
+
+def _beside() -> Iterator[Any]:
+    moving = torch.zeros(6, dtype=D)
+    yield from train(Leaves(lambda m, g: moving.mul_(0.9).add_(g.abs().sum(0), alpha=0.1)))
+    yield moving
+
+
+def _keep_last(m: Any, gradient: T) -> None:
+    m.last = gradient
+
+
+def _keep_moving(m: Any, gradient: T) -> None:
+    m.moving.mul_(0.9).add_(gradient.abs().sum(0), alpha=0.1)
+
+
+def _keep_count(m: Any, gradient: T) -> None:
+    m.count += 1
+
+
 class Equilibrium(nn.Module):
     """A fixed point, whose gradient is another: a hook solves for it."""
 
@@ -263,6 +317,12 @@ HAZARDS = {
     "mixes rows in a reentrant checkpoint": Hazard(
         _recomputed(lambda: Function(_through(_unit)), use_reentrant=True), "parts", "mixes rows"
     ),
+    "keeps a gradient": Hazard(_leaving(_keep_last, lambda m: m.last), "parts", "its backward changes last"),
+    "keeps an average": Hazard(
+        _leaving(_keep_moving, lambda m: m.moving), "parts", "its backward changes moving"
+    ),
+    "keeps an average beside it": Hazard(_beside, "parts", "none of its own"),
+    "keeps a count": Hazard(_leaving(_keep_count, lambda m: m.count), "whole"),
     "in the script": Hazard(_in_script, "right"),
     "mixes rows inside a body": Hazard(_in_parts(lambda: Function(_through(_unit))), "parts", "mixes rows"),
     "an operator that mixes rows": Hazard(modelled(_operators), "parts", "mixes rows"),

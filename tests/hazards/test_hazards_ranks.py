@@ -73,7 +73,9 @@ def test_a_hazard_ends_well_with_a_default_device(ranks: Any, room: str, name: s
 
 
 @pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
-@pytest.mark.parametrize("name", ["reversible around another", "checkpoint by hand", "in the script"])
+@pytest.mark.parametrize(
+    "name", ["reversible around another", "checkpoint by hand", "in the script", "gives a gradient by hand"]
+)
 def test_a_backward_that_calls_modules_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _right, name, plan) == [[], []]
 

@@ -60,6 +60,11 @@ def compare_gradients(
     for what, said in expected.told.items():
         if any(backward.told[what] != said for backward in found):
             raise Refusal(f"{what} depends on the batch")
+    for backward in found:
+        changed = expected.left.keys() | backward.left.keys()
+        for name in sorted(changed):
+            if not same(expected.left.get(name), backward.left.get(name)):
+                raise Refusal(f"its backward changes {name}, which depends on the batch")
     for parameter in parameters:
         _compare_sums(expected.of(parameter), [backward.of(parameter) for backward in found])
     for place, axis in enumerate(trial.axes):
@@ -113,11 +118,13 @@ class _Backward:
     Attributes:
         values: the leaves of the run's arguments.
         told: what it printed and logged.
+        left: what it changed on the module and around it.
     """
 
     def __init__(self, context: Context, run: Run, parameters: Sequence[torch.Tensor]) -> None:
         self.values = run.values
         self.told: dict[str, str] = {}
+        self.left: dict[str, Any] = {}
         self._context = context
         self._run = run
         self._wanted = [
@@ -137,14 +144,15 @@ class _Backward:
         pairs = [(a, b) for a, b in zip(leaves(self._run.output), weights, strict=True) if b is not None]
         reads = self._run.reads
         reads.where = "backward"
-        with trial.undone(self.told), self._under_way():
+        with trial.undone(self.told), trial.left_behind(self._run) as self.left, self._under_way():
             states = random_states()
-            with RecordedDraws(reads):
+            with RecordedDraws(reads), self._run.writes:
                 self._add([a for a, _ in pairs], [b for _, b in pairs], self._wanted)
             if not same(states, random_states()):
                 raise Refusal("its backward draws random numbers")
-        if reads.refused:
-            raise Refusal(reads.refused)
+        refused = self._run.writes.refused or reads.refused
+        if refused:
+            raise Refusal(refused)
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout
 from ronde.boundary.listed import LISTED, listed_samples
 from ronde.boundary.modes_first import modes_first
+from ronde.boundary.onlookers import onlooker
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.patches import Patches
 from ronde.boundary.rank_stream import RankStream
@@ -131,7 +132,14 @@ class ModelEdge:
         self._context.model_calls += 1
         if self._context.on_call is not None:
             self._context.on_call(module)
-        if any(map(_is_nested, values)) or not (large or listed):
+        seen_by = onlooker()
+        if seen_by is not None:
+            self._context.uncut = True
+            self._context.note(
+                f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
+                f"computes the whole batch there, right but no faster"
+            )
+        if seen_by is not None or any(map(_is_nested, values)) or not (large or listed):
             self._tally(module, found[0].rows)
             return self._replicated(plain, module, (args, kwargs))
         # Along the first axis it is one row, say: what lies on the second need not be a batch.

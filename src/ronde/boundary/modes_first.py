@@ -21,14 +21,20 @@ __all__ = ["modes_first"]
 _is_in_mode: Any = torch._C._is_torch_function_mode_enabled
 
 
-def modes_first(replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """`replacement`, which modes are asked about first, as torch's own; within it none is on."""
+def modes_first(
+    replacement: Callable[..., Any], known_as: Callable[[], Callable[..., Any]] | None = None
+) -> Callable[..., Any]:
+    """`replacement`, which modes are asked about first, as torch's own; within it none is on.
+
+    Args:
+        known_as: gives the function that modes are told of, which calls the replacement; None for itself.
+    """
 
     @functools.wraps(replacement)
     def asking(*args: Any, **kwargs: Any) -> Any:
         if not _is_in_mode():
             return replacement(*args, **kwargs)
         with _pop_mode_temporarily() as mode:
-            return mode.__torch_function__(asking, (), args, kwargs)
+            return mode.__torch_function__(known_as() if known_as else asking, (), args, kwargs)
 
     return asking

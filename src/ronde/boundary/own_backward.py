@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch.autograd.function import BackwardCFunction
 
 from ronde.boundary.context import Context, Region
@@ -32,7 +31,7 @@ def install(patches: Patches, context: Context) -> None:
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return
         context.function_tried = True
-        if context.on_main_thread() or _in_backward():
+        if context.is_in_step():
             setattr(node, _STANDING, here(context))
 
     patches.set(BackwardCFunction, "__init__", init)
@@ -48,8 +47,3 @@ def _standing(context: Context, plain: Callable[..., Any]) -> Callable[..., Any]
             return plain(node, *gradients)
 
     return apply
-
-
-def _in_backward() -> bool:
-    """Whether autograd is at work in this thread: for a CUDA device it has one of its own."""
-    return torch._C._current_graph_task_id() != -1

@@ -51,6 +51,8 @@ class Run:
         joints: batch norms in training that it came by, which join the rows of a batch on purpose.
         steps: what it computed from the batch, in order, where that was watched.
         reads: knows what was made of the batch in it.
+        twin: the copy that was called.
+        writes: knows which memory is its own.
     """
 
     output: Any
@@ -60,6 +62,8 @@ class Run:
     shapes: int
     joints: list[Joint]
     reads: HostReads
+    twin: torch.nn.Module
+    writes: ForeignWrites
     steps: Sequence[Step] = ()
 
 
@@ -142,6 +146,16 @@ class Trial:
             left = self._run(values, None, twin).left_behind
         # What it prints and logs is there in any case, mostly empty.
         return min((name for name, value in left.items() if not isinstance(value, str) or value), default="")
+
+    @contextmanager
+    def left_behind(self, run: Run) -> Iterator[dict[str, Any]]:
+        """What changes inside on a run's copy and around it; that is put back, but for tensors' values."""
+        twin, left = run.twin, dict[str, Any]()
+        before = {**module_state(twin), **self._surroundings.state()}
+        with restored((), [vars(part) for part in twin.modules()]):
+            yield left
+            after = {**module_state(twin), **self._surroundings.state()}
+            left.update((key, value) for key, value in after.items() if not same(before.get(key), value))
 
     @contextmanager
     def undone(self, told: dict[str, str]) -> Iterator[None]:
@@ -235,6 +249,8 @@ class Trial:
             writes.shapes,
             joints.seen,
             reads,
+            twin,
+            writes,
             between.steps if between else (),
         )
 

@@ -29,9 +29,9 @@ class TensorAttribute(property):
         delete: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(
-            modes_first(read) if read else native.__get__,
-            modes_first(write) if write else native.__set__,
-            modes_first(delete) if delete else native.__delete__,
+            modes_first(read, lambda: self.__get__) if read else native.__get__,
+            modes_first(write, lambda: self.__set__) if write else native.__set__,
+            modes_first(delete, lambda: self.__delete__) if delete else native.__delete__,
         )
         self.__objclass__ = native.__objclass__
         self.__name__ = native.__name__

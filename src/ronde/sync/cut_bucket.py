@@ -69,11 +69,12 @@ class CutBucket(Bucket):
             [elements[place][slice(*span)] for place, span in self._spans(rank)]
             for rank in range(self._comm.world_size)
         ]
-        for place in self._places_cut:
-            if gradients[place] is not None:
-                self.leaves[place].gradient = None
+        # One that is there without having been accumulated was written by the script's code in this backward.
+        given = {place for place in self._places_cut if gradients[place] is not None}
+        for place in given:
+            self.leaves[place].gradient = None
         del elements, gradients
-        flags = [place in self._ready for place in range(len(self.leaves))]
+        flags = [place in self._ready or place in given for place in range(len(self.leaves))]
         self._flags = torch.tensor(flags, dtype=torch.int32, device=self._comm.control_device)
         self.launched = True
         self._pending = [self._comm.all_reduce_async(self._flags)]

@@ -35,13 +35,8 @@ NATIVE_WRITERS: dict[str, tuple[NativeWriter, ...]] = {
     "pyarrow.csv": (NativeWriter("write_csv", 1, "output_file"),),
     "pyarrow.feather": (NativeWriter("write_feather", 1, "dest"),),
     "pyarrow.parquet": (NativeWriter("write_table", 1, "where"),),
-    "soundfile": (NativeWriter("write", 0, "file"),),
     "torch.autograd.profiler": (NativeWriter("profile.export_chrome_trace", 1, "path"),),
     "torch.export": (NativeWriter("save", 1, "f"),),
     "torch.jit": (NativeWriter("save", 1, "f"),),
-    "torchvision.io.image": (
-        NativeWriter("write_jpeg", 1, "filename"),
-        NativeWriter("write_png", 1, "filename"),
-    ),
 }
 """By the full name of the module."""
