@@ -239,7 +239,7 @@ HAZARDS = {
         _watched_by_functions, "parts", "_Means, a torch function mode, sees"
     ),
     "watched by a dispatch mode": Hazard(_watched_by_dispatch, "parts", "a torch dispatch mode, sees"),
-    "saved coarsely": Hazard(_saved_coarsely, "parts", "the pack hook of saved_tensors_hooks sees"),
+    "saved coarsely": Hazard(_saved_coarsely, "parts", "saved_tensors_hooks sees"),
     "saved on the CPU": Hazard(_saved_elsewhere, "right"),
     "data changed by a batch": Hazard(_dataset_changed, "right"),
 }

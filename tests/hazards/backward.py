@@ -222,6 +222,18 @@ def _beside() -> Iterator[Any]:
     yield moving
 
 
+class Borrowing(nn.Module):
+    """Its reversible block is no submodule of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.kept = [Block(_inner()).double()]
+
+    def forward(self, x: T) -> T:
+        return self.b(self.kept[0](self.a(x)))
+
+
 def _keep_last(m: Any, gradient: T) -> None:
     m.last = gradient
 
@@ -317,11 +329,22 @@ HAZARDS = {
     "mixes rows in a reentrant checkpoint": Hazard(
         _recomputed(lambda: Function(_through(_unit)), use_reentrant=True), "parts", "mixes rows"
     ),
+    "clips a gradient": Hazard(
+        modelled(lambda: _stacked(Function(_through(lambda gradient: gradient.clamp(-0.01, 0.01))))),
+        "parts",
+        "not linear",
+    ),
+    "clips what is large": Hazard(
+        modelled(lambda: _stacked(Function(_through(lambda gradient: gradient.clamp(-9, 9))))),
+        "parts",
+        "not linear",
+    ),
     "keeps a gradient": Hazard(_leaving(_keep_last, lambda m: m.last), "parts", "its backward changes last"),
     "keeps an average": Hazard(
         _leaving(_keep_moving, lambda m: m.moving), "parts", "its backward changes moving"
     ),
     "keeps an average beside it": Hazard(_beside, "parts", "none of its own"),
+    "borrows a block": Hazard(modelled(Borrowing), "parts", "a parameter that is not its own"),
     "keeps a count": Hazard(_leaving(_keep_count, lambda m: m.count), "whole"),
     "in the script": Hazard(_in_script, "right"),
     "mixes rows inside a body": Hazard(_in_parts(lambda: Function(_through(_unit))), "parts", "mixes rows"),

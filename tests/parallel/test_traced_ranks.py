@@ -42,6 +42,34 @@ def operations(graph: str) -> list[str]:
     return [line.partition(" = ")[2].partition("(")[0] for line in graph.splitlines()]
 
 
+def used_later() -> list[torch.Tensor]:
+    """A traced and a scripted model, of whose parameters a step has been made since."""
+    torch.manual_seed(5)
+    model: Any = nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(24, 4, dtype=torch.float64)
+    model(x).square().mean().backward()
+    optimizer.step()
+    copies = [torch.jit.trace(model, x[:8]), torch.jit.script(model)]
+    model(x).square().mean().backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        return [each(x).sum() for each in (*copies, model)]
+
+
+def off_later(rank: Rank, plan: str) -> float:
+    expected = used_later()
+    with rank.session(plan):
+        found = [value + 0 for value in used_later()]
+    return max(abs(float(a) - float(b)) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3", "central"])
+def test_torchscript_of_a_model_follows_its_updates(ranks: Ranks, plan: str) -> None:
+    assert max(ranks(2, off_later, plan)) < 1e-12
+
+
 @pytest.mark.parametrize("plan", ["ddp", "zero3", "central"])
 def test_a_traced_model_has_torchs_own_graph(ranks: Ranks, plan: str) -> None:
     assert ranks(2, differing, plan) == [[]] * 2

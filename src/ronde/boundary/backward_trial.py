@@ -47,12 +47,14 @@ def compare_gradients(
     if not custom_backwards(results) and not (context.function_tried and hides_functions(results)):
         return
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    expected, *found = (_Backward(context, run, parameters) for run in (whole, *parts))
+    expected = _Backward(context, whole, parameters)
+    found = [_Backward(context, run, parameters, _FACTOR) for run in parts]
     weights = list(_weights(whole, outputs))
     try:
         expected.run(trial, weights)
         for rank, backward in enumerate(found):
-            backward.run(trial, [_rows(*each, cut, rank) for each in zip(weights, outputs, strict=True)])
+            given = [_rows(*each, cut, rank) for each in zip(weights, outputs, strict=True)]
+            backward.run(trial, [part if part is None else part * _FACTOR for part in given])
     except Refusal:
         raise
     except Exception as error:
@@ -75,7 +77,10 @@ def compare_gradients(
             raise Refusal(_MIXES)
 
 
-_MIXES = "its backward (a torch.autograd.Function) mixes rows"
+_MIXES = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
+# On shards gradients are as many times larger as there are ranks: a backward that clips or rounds, or has a
+# gradient of its own, is another then. A power of two, which leaves digits alone, and large, for thresholds.
+_FACTOR = 2.0**10
 
 
 def _compare_sums(whole: torch.Tensor | None, parts: Sequence[torch.Tensor | None]) -> None:
@@ -114,6 +119,7 @@ class _Backward:
 
     Args:
         parameters: whose gradients are the script's.
+        factor: how many times too large the gradients are that it begins with.
 
     Attributes:
         values: the leaves of the run's arguments.
@@ -121,7 +127,10 @@ class _Backward:
         left: what it changed on the module and around it.
     """
 
-    def __init__(self, context: Context, run: Run, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, context: Context, run: Run, parameters: Sequence[torch.Tensor], factor: float = 1
+    ) -> None:
+        self._factor = factor
         self.values = run.values
         self.told: dict[str, str] = {}
         self.left: dict[str, Any] = {}
@@ -137,7 +146,7 @@ class _Backward:
 
     def of(self, leaf: Any) -> torch.Tensor | None:
         """The gradient of a parameter, or of a leaf of the arguments."""
-        return self._sums[id(leaf)][1] if id(leaf) in self._sums else None
+        return self._sums[id(leaf)][1] / self._factor if id(leaf) in self._sums else None
 
     def run(self, trial: Trial, weights: Sequence[torch.Tensor | None]) -> None:
         """From the outputs that have a gradient here."""
@@ -203,6 +212,8 @@ class _Backward:
         self._sums[id(leaf)] = leaf, gradient if known is None else known[1] + gradient
         if id(leaf) in self._parameters or any(leaf is value for value in self._wanted):
             return
+        if isinstance(leaf, torch.nn.Parameter):
+            raise Refusal("its backward gives a gradient to a parameter that is not its own")
         if known is None:
             self._before.append((leaf, leaf.grad))
         leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient

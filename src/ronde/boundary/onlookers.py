@@ -33,5 +33,5 @@ def onlooker() -> str | None:
                 return f"{type(mode).__name__}, a torch dispatch mode,"
     hooks = _hooks(True)
     if hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith(("torch.", "ronde.")):
-        return "the pack hook of saved_tensors_hooks"
+        return "saved_tensors_hooks"
     return None

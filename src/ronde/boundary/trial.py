@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch._C import DisableTorchFunction
 
 from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
@@ -233,7 +234,7 @@ class Trial:
         known = [*self._module.parameters(), *(each for each in values if isinstance(each, torch.Tensor))]
         if uses_older(leaves(output), start, {tensor.grad_fn for tensor in known}):
             if any(isinstance(part, torch.jit.ScriptModule) for part in self._module.modules()):
-                raise Refusal("it is TorchScript, whose copies do not share parameters")
+                raise Refusal(_SCRIPTED)
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
         left = {key: value for key, value in after.items() if not same(before.get(key), value)}
@@ -338,6 +339,9 @@ def twin_of(
         raise Refusal(
             f"{strange.__name__} says itself how it is copied (__reduce__), and a trial needs a copy"
         )
+    scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    if scripted and not all(map(_is_there, module.parameters())):  # copied in C++, from memory as it is
+        raise Refusal(_SCRIPTED)
     known: dict[int, Any] = {}
     for held in kept_by(module):
         if _is_shared(held):
@@ -349,6 +353,15 @@ def twin_of(
     # built anew draws its first weights.
     with restored((), [vars(part) for part in module.modules()]), preserved_random_state():
         return copy.deepcopy(module, known)
+
+
+_SCRIPTED = "it is TorchScript, whose copies do not share parameters"
+
+
+def _is_there(parameter: torch.Tensor) -> bool:
+    """Whether it has memory for its elements on this rank, which is so on all or on none."""
+    with DisableTorchFunction():
+        return parameter.untyped_storage().nbytes() >= parameter.numel() * parameter.element_size()
 
 
 def _is_rebuilt(kind: type) -> bool:
