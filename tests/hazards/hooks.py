@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import Hazard, Lambda, modelled, train
+from hazards.harness import Hazard, Lambda, loader, modelled, train
 
 T = torch.Tensor
 
@@ -235,7 +235,30 @@ def _gradient_of_input() -> Iterator[Any]:
 
 
 _HOOKS = "hooks"
+
+
+def _hook_of_several(of_outputs: bool) -> Iterator[Any]:
+    """A hook that waits for several gradients."""
+    model, seen = nn.Linear(4, 3).double(), list[int]()
+
+    def watch(tensors: Any) -> Any:
+        return torch.autograd.graph.register_multi_grad_hook(tensors, lambda found: seen.append(len(found)))
+
+    if not of_outputs:
+        watch(list(model.parameters()))
+    for x, y in loader():
+        out = model(x)
+        if of_outputs:
+            watch([out])
+        F.cross_entropy(out, y).backward()
+    yield seen
+
+
 HAZARDS = {
+    "of several outputs": Hazard(
+        lambda: _hook_of_several(True), "refused", "register_multi_grad_hook was given"
+    ),
+    "of several parameters": Hazard(lambda: _hook_of_several(False), "right"),
     "forward hook": Hazard(_forward_hook, "parts", _HOOKS),
     "forward hook that changes": Hazard(_forward_hook_changes, "parts", _HOOKS),
     "forward pre-hook": Hazard(_forward_pre_hook, "parts", _HOOKS),

@@ -439,7 +439,7 @@ HAZARDS = {
         _read_in_a_thread(lambda out, loss: torch.from_numpy(out.numpy())), "right"
     ),
     "output summed in a thread": Hazard(_read_in_a_thread(lambda out, loss: out.sum()), "right"),
-    "outputs read in two threads": Hazard(_read_in_two_threads, "refused", "two threads at once"),
+    "outputs read in two threads": Hazard(_read_in_two_threads, "refused", "more than one thread uses"),
     "all in a thread": Hazard(_all_in_a_thread, "right"),
     "vmap": Hazard(_vmapped, "right"),
     "functional call": Hazard(_functional, "right"),

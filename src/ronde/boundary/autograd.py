@@ -17,6 +17,7 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
+from ronde.errors import UsageError
 
 __all__ = ["install"]
 
@@ -27,6 +28,7 @@ _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 def install(patches: Patches, context: Context) -> None:
     _install_grad(patches, context)
     _install_jacobian(patches, context)
+    _install_multi_grad_hook(patches)
     _install_function(patches, context)
     _install_parameter(patches)
 
@@ -108,6 +110,23 @@ def _install_jacobian(patches: Patches, context: Context) -> None:
         return plain(func, inputs, create_graph, strict, vectorize, strategy)
 
     patches.set(torch.autograd.functional, "jacobian", jacobian)
+
+
+def _install_multi_grad_hook(patches: Patches) -> None:
+    plain: Any = torch.autograd.graph.register_multi_grad_hook
+
+    @functools.wraps(plain)
+    def register_multi_grad_hook(tensors: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """torch asks which nodes of the graph will run; a global tensor has none of its own."""
+        given = tensors if isinstance(tensors, (list, tuple)) else ()
+        if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in given):
+            raise UsageError(
+                "register_multi_grad_hook was given a model's output or a batch, whose gradients it would "
+                "not see on ranks; register a hook on each of them (tensor.register_hook)"
+            )
+        return plain(tensors, fn, *args, **kwargs)
+
+    patches.set(torch.autograd.graph, "register_multi_grad_hook", register_multi_grad_hook)
 
 
 def _gradient_target(value: Any) -> Any:

@@ -43,7 +43,7 @@ def _check_thread(context: Context) -> None:
     if context.is_in_step() or context.reads_alone():
         return
     raise UsageError(
-        "two threads at once use values that are spread over the ranks, such as a model's output, in an "
+        "more than one thread uses values that are spread over the ranks, such as a model's output, in an "
         "order that may be another on each rank; use them in the script's main thread, and give threads what "
         "comes of it, output.numpy() say"
     )
