@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, modelled, train
+from hazards.harness import D, Hazard, Lambda, modelled, through, train
 
 T = torch.Tensor
 
@@ -127,21 +127,6 @@ class Function(nn.Module):
 
     def forward(self, x: T) -> T:
         return self.function.apply(x)
-
-
-def _through(change: Callable[[T], T]) -> Any:
-    """A function that changes nothing but the gradient."""
-
-    class Through(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: T) -> T:
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx: Any, *grads: T) -> T:
-            return change(grads[0])
-
-    return Through
 
 
 def _unit(gradient: T) -> T:
@@ -327,15 +312,15 @@ HAZARDS = {
     ),
     "a checkpoint in a reversible": Hazard(modelled(lambda: _stacked(Block(Recomputed()))), "whole"),
     "mixes rows in a reentrant checkpoint": Hazard(
-        _recomputed(lambda: Function(_through(_unit)), use_reentrant=True), "parts", "mixes rows"
+        _recomputed(lambda: Function(through(_unit)), use_reentrant=True), "parts", "mixes rows"
     ),
     "clips a gradient": Hazard(
-        modelled(lambda: _stacked(Function(_through(lambda gradient: gradient.clamp(-0.01, 0.01))))),
+        modelled(lambda: _stacked(Function(through(lambda gradient: gradient.clamp(-0.01, 0.01))))),
         "parts",
         "not linear",
     ),
     "clips what is large": Hazard(
-        modelled(lambda: _stacked(Function(_through(lambda gradient: gradient.clamp(-9, 9))))),
+        modelled(lambda: _stacked(Function(through(lambda gradient: gradient.clamp(-9, 9))))),
         "parts",
         "not linear",
     ),
@@ -347,10 +332,10 @@ HAZARDS = {
     "borrows a block": Hazard(modelled(Borrowing), "parts", "a parameter that is not its own"),
     "keeps a count": Hazard(_leaving(_keep_count, lambda m: m.count), "whole"),
     "in the script": Hazard(_in_script, "right"),
-    "mixes rows inside a body": Hazard(_in_parts(lambda: Function(_through(_unit))), "parts", "mixes rows"),
+    "mixes rows inside a body": Hazard(_in_parts(lambda: Function(through(_unit))), "parts", "mixes rows"),
     "an operator that mixes rows": Hazard(modelled(_operators), "parts", "mixes rows"),
     "reads a value": Hazard(
-        modelled(lambda: _stacked(Function(_through(_clipped)))), "parts", "its backward reads a value"
+        modelled(lambda: _stacked(Function(through(_clipped)))), "parts", "its backward reads a value"
     ),
     "gives a gradient by hand": Hazard(modelled(_by_hand), "parts", ".grad of a parameter"),
     "fixed point by a hook": Hazard(modelled(Equilibrium), "parts", "register_hook"),

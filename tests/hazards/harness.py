@@ -25,7 +25,7 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
 
-__all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "train"]
+__all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "through", "train"]
 
 Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -120,6 +120,21 @@ def train(
             yield call(model, x, y)
     yield [value.detach().clone() for value in (*model.parameters(), *model.buffers())]
     yield torch.get_rng_state(), random.getstate()[1], np.random.get_state()[1]
+
+
+def through(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A function that changes nothing but the gradient."""
+
+    class Through(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return change(grads[0])
+
+    return Through
 
 
 def modelled(model: Callable[[], nn.Module], **options: Any) -> Callable[[], Iterator[Any]]:

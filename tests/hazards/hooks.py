@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import Hazard, Lambda, loader, modelled, train
+from hazards.harness import Hazard, Lambda, loader, modelled, through, train
 
 T = torch.Tensor
 
@@ -150,28 +150,10 @@ def _retained() -> Iterator[Any]:
     yield read
 
 
-class _Centred(torch.autograd.Function):
-    """Passes its input through; the gradient is centred over the batch."""
-
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: T) -> T:
-        return grads[0] - grads[0].mean(0)
-
-
-class _Scaled(torch.autograd.Function):
-    """Gradient reversal: row by row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: T) -> T:
-        return -0.5 * grads[0]
+# Centres the gradient over the batch.
+_Centred = through(lambda gradient: gradient - gradient.mean(0))
+# Gradient reversal: row by row.
+_Scaled = through(lambda gradient: -0.5 * gradient)
 
 
 class _NoisyGradient(torch.autograd.Function):

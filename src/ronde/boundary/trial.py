@@ -148,15 +148,18 @@ class Trial:
         # What it prints and logs is there in any case, mostly empty.
         return min((name for name, value in left.items() if not isinstance(value, str) or value), default="")
 
+    def _state(self, twin: torch.nn.Module) -> dict[str, Any]:
+        """Pictures of what is kept on a copy and around it."""
+        return {**module_state(twin), **self._surroundings.state()}
+
     @contextmanager
     def left_behind(self, run: Run) -> Iterator[dict[str, Any]]:
         """What changes inside on a run's copy and around it; that is put back, but for tensors' values."""
         twin, left = run.twin, dict[str, Any]()
-        before = {**module_state(twin), **self._surroundings.state()}
+        before = self._state(twin)
         with restored((), [vars(part) for part in twin.modules()]):
             yield left
-            after = {**module_state(twin), **self._surroundings.state()}
-            left.update((key, value) for key, value in after.items() if not same(before.get(key), value))
+            left.update(_changed(before, self._state(twin)))
 
     @contextmanager
     def undone(self, told: dict[str, str]) -> Iterator[None]:
@@ -194,7 +197,7 @@ class Trial:
         twin = self._untouched if used is None else used
         if twin is None:
             twin = twin_of(self._module)
-        before = {**module_state(twin), **self._surroundings.state()}
+        before = self._state(twin)
         reads, start = HostReads(twin, self._tables(values)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
@@ -226,7 +229,7 @@ class Trial:
             refused = writes.refused or marks.refused or counts.refused
             if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
-            after = {**module_state(twin), **self._surroundings.state()}
+            after = self._state(twin)
         if refused:
             raise Refusal(refused)
         if reads.refused:
@@ -237,7 +240,7 @@ class Trial:
                 raise Refusal(_SCRIPTED)
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
-        left = {key: value for key, value in after.items() if not same(before.get(key), value)}
+        left = _changed(before, after)
         if any(_generator_moved(before.get(key), value) for key, value in left.items()):
             raise Refusal("it draws random numbers by other means than torch's own generator")
         if used is None:
@@ -298,6 +301,10 @@ def _copy_of_object(value: Any) -> Any:
         return value
     with preserved_random_state():
         return copy.deepcopy(value)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in after.items() if not same(before.get(key), value)}
 
 
 def _generator_moved(before: Any, after: Any) -> bool:
