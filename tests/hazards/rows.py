@@ -152,6 +152,15 @@ def _constant_capacity(m: Any, x: T) -> T:
     return m.a(x) * (place <= 4)[:, None]
 
 
+def _scripted_branch(x: T) -> T:
+    return x if bool(x.sum() > 0) else -x
+
+
+def _in_torchscript(m: Any, x: T) -> T:
+    """TorchScript raises an error of its own, in place of that which ends it."""
+    return m.a(torch.jit.script(_scripted_branch)(x))
+
+
 def _clipped(m: Any, x: T) -> T:
     """A norm of the whole batch, which a few rows do not reach."""
     norm = x.norm()
@@ -310,6 +319,7 @@ HAZARDS = {
     ),
     "branch on the batch": Hazard(_model(lambda m, x: m.a(x) if x.sum() > 0 else m.a(-x)), "parts", _READ),
     "item": Hazard(_model(lambda m, x: m.a(x) * x.abs().max().item()), "parts", _READ),
+    "branch in TorchScript": Hazard(_model(_in_torchscript), "parts", _READ),
     "list": Hazard(_model(lambda m, x: m.a(x) * max(max(row) for row in x.tolist())), "parts", _READ),
     "numpy": Hazard(_model(lambda m, x: m.a(x) * float(x.detach().numpy().max())), "parts", _READ),
     "on the host": Hazard(_model(lambda m, x: m.a(x) * float(x.cpu().max())), "parts", _READ),

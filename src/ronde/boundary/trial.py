@@ -223,10 +223,15 @@ class Trial:
                     counts,
                 ):
                     output, arguments = self._call(twin, values)
+            except RuntimeError as error:
+                # TorchScript tells of an error of its own, in place of the refusal that ended it.
+                if refused := _refused(writes, marks, counts, reads):
+                    raise Refusal(refused) from error
+                raise
             finally:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
-            refused = writes.refused or marks.refused or counts.refused
+            refused = _refused(writes, marks, counts)
             if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = self._state(twin)
@@ -282,6 +287,11 @@ class Trial:
     def _memory(self, values: list[Any]) -> dict[int, str]:
         found = ((memory(tensor), name) for name, tensor in self._named(values))
         return {place: name for place, name in found if place is not None}
+
+
+def _refused(*watchers: ForeignWrites | Marks | BackwardCounts | HostReads) -> str:
+    """What the first of them that refused has said; "" where none did."""
+    return next((each.refused for each in watchers if each.refused), "")
 
 
 def _is_object(value: Any) -> bool:
