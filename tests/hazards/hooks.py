@@ -154,26 +154,8 @@ def _retained() -> Iterator[Any]:
 _Centred = through(lambda gradient: gradient - gradient.mean(0))
 # Gradient reversal: row by row.
 _Scaled = through(lambda gradient: -0.5 * gradient)
-
-
-class _NoisyGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: T) -> T:
-        return grads[0] + 0.01 * torch.randn_like(grads[0])
-
-
-class _Unit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: T) -> T:
-        return grads[0] / grads[0].norm()
+_Noisy = through(lambda gradient: gradient + 0.01 * torch.randn_like(gradient))
+_Unit = through(lambda gradient: gradient / gradient.norm())
 
 
 def _function(function: Any) -> Any:
@@ -255,7 +237,7 @@ HAZARDS = {
     "gradient retained in forward": Hazard(_retained, "parts", ""),
     "backward over the batch": Hazard(_function(_Centred), "parts", "backward"),
     "backward by norm": Hazard(_function(_Unit), "parts", "backward"),
-    "backward that draws": Hazard(_function(_NoisyGradient), "parts", "backward"),
+    "backward that draws": Hazard(_function(_Noisy), "parts", "backward"),
     "backward row by row": Hazard(_function(_Scaled), "whole"),
     "step inside forward": Hazard(modelled(SelfTrained), "parts", ""),
     "gradient of the batch": Hazard(_gradient_of_input, "right"),
