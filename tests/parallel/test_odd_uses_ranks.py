@@ -13,7 +13,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import ronde
 from ronde.comm.process_group import Comm
@@ -168,6 +170,39 @@ def one_memory_from_the_start() -> list[float]:
     return found
 
 
+def adapted() -> nn.Sequential:
+    """Frozen blocks, of which only small weights are trained."""
+    torch.manual_seed(5)
+    blocks = (nn.Sequential(nn.Linear(24, 24), nn.LayerNorm(24), nn.Tanh()) for _ in range(6))
+    model = nn.Sequential(*blocks).double().requires_grad_(False)
+    for block in layers_of(model):
+        block[0].bias.requires_grad_(True)
+    return model
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = adapted()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(self.blocks, x, use_reentrant=False)
+
+
+def frozen_in_a_checkpoint() -> list[float]:
+    """It holds frozen parameters as they are until backward has come to them."""
+    return Training(Checkpointed()).steps(3)
+
+
+def held_by_hooks() -> list[float]:
+    """Hooks on saved tensors that keep what they are given, trained or frozen."""
+    found: list[float] = []
+    for training in (Training(net()), Training(adapted())):
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            found += training.steps(3)
+    return found
+
+
 USES = (
     *(
         averages_in_their_place,
@@ -176,7 +211,7 @@ USES = (
         in_memory_of_several_processes,
     ),
     *(one_memory_for_two_models, one_memory_for_two_layers, one_memory_from_the_start),
-    *(built_in_inference_mode, lazy_and_deferred),
+    *(built_in_inference_mode, lazy_and_deferred, frozen_in_a_checkpoint, held_by_hooks),
 )
 
 

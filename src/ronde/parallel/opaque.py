@@ -168,6 +168,6 @@ def _without(parameters: ShardedParameters, saved: SavedParameters) -> Callable[
             with plain(error_message):
                 yield
         finally:
-            saved.install()
+            saved.push()
 
     return disable_saved_tensors_hooks

@@ -1,17 +1,20 @@
 """What autograd saves of parameters in parts: where it lies, so that units can be let go of.
 
 Installed for the whole session, because any operation of a script may save a parameter. torch does not
-compare the versions of what hooks have packed, so it is done here.
+compare the versions of what hooks have packed, so it is done here. Hooks that are put before these (by the
+script, a checkpoint) may keep the parameter that they are given, which by backward has no elements perhaps.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
 
+from ronde.boundary.patches import Patches
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
 from ronde.parallel.untraced import untraced
@@ -20,6 +23,7 @@ __all__ = ["SavedParameters"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _hooks: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+_push: Callable[..., None] = _hooks._push_saved_tensors_default_hooks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,8 +52,16 @@ class SavedParameters:
         self._parameters = parameters
         self._installed = False
 
-    def install(self) -> None:
-        _hooks._push_saved_tensors_default_hooks(self._pack, self._unpack)
+    def install(self, patches: Patches) -> None:
+        def push(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> None:
+            plain(pack, lambda packed: self._parameters.lasting(unpack(packed)))
+
+        self.push()
+        plain = patches.set(_hooks, "_push_saved_tensors_default_hooks", push)
+
+    def push(self) -> None:
+        """Put the hooks before what is there."""
+        _push(self._pack, self._unpack)
         self._installed = True
 
     def uninstall(self) -> None:

@@ -80,7 +80,7 @@ class Sharding:
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
             nothing_clipped.install(patches, self._parameters, context.note)
-            self._saved.install()
+            self._saved.install(patches)
 
     def release(self) -> None:
         """Make everything whole again. All ranks come here."""
