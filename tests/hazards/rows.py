@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, loader, modelled
+from hazards.harness import D, Hazard, Lambda, data, loader, modelled
 
 T = torch.Tensor
 
@@ -161,6 +161,26 @@ def _in_torchscript(m: Any, x: T) -> T:
     return m.a(torch.jit.script(_scripted_branch)(x))
 
 
+def _padded(*inside: tuple[int, int], hooked: bool = False) -> Iterator[Any]:
+    """Evaluates torch's transformer on rows padded at their ends, and at these places.
+
+    Its fast path, which it takes if no row is padded elsewhere, gives zeros at padded places.
+    """
+    torch.manual_seed(5)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, dtype=D)
+    model = Lambda(lambda m, x, padding: m.encoder(m.first(x), src_key_padding_mask=padding).mean(1))
+    model.first = nn.Linear(4, 4, dtype=D)
+    model.encoder = nn.TransformerEncoder(layer, 3)
+    if hooked:
+        model.encoder.layers[1].register_forward_hook(lambda *_: None)
+    padding = torch.zeros(8, 5, dtype=torch.bool)
+    padding[:3, 3:] = padding[6, 4:] = True
+    for place in inside:
+        padding[place] = True
+    with torch.no_grad():
+        yield model.eval()(data(5, 4, rows=8).tensors[0], padding)
+
+
 def _clipped(m: Any, x: T) -> T:
     """A norm of the whole batch, which a few rows do not reach."""
     norm = x.norm()
@@ -299,6 +319,9 @@ HAZARDS = {
         "parts",
         _MIXED,
     ),
+    "padding at the ends": Hazard(_padded, "whole"),
+    "padding inside a row": Hazard(lambda: _padded((0, 1)), "whole"),
+    "padding at the ends, in parts": Hazard(lambda: _padded(hooked=True), "parts", "hooks"),
     "norm of the batch": Hazard(_model(lambda m, x: m.a(x / x.norm())), "parts", _MIXED),
     "mixup inside": Hazard(
         _model(lambda m, x: m.a(0.7 * x + 0.3 * x[torch.randperm(len(x))])), "parts", "randperm"

@@ -143,6 +143,8 @@ _READS = {
     "unique_consecutive",
     "_unique",
     "bincount",
+    "_nested_tensor_from_mask_left_aligned",
+    "_choose_qparams_per_tensor",
 }
 
 

@@ -23,6 +23,7 @@ from ronde.boundary import (
     autograd,
     batch_norm,
     compiled,
+    fast_path,
     loss_scale,
     own_backward,
     recompute,
@@ -172,6 +173,7 @@ class Session:
         autograd.install(self.patches, self.context)
         subclassing.install(self.patches)
         batch_norm.install(self.patches, self.context)
+        fast_path.install(self.patches, self.context)
         recompute.install(self.patches, self.context)
         own_backward.install(self.patches, self.context)
         losses.install(self.patches, table)
