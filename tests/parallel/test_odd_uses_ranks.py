@@ -203,6 +203,20 @@ def held_by_hooks() -> list[float]:
     return found
 
 
+def read_in_inference_mode() -> list[float]:
+    """Gradients, between the backwards that add to them."""
+    training = Training(net())
+    found: list[float] = []
+    for _ in range(2):
+        training.model(training.batch()).square().mean().backward()
+        with torch.inference_mode():
+            for each in training.model.parameters():
+                assert each.grad is not None
+                found.append(each.grad.square().sum().item())
+    training.optimizer.step()
+    return found + training.steps(1)
+
+
 USES = (
     *(
         averages_in_their_place,
@@ -212,6 +226,7 @@ USES = (
     ),
     *(one_memory_for_two_models, one_memory_for_two_layers, one_memory_from_the_start),
     *(built_in_inference_mode, lazy_and_deferred, frozen_in_a_checkpoint, held_by_hooks),
+    read_in_inference_mode,
 )
 
 
@@ -418,3 +433,29 @@ def test_models_that_go_leave_nothing(ranks: Ranks, plan: str) -> None:
         assert mapped <= 16
         assert descriptors <= 4
         assert finalizers <= a_model
+
+
+class _Named(nn.Module):
+    """Names a size, for which it is run on FakeTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * torch.ones(x.size(), dtype=x.dtype)
+
+
+def parts_left(rank: Rank) -> list[bool]:
+    with rank.session("zero2") as session:
+        training = Training(_Named())
+        training.model(training.batch()).square().mean().backward()
+        with torch.no_grad():
+            training.model(training.batch()[:4])
+        gradients = session._sharding.gradients
+        assert gradients is not None
+        return [each in gradients for each in training.model.parameters()]
+
+
+def test_gradients_stay_in_parts_where_only_their_shape_is_asked_for(ranks: Ranks) -> None:
+    assert ranks(2, parts_left) == [[True] * 8] * 2

@@ -6,6 +6,7 @@ What throws a gradient away, or makes all of them smaller, does not need the who
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from ronde.sync.gradient_parts import GradientParts
 __all__ = ["install"]
 
 _NATIVE: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
+_FRAMES_OF_OURS = 4  # at most, between `tensor.grad` and here
 
 
 def install(
@@ -37,7 +39,7 @@ def install(
 
     def read(tensor: torch.Tensor) -> torch.Tensor | None:
         gradient = _NATIVE.__get__(tensor)
-        if gradient is not None or not parts or tensor not in parts:
+        if gradient is not None or not parts or tensor not in parts or _is_for_its_shape():
             return gradient
         if not context.on_main_thread():
             raise UsageError(
@@ -74,6 +76,16 @@ def install(
 
     patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
     patches.set(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
+
+
+def _is_for_its_shape() -> bool:
+    """Whether torch makes a FakeTensor, which takes the gradient along."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_FRAMES_OF_OURS):
+        if frame is not None and frame.f_globals.get("__name__") == "torch._subclasses.meta_utils":
+            return True
+        frame = frame and frame.f_back
+    return False
 
 
 def _of_optimizer(optimizer: Any) -> Iterable[torch.Tensor]:

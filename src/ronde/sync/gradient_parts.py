@@ -133,7 +133,8 @@ class GradientParts:
         if held is None:
             return None
         leaf = held.leaf
-        gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
+        with torch.inference_mode(False):  # later backwards add to it
+            gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
         flat = gradient.as_strided((gradient.numel(),), (1,))
         own = held.ranges[self._comm.rank]
         if own is not None:
