@@ -90,6 +90,42 @@ def test_only_what_the_user_left_open_is_chosen(patches: Patches) -> None:
     assert seen_fused(adam, leaf(dtype=torch.bfloat16), patches) == [None, None]
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_state_in_another_order_of_axes_is_not_taken_for_the_parameters(
+    saved: bool, patches: Patches
+) -> None:
+    def train() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        leaf = torch.randn(3, 4, 5, 6, generator=generator).requires_grad_()
+        optimizer = torch.optim.Adam([leaf], lr=0.1)
+        for step in range(3):
+            if step == 1:
+                leaf.data = leaf.data.contiguous(memory_format=torch.channels_last)
+                if saved:
+                    optimizer.load_state_dict(optimizer.state_dict())
+            leaf.grad = torch.empty_like(leaf).copy_(torch.randn(leaf.shape, generator=generator)).detach()
+            optimizer.step()
+        return [leaf.detach(), optimizer.state[leaf]["exp_avg"]]
+
+    expected = train()
+    one_pass.install(patches)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(train(), expected, strict=True))
+
+
+def test_a_state_of_another_size_is_torchs_error(patches: Patches) -> None:
+    one_pass.install(patches)
+    leaf = torch.zeros(4, 5, requires_grad=True)
+    optimizer = torch.optim.Adam([leaf])
+    for rows in (4, 3):
+        leaf.data = leaf.data[:rows]
+        leaf.grad = torch.ones(rows, 5)
+        if rows == 3:
+            with pytest.raises(RuntimeError, match="size of tensor"):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
 class Own(torch.optim.Adam):
     """A user's class, which may rely on how torch's works."""
 

@@ -16,6 +16,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ronde.boundary.patches import Patches
+from ronde.parallel.flat import is_dense
 from ronde.parallel.hooked_step import replace_step
 
 __all__ = ["in_one_pass", "install"]
@@ -36,25 +37,41 @@ def in_one_pass(group: dict[str, Any], state: Any) -> bool:
     chosen = any(group.get(name) for name in ("fused", "foreach", "differentiable", "capturable"))
     if chosen or group.get("fused") is False or isinstance(group["lr"], torch.Tensor):
         return False
-    members = [tensor for tensor in group["params"] if tensor.grad is not None]
+    members = [
+        (tensor, gradient, state.get(tensor))
+        for tensor in group["params"]
+        if (gradient := tensor.grad) is not None
+    ]
     return (
         bool(members)
         # The count of steps has the default dtype in torch's other implementations.
         and torch.get_default_dtype() is torch.float32
-        and all(_suits(tensor) for tensor in members)
-        and _of_one_age([state.get(tensor) for tensor in members])
+        and all(_suits(*member) for member in members)
+        and _of_one_age([entry for _, _, entry in members])
     )
 
 
-def _suits(tensor: torch.Tensor) -> bool:
-    gradient: Any = tensor.grad
-    return (
-        tensor.device.type == "cpu"
+def _suits(tensor: torch.Tensor, gradient: torch.Tensor, entry: dict[str, Any] | None) -> bool:
+    """Whether elements lie in one order everywhere: the kernel goes by addresses, and asks for no strides.
+
+    A state keeps the order in which it was made, whatever becomes of the parameter (`channels_last`).
+    """
+    count, stride = tensor.numel(), tensor.stride()
+    if not (
+        tensor.is_cpu
         and tensor.dtype is torch.float32
         and gradient.dtype is torch.float32
         and gradient.layout is torch.strided
-        and gradient.stride() == tensor.stride()
-    )
+        and gradient.stride() == stride
+        and (tensor.is_contiguous() or is_dense(tensor))
+    ):
+        return False
+    for value in (entry or {}).values():  # no generator: this runs at every step
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            continue
+        if value.stride() != stride or value.numel() != count or value.dtype is not torch.float32:
+            return False
+    return True
 
 
 def _of_one_age(entries: list[Any]) -> bool:
