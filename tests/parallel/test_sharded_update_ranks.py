@@ -363,6 +363,50 @@ def parameters_come_and_change(rank: Rank) -> list[str]:
     return _both(rank, body)
 
 
+def laid_out_anew(rank: Rank) -> list[str]:
+    """State that was cut before a parameter was given another order of axes is gathered in that of then."""
+
+    def body(cut: bool) -> Any:
+        parameters = _parameters()[3:6]
+        optimizer = _adam(parameters, fused=False)
+        formats = (torch.contiguous_format, torch.channels_last, torch.contiguous_format)
+        for step, order in enumerate(formats, 2):
+            parameters[1].data = parameters[1].data.contiguous(memory_format=order)
+            parameters[2].data = (
+                parameters[2].data.t().contiguous().t() if step % 2 else parameters[2].data + 0
+            )
+            assert _is_cut(optimizer) == cut
+            _gradients(parameters, step)
+            optimizer.step()
+        states = optimizer.state_dict()["state"]
+        return _values(parameters, [[each.contiguous() for each in one.values()] for one in states.values()])
+
+    return _both(rank, body)
+
+
+def pruned_and_grown(rank: Rank) -> list[str]:
+    """State is gathered in the shape that its parameter had, and a script gives both another one."""
+
+    def body(cut: bool) -> Any:
+        parameters = _small(2)
+        optimizer = _adam(parameters)
+        seen: list[Any] = []
+        for step, rows in enumerate((torch.arange(5, 20), torch.arange(30) % 15), 4):
+            assert _is_cut(optimizer) == cut
+            parameters[0].data = parameters[0].data[rows]
+            parameters[0].grad = None
+            state = optimizer.state[parameters[0]]
+            seen += _values(state)
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = state[key][rows]
+            del state
+            _gradients(parameters, step)
+            optimizer.step()
+        return seen + _values(parameters, optimizer.state_dict())
+
+    return _both(rank, body)
+
+
 def two_parameters_in_one_memory(rank: Rank) -> list[str]:
     def body(cut: bool) -> Any:
         memory = torch.linspace(-1, 1, 2000)
@@ -490,6 +534,8 @@ def released(rank: Rank) -> list[str]:
         held_from_the_beginning,
         with_a_closure_and_hooks,
         parameters_come_and_change,
+        laid_out_anew,
+        pruned_and_grown,
         two_parameters_in_one_memory,
         one_parameter_in_two_optimizers,
         scaled_gradients,

@@ -65,6 +65,11 @@ class Piece:
         tensor = self.tensor
         return self._kind == (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
+    def room(self, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for all elements of what was cut as the parameter lay then: it may be another tensor now."""
+        _, device, shape, stride = self._kind
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
     def moved(self, part: torch.Tensor | None) -> bool:
         """Whether the parameter's elements lie elsewhere now; `part` as for `follow`."""
         return _pointer(self.tensor, part) != self._pointer
@@ -230,7 +235,7 @@ class CutState:
                 if not isinstance(value, _Elements):
                     entry[key] = _undescribed(value)
                     continue
-                entry[key] = torch.empty_like(piece.tensor, dtype=value.dtype, requires_grad=False)
+                entry[key] = piece.room(value.dtype)
                 wanted.append((piece, flat(entry[key])))
                 self._write_own(wanted[-1][1], piece, key)
         self._comm.share(
