@@ -217,6 +217,42 @@ def read_in_inference_mode() -> list[float]:
     return found + training.steps(1)
 
 
+def with_a_graph_and_without() -> list[float]:
+    """Gradients are accumulated by backwards of which some are to be differentiable."""
+    found: list[float] = []
+    for graphs in ((False, True), (True, False), (False, True, False)):
+        training = Training(net())
+        for graph in graphs:
+            training.model(training.batch()).square().mean().backward(create_graph=graph)
+        parameters = list(training.model.parameters())
+        found += [each.grad.norm().item() for each in parameters if each.grad is not None]
+        for each in parameters:
+            each.grad = None  # a graph of its own would hold it
+        found += training.steps(1)
+    return found
+
+
+def in_another_order_of_axes() -> list[float]:
+    """Parameters are laid out anew between two backwards, before a step, and while a gradient is read."""
+    orders = (torch.channels_last, torch.contiguous_format)
+    found: list[float] = []
+    for where in ("accumulated", "stepped", "read"):
+        torch.manual_seed(5)
+        layers = (nn.Unflatten(1, (6, 2, 2)), nn.Conv2d(6, 8, 2), nn.Flatten(), nn.Linear(8, 24))
+        training = Training(nn.Sequential(*layers).double())
+        kernel = layers[1].weight
+        for order in orders:
+            training.model(training.batch()).square().mean().backward()
+            kernel.data = kernel.data.contiguous(memory_format=order)
+            if where == "accumulated":
+                training.model(training.batch()).square().mean().backward()
+            elif where == "read" and kernel.grad is not None:
+                found.append(kernel.grad[0].norm().item())
+            training.optimizer.step()
+            found += [kernel[0].norm().item(), *training.steps(1)]
+    return found
+
+
 USES = (
     *(
         averages_in_their_place,
@@ -227,6 +263,7 @@ USES = (
     *(one_memory_for_two_models, one_memory_for_two_layers, one_memory_from_the_start),
     *(built_in_inference_mode, lazy_and_deferred, frozen_in_a_checkpoint, held_by_hooks),
     read_in_inference_mode,
+    *(with_a_graph_and_without, in_another_order_of_axes),
 )
 
 

@@ -198,6 +198,7 @@ class CutState:
                 if id(tensor) in self.pieces and self._held.has_gradient(tensor)
             ]
             for piece in pieces:
+                self._held.agree(piece.tensor, piece.ranges)
                 part = self._held.part(piece.tensor)
                 if piece.moved(part):
                     before = piece.own

@@ -56,6 +56,11 @@ class HeldParts:
         gradient = tensor.grad
         return gradient is None or (gradient.layout is torch.strided and gradient.dtype is tensor.dtype)
 
+    def agree(self, tensor: torch.Tensor, ranges: Ranges) -> None:
+        """Make a gradient whole that was cut otherwise than its parameter. All ranks come here."""
+        if self.gradients is not None:
+            self.gradients.agree(tensor, ranges)
+
     def whole_gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The gradient, where this rank has all of it."""
         if self.gradients is not None and tensor in self.gradients:

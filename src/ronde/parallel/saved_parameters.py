@@ -95,7 +95,8 @@ class SavedParameters:
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, _Kept):
             _compare(packed.tensor, packed.tensor._version, packed.version)
-            return packed.tensor
+            # What was whole then, as one that was just given another order of axes, may be in parts by now.
+            return self._parameters.lasting(packed.tensor)
         if not isinstance(packed, _Place):
             return packed
         member, place = packed.member, (packed.size, packed.stride, packed.offset, packed.dtype)

@@ -22,6 +22,7 @@ Ranges = tuple["tuple[int, int] | None", ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Held:
+    number: int
     leaf: Leaf
     ranges: Ranges
     part: torch.Tensor
@@ -42,6 +43,8 @@ class GradientParts:
     ) -> None:
         self._comm = comm
         self._held: dict[int, _Held] = {}
+        # Parts that have come: by its number ranks know the same gradient.
+        self._come = 0
         # Tensors whose end is waited for, by id.
         self._watched: set[int] = set()
         self.divide = divide
@@ -102,6 +105,7 @@ class GradientParts:
     @torch.no_grad()
     def add(self, leaf: Leaf, ranges: Ranges, part: torch.Tensor) -> None:
         """Accumulate a part of the mean of one backward, which has been sent home."""
+        self._come += 1  # where the leaf is gone too: another rank may have it yet
         tensor = leaf.tensor
         if tensor is None:
             return
@@ -113,7 +117,7 @@ class GradientParts:
         if key not in self._watched:  # once, not in each step: it stays as long as the tensor does
             self._watched.add(key)
             weakref.finalize(tensor, self._gone, key).atexit = False
-        self._held[key] = _Held(leaf, ranges, part)
+        self._held[key] = _Held(self._come, leaf, ranges, part)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """The gradient is no more."""
@@ -146,10 +150,17 @@ class GradientParts:
 
     def restore(self) -> None:
         """Make all gradients whole. All ranks come here."""
-        for held in list(self._held.values()):
-            tensor = held.leaf.tensor
-            if tensor is not None:
-                self.whole(tensor)
+        found = [(held.number, held.leaf.tensor) for held in list(self._held.values())]
+        here = {number: tensor for number, tensor in found if tensor is not None}
+        # One that is gone on one rank only waits for its collection on the others.
+        for number in sorted(set.intersection(*self._comm.all_gather_object(set(here)))):
+            self.whole(here[number])
+
+    def agree(self, tensor: torch.Tensor, ranges: Ranges) -> None:
+        """Make a gradient whole that lies in other parts than these. All ranks come here."""
+        held = self._of(tensor)
+        if held is not None and held.ranges is not ranges and held.ranges != ranges:
+            self.whole(tensor)
 
     def parts(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """This rank's parts of those among `tensors` whose gradient is in parts."""

@@ -100,6 +100,8 @@ class Reducer:
         if self.averages(tensor):
             leaf, group = self._known[id(tensor)]
             if not leaf.describes(tensor):
+                if self._parts is not None:
+                    self._parts.whole(tensor)  # its parts are of what the tensor was
                 leaf.describe(tensor)
                 group.outdated = True
             return
@@ -175,6 +177,8 @@ class Reducer:
                 self._depth -= 1
             return
         self._prepare()
+        if graph and self._parts is not None:
+            self._parts.restore()  # autograd adds to them, and knows whole ones only
         narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
         if divided:
