@@ -198,7 +198,7 @@ def accumulated(training: Training) -> Any:
     training.optimizer.zero_grad(set_to_none=False)
     for _ in range(3):
         training.backward()
-    norm = nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+    norm = nn.utils.clip_grad_norm_(parameters=training.model.parameters(), max_norm=0.1)
     training.optimizer.step()
     return norm, training.step()
 
@@ -212,7 +212,7 @@ def clipped(training: Training) -> Any:
         training.optimizer.step()
     training.optimizer.zero_grad()
     training.backward()
-    nn.utils.clip_grad_value_(training.model.parameters(), 0.001)
+    nn.utils.clip_grad_value_(parameters=training.model.parameters(), clip_value=0.001)
     training.optimizer.step()
     return norms, [type(each) for each in norms], training.step()
 

@@ -22,12 +22,12 @@ def install(patches: Patches, parameters: ShardedParameters, note: Callable[[str
 
 
 def _noting(
-    plain: Callable[..., Any], name: str, parameters: ShardedParameters, note: Callable[[str], None]
+    plain: Callable[..., Any], name: str, sharded: ShardedParameters, note: Callable[[str], None]
 ) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def clip(given: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = given if isinstance(given, torch.Tensor) else list(given)
-        if isinstance(tensors, list) and not tensors and parameters.are_there:
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = parameters if isinstance(parameters, torch.Tensor) else list(parameters)
+        if isinstance(tensors, list) and not tensors and sharded.are_there:
             note(
                 f"{name} was given no parameters and clipped nothing, while the model's lie in parts; if "
                 f"they were chosen by type(p) is torch.nn.Parameter, choose by isinstance(p, "
