@@ -138,6 +138,13 @@ ROWWISE: dict[str, Model] = {
         lambda: (*_x(), 3.0),
         True,
     ),
+    "keyword argument named module": (
+        lambda: Lambda(
+            lambda m, x: m.a(module=x, plain=x), a=Lambda(lambda m, module, plain: m.b(module), b=_linear())
+        ),
+        _x,
+        True,
+    ),
     "dict argument": (
         lambda: Lambda(lambda m, b: m.a(b["x"]) + b["y"][0], a=_linear()),
         lambda: ({"x": torch.randn(7, 4, dtype=_D), "y": [torch.randn(7, 3, dtype=_D)]},),

@@ -70,7 +70,7 @@ class ModelEdge:
         plain: Callable[..., Any] = torch.nn.Module.__call__
         context = self._context
 
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if context.region is not Region.SCRIPT or not context.on_main_thread():
                 return plain(module, *args, **kwargs)
             return self._call(plain, module, args, kwargs)

@@ -40,7 +40,7 @@ class Compile:
         plain: Callable[..., Any] = torch.nn.Module.__call__
         thread = self._thread
 
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._wanted():
                 return plain(module, *args, **kwargs)
             if _is_model(module):

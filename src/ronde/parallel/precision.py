@@ -41,7 +41,7 @@ class Precision:
         plain: Callable[..., Any] = torch.nn.Module.__call__
         thread = self._thread
 
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if getattr(thread, "inside", False) or torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
             thread.inside = True

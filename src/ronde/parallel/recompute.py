@@ -87,7 +87,7 @@ class Recompute:
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
 
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
             if not self._inside.model():

@@ -55,7 +55,7 @@ class HalvesRecorder:
         recorder = self
         call = torch.nn.Module.__call__
 
-        def halved_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def halved_call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Within backward a checkpoint computes again, and must come to what it has computed before.
             in_backward = torch._C._current_graph_task_id() != -1
             if recorder._depth or in_backward or not recorder._writer.active:
