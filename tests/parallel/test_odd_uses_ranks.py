@@ -398,8 +398,42 @@ def dropped(rank: Rank) -> list[float]:
     return losses
 
 
+def pruned(rank: Rank, plan: str) -> list[float]:
+    """Smaller parameters come in the place of others, which go as the models in `dropped` do."""
+    with rank.session(plan):
+        model: Any = net()
+        losses: list[float] = []
+        gc.disable()
+        try:
+            for width in (24, 20, 12):
+                circle: list[Any] = [model[0].weight, model[1].weight]
+                circle.append(circle)
+                model[0].weight = nn.Parameter(model[0].weight.detach()[:width].clone())
+                model[0].bias = nn.Parameter(model[0].bias.detach()[:width].clone())
+                model[1].weight = nn.Parameter(model[1].weight.detach()[:, :width].clone())
+                model.zero_grad()
+                del circle
+                if rank.rank:
+                    gc.collect()
+                loss = model(torch.linspace(-1, 1, 192, dtype=torch.float64).view(8, 24)).square().mean()
+                loss.backward(retain_graph=True)
+                losses.append(loss.item())
+            loss.backward(create_graph=True)  # makes gradients whole
+            losses += [each.grad.norm().item() for each in model.parameters()]
+            model.zero_grad()
+        finally:
+            gc.enable()
+    return losses
+
+
 def test_when_garbage_is_collected_decides_nothing(ranks: Ranks) -> None:
     one, other = ranks(2, dropped)
+    assert one == other
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero2", "central"])
+def test_when_garbage_is_collected_decides_nothing_of_gradients(ranks: Ranks, plan: str) -> None:
+    one, other = ranks(2, pruned, plan)
     assert one == other
 
 

@@ -28,7 +28,7 @@ class CutBucket(Bucket):
     """Averages the gradients of some leaves of one dtype and device, and leaves each rank its part.
 
     Args:
-        leaves: in the order in which backward is expected to reach them.
+        leaves: in the order in which backward is expected to reach them; all are there, on every rank.
         parts: where parts are kept, and who has which.
     """
 
@@ -38,9 +38,7 @@ class CutBucket(Bucket):
         super().__init__(leaves, None, memory)
         self._comm = comm
         self._parts = parts
-        tensors = [leaf.tensor for leaf in leaves]
-        divided = iter(parts.divide([tensor for tensor in tensors if tensor is not None]))
-        self._ranges = [None if tensor is None else next(divided) for tensor in tensors]
+        self._ranges = parts.divide(self.tensors)
         spans = [ranges[comm.rank] or (0, 0) for ranges in self._ranges if ranges is not None]
         count = 0 if parts.leave_device else sum(stop - start for start, stop in spans)
         # Memory that nobody has written to yet is none: pages come with the first sum.

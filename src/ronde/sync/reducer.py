@@ -52,9 +52,11 @@ class _Group:
         # Ids of tensors in the order in which the first backward reached them; None after it.
         self.arrival: list[int] | None = []
 
-    def rebuild(self, made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int) -> None:
-        """Cut the leaves into buckets, in the order of arrival where it is known, else last leaf first."""
-        order = self.leaves if self.arrival is None else self.leaves[::-1]
+    def rebuild(
+        self, leaves: list[Leaf], made: Callable[[list[list[Leaf]]], list[Bucket]], bucket_bytes: int
+    ) -> None:
+        """Cut some of the leaves into buckets, in the order of arrival where it is known, else last first."""
+        order = leaves if self.arrival is None else leaves[::-1]
         first_bytes = min(_FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = made(assign_buckets(order, first_bytes, bucket_bytes))
         self.of = {id(leaf.tensor): bucket for bucket in self.buckets for leaf in bucket.leaves}
@@ -238,7 +240,19 @@ class Reducer:
         self._forget_gone()
         for group in self._groups:
             if group.outdated:
-                group.rebuild(self._buckets, self._bucket_bytes)
+                self._rebuild(group)
+
+    def _rebuild(self, group: _Group) -> None:
+        """New buckets for a group's leaves; ranks come alike."""
+        leaves = group.leaves
+        if self._parts is not None:
+            # Who has which part is decided together, so by those alone that are there on every rank, and that
+            # are held meanwhile. Of the others there will be no gradient: on some rank nobody can reach them.
+            held = [leaf.tensor for leaf in leaves]
+            there = self._comm.votes([tensor is not None for tensor in held])
+            everywhere = self._comm.world_size
+            leaves = [leaf for leaf, count in zip(leaves, there, strict=True) if count == everywhere]
+        group.rebuild(leaves, self._buckets, self._bucket_bytes)
 
     def _buckets(self, cut: list[list[Leaf]]) -> list[Bucket]:
         """Buckets of these leaves; ranks come alike."""
@@ -332,7 +346,7 @@ class Reducer:
             rest = sorted(set(range(len(group.leaves))) - set(first))
             group.leaves = [group.leaves[index] for index in (*first, *rest)]
             group.arrival = None
-            group.rebuild(self._buckets, self._bucket_bytes)
+            self._rebuild(group)
             known = {id(leaf) for leaf in given}
             for bucket in group.buckets:
                 bucket.take_over(known)
