@@ -154,6 +154,125 @@ def test_a_product_is_not_computed_again_where_it_is_kept() -> None:
     assert counts == [6, 3]
 
 
+class Recurrent(nn.Module):
+    """torch's cells write into products: through parts of them, which have counts of changes of their own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.cell, self.norm = getattr(nn, kind)(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.cell(x)
+        return x + self.norm(found[0] if isinstance(found, tuple) else found)
+
+
+class Rewrites(nn.Module):
+    """A product that is changed in place, and used after that."""
+
+    def __init__(self, change: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.change = nn.Linear(4, 4), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.first(x)
+        self.change(product)
+        return torch.sigmoid(product)
+
+
+def _through_data(product: torch.Tensor) -> None:
+    product.data.mul_(2)
+
+
+def _without_gradient(product: torch.Tensor) -> None:
+    with torch.no_grad():
+        product[1:] += 1
+
+
+def _into(product: torch.Tensor) -> None:
+    torch.mul(product.detach(), 3, out=product.detach())
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        *(
+            lambda kind=kind: Recurrent(kind)
+            for kind in ("RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell")
+        ),
+        *(
+            lambda change=change: Rewrites(change)
+            for change in (
+                lambda product: product.add_(1),
+                lambda product: product.view(-1)[3:].exp_(),
+                lambda product: torch._foreach_add_([product], 1.0),
+                _through_data,
+                _without_gradient,
+                _into,
+            )
+        ),
+    ],
+)
+def test_a_product_that_is_written_over_is_computed_again(block: Callable[[], nn.Module]) -> None:
+    def gradients() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(block(), block()).double()
+        model(torch.randn(5, 4, dtype=torch.float64)).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    expected = gradients()
+    with recomputing("selective"):
+        found = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_product_that_the_script_changes_is_computed_again() -> None:
+    """Behind forward, of what a block returns beside what it goes on with."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            product = self.first(x)
+            return product, self.second(product.tanh()).sin()
+
+    def gradients(model: nn.ModuleList, x: torch.Tensor) -> list[torch.Tensor]:
+        (one, two), (three, four) = (block(x) for block in model)
+        one.add_(1)
+        three.detach().mul_(2)
+        return list(torch.autograd.grad((one + two + three + four).sum(), [*model.parameters()]))
+
+    class Model(nn.ModuleList):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return gradients(self, x)
+
+    model, x = Model([Two(), Two()]).double(), torch.randn(5, 4, dtype=torch.float64)
+    expected = gradients(model, x)
+    with recomputing("selective"):
+        found = model(x)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_product_of_inference_mode_is_kept() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.teacher = nn.Linear(4, 4), torch.ones(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                target = torch.mm(x, self.teacher)
+            return self.layer(x).tanh() * target.clone()
+
+    model = nn.Sequential(Teacher(), nn.Sequential(nn.Linear(4, 4)), Teacher())
+    x = torch.randn(5, 4)
+    expected = torch.autograd.grad(model(x).sum(), model[0].layer.weight)
+    with recomputing("selective"):
+        found = torch.autograd.grad(model(x).sum(), model[0].layer.weight)
+    assert torch.equal(expected[0], found[0])
+
+
 def test_nothing_stays_on_the_model() -> None:
     with recomputing("full"):
         model = Net()

@@ -31,6 +31,7 @@ __all__ = [
     "random_states",
     "short",
     "tensors",
+    "written",
 ]
 
 
@@ -71,8 +72,8 @@ class ForeignWrites(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            for written in _written(func, args, kwargs):
-                self._check(memory(written), func)
+            for tensor in written(func, args, kwargs):
+                self._check(memory(tensor), func)
         result = func(*args, **kwargs)
         inside = {memory(value) for value in tensors((args, tuple(kwargs.values())))}
         new = func is torch.ops.aten.lift_fresh.default
@@ -91,7 +92,8 @@ class ForeignWrites(TorchDispatchMode):
         raise Refusal(self.refused)
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The arguments of an operation that it says it changes."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]

@@ -8,7 +8,6 @@ an error.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,14 +15,12 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ronde.boundary.kept import Behind
-from ronde.boundary.randomness import is_random
 from ronde.boundary.tensor_class import alike
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
+from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 
 __all__ = ["Replay"]
@@ -89,7 +86,7 @@ class Replay:
                         f"and its backward, and {asked} computes it again from that in backward; change a "
                         f"copy, or leave {asked} out of the plan"
                     )
-                with moment.restored(), _Kept(kept, results) if kept else nullcontext():
+                with moment.restored(), Kept(kept, results) if kept else nullcontext():
                     try:
                         return function(*(_another(value, in_place) for value in held))
                     finally:  # torch breaks off as soon as it has what backward needs
@@ -101,7 +98,7 @@ class Replay:
                 failed.append(error)
 
         def forward() -> Any:
-            with _Keeping(kept, results) if kept else nullcontext():
+            with Keeping(kept, results) if kept else nullcontext():
                 result = function(*originals)
             originals.clear()
             moment.passed()
@@ -120,59 +117,6 @@ class Replay:
         if failed:
             raise failed.pop()
         return result
-
-
-class _Keeping(TorchDispatchMode):
-    """Notes the results of some operations, in order.
-
-    torch has the like (`create_selective_checkpoint_contexts`). It takes every operation in backward for one
-    of the model's, those by which a rank draws for the whole batch too, and allows a single backward.
-    """
-
-    def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
-        super().__init__()
-        self._kept = kept
-        self._results = results
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in self._kept and not is_random(func, args, kwargs):
-            self._results.append(tree_map_only(torch.Tensor, _noted, result))
-        return result
-
-
-class _Kept(TorchDispatchMode):
-    """Gives those results in place of carrying the operations out."""
-
-    def __init__(self, kept: Collection[Any], results: list[Any]) -> None:
-        super().__init__()
-        self._kept = kept
-        self._results = iter(results)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._kept or is_random(func, args, kwargs):
-            return func(*args, **(kwargs or {}))
-        result = next(self._results)
-        if any(note.changed for note in tree_leaves(result) if isinstance(note, _Note)):
-            return func(*args, **(kwargs or {}))
-        return tree_map_only(_Note, lambda note: note.tensor.detach(), result)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Note:
-    """A tensor, and how often it had been changed in place."""
-
-    tensor: torch.Tensor
-    version: int
-
-    @property
-    def changed(self) -> bool:
-        return self.tensor._version != self.version
-
-
-def _noted(tensor: torch.Tensor) -> _Note:
-    alias = tensor.detach()
-    return _Note(alias, alias._version)
 
 
 class _Moment:
