@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from ronde.boundary.layout import Layout, split_rows
+from ronde.boundary.layout import Layout, laid, memory_order, split_rows
 from ronde.boundary.randomness import UnknownDraw, find_axis
 from ronde.boundary.rules.shapes import reshaped_layout
 
@@ -43,6 +43,17 @@ def test_entries_belong_to_the_rank_of_their_row() -> None:
         for rank in range(layout.world_size):
             start, stop = layout.bounds(rank)
             assert layout.take(rows, rank).unique().tolist() == list(range(start, stop))
+
+
+def test_a_tensor_is_laid_in_an_order_of_memory() -> None:
+    value = torch.arange(24.0).view(1, 2, 3, 4)
+    assert laid(value, (0, 1, 2, 3)) is value
+    # To torch a single row lies anywhere: here between its channels and its lines.
+    odd = value.as_strided((1, 2, 3, 4), (4, 12, 4, 1)).permute(0, 2, 3, 1)
+    for order in ((0, 1, 2, 3), (0, 3, 1, 2), (3, 0, 1, 2)):
+        found = laid(odd, order)
+        assert torch.equal(found, odd)
+        assert memory_order(found) == list(order)
 
 
 def _factors(number: int, source: random.Random) -> list[int]:

@@ -32,10 +32,20 @@ __all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_d
 def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
     _check_thread(context)
-    order = memory_order(local)
+    order = _agreed_order(context, local, layout)
     dense = local.detach().permute(order)
     whole = _gather_dense(context, dense, layout.at(order.index(layout.dim)))
     return whole.permute([order.index(dim) for dim in range(local.dim())])
+
+
+def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list[int]:
+    """The shards' order in memory: that of the most rows, where a single one, or none, leaves it open."""
+    order = memory_order(local)
+    counts = [layout.count(rank) for rank in range(context.world_size)]
+    if len(order) < 2 or min(counts) > 1 or max(counts) < 2:
+        return order
+    agreed = torch.tensor(order, device=context.comm.control_device)
+    return context.comm.broadcast(agreed, source=counts.index(max(counts))).tolist()
 
 
 def _check_thread(context: Context) -> None:

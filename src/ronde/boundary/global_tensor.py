@@ -20,7 +20,7 @@ from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Slice, gather_data
 from ronde.boundary.guards import Refusal, memory
 from ronde.boundary.kinds import METADATA, changes_first, lends_memory, may_copy, watches
-from ronde.boundary.layout import Layout
+from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.spelling import spelled
 from ronde.boundary.tree import map_leaves
 from ronde.boundary.views import Origin, hold_whole, lend, notice, remember_view, share, whole_now
@@ -92,7 +92,7 @@ class GlobalTensor(torch.Tensor):
             if rule is not None:
                 args, kwargs = spelled(func, args, kwargs)
                 result = rule(context, func, args, kwargs)
-                if result is not NotImplemented:
+                if result is not NotImplemented and not _lies_open((args, kwargs), result):
                     if args and isinstance(result, GlobalTensor) and isinstance(args[0], GlobalTensor):
                         remember_view(func, args[0], args[1:], kwargs, result)
                     return result
@@ -194,6 +194,19 @@ def _each(value: Any) -> Iterator[GlobalTensor]:
             yield from _each(item)
     elif isinstance(value, dict):
         yield from _each(list(value.values()))
+
+
+def _lies_open(given: Any, result: Any) -> bool:
+    """Whether what a rule made of these may lie in memory otherwise than on one device.
+
+    To torch an axis of length 1 lies anywhere: of single rows in another than the natural order it makes
+    results that lie otherwise than those of several. Where some rank has several, a gather asks that one.
+    """
+    first = next(_each(given))
+    if first._layout.rows > first._layout.world_size or all(made is first for made in _each(result)):
+        return False
+    rows = (value._rows for value in _each(given))
+    return any(each is not None and memory_order(each) != list(range(each.dim())) for each in rows)
 
 
 def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Layout", "Part", "memory_order", "split_rows"]
+__all__ = ["Layout", "Part", "laid", "memory_order", "split_rows"]
 
 
 def split_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
@@ -28,6 +28,18 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     Random fills run through memory, so what stands for a single-device tensor must lie as that one does.
     """
     return sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
+
+
+def laid(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor with its dimensions in this order in memory: itself where they are.
+
+    What models compute of a single row may lie otherwise than as one of several: where an axis of length 1
+    lies means nothing to torch, and some kernels are chosen by it.
+    """
+    if memory_order(tensor) == list(order):
+        return tensor
+    dense = tensor.permute(*order).clone(memory_format=torch.contiguous_format)
+    return dense.permute([order.index(dim) for dim in range(tensor.dim())])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
-from ronde.boundary.layout import Layout
+from ronde.boundary.layout import Layout, laid
 from ronde.boundary.listed import LISTED, listed_samples
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.onlookers import onlooker
@@ -293,7 +293,8 @@ class ModelEdge:
         others = value.shape[axis.dim] // mine
         outer, inner = (others, 1) if axis.outer_first else (1, others)
         layout = Layout(axis.dim, rows, self._context.world_size, outer, inner)
-        made = wrap(self._context, plain(value), layout, self._rules)
+        local = laid(plain(value), axis.order) if mine == 1 else plain(value)
+        made = wrap(self._context, local, layout, self._rules)
         kind = own_class(value)
         if kind is None:
             return alike(made, value)

@@ -19,11 +19,13 @@ class OutputAxis:
         dim: the dimension, None for what does not depend on the batch.
         outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
         dims: how many dimensions the tensor has, None for a leaf that is no tensor.
+        order: its dimensions from the slowest to the fastest in memory, where it has several rows.
     """
 
     dim: int | None
     outer_first: bool = False
     dims: int | None = None
+    order: tuple[int, ...] = ()
 
     def layout(self, value: torch.Tensor, cut: Layout) -> Layout:
         """How the rows of a leaf are cut where those of the batch are cut so."""

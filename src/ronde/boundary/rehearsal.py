@@ -24,7 +24,7 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import leaves_behind
 from ronde.boundary.guards import Refusal, memory, short
 from ronde.boundary.joint import across_rows, without_batch
-from ronde.boundary.layout import Layout
+from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.tensor_class import described, dispatches
@@ -254,7 +254,9 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
     for a, b in zip(leaves(whole.output), leaves(part.output), strict=True):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             try:
-                outputs.append(OutputAxis(find_axis(a.shape, b.shape, rows, part_rows), dims=a.dim()))
+                dim = find_axis(a.shape, b.shape, rows, part_rows)
+                order = () if dim is None else tuple(memory_order(a))
+                outputs.append(OutputAxis(dim, dims=a.dim(), order=order))
             except UnknownDraw as shapes:
                 raise Refusal(f"an output's {shapes}") from None
         else:

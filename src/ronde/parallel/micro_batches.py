@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.layout import Layout, Part, memory_order
+from ronde.boundary.layout import Layout, Part, laid, memory_order
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain
@@ -135,11 +135,11 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
         raise another_form(call.module)
     others = parts[-1].shape[axis.dim] // cut.count(cut.world_size - 1)
     outer, inner = (others, 1) if axis.outer_first else (1, others)
-    # It lies in memory as one piece does: what the script draws for it runs through memory.
-    order = memory_order(parts[-1])
+    # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
+    order = axis.order if cut.count(cut.world_size - 1) == 1 else memory_order(parts[-1])
     layout = dataclasses.replace(cut, dim=order.index(axis.dim), outer=outer, inner=inner)
     with as_plain(parts[-1]):
-        whole = layout.assemble([part.permute(order) for part in parts])
+        whole = layout.assemble([laid(part, order).permute(order) for part in parts])
         whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
     return alike(whole, parts[-1])
 
