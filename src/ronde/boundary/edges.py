@@ -39,13 +39,12 @@ def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.
 
 
 def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list[int]:
-    """The shards' order in memory: that of the most rows, where a single one, or none, leaves it open."""
+    """The shards' order in memory: where only some have several rows, theirs; a single one leaves it open."""
     order = memory_order(local)
-    counts = [layout.count(rank) for rank in range(context.world_size)]
-    if len(order) < 2 or min(counts) > 1 or max(counts) < 2:
+    if len(order) < 2 or not layout.world_size < layout.rows < 2 * layout.world_size:
         return order
     agreed = torch.tensor(order, device=context.comm.control_device)
-    return context.comm.broadcast(agreed, source=counts.index(max(counts))).tolist()
+    return context.comm.broadcast(agreed, source=layout.world_size - 1).tolist()
 
 
 def _check_thread(context: Context) -> None:
