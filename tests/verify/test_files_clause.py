@@ -233,3 +233,20 @@ def test_events_without_tensorboard_are_not_called_wrong(
         (tmp_path / name / "events.out.tfevents.1.host.2.0").write_text(name)
     mine, reference = (tmp_path / n / "events.out.tfevents.1.host.2.0" for n in ("ranks", "plain"))
     assert compare_contents(mine, reference, DOUBLE) == Comparison(beyond=Beyond.unread)
+
+
+def _printed(text: str) -> str | None:
+    """What is found where plain python prints a loss and what made it, and ranks print `text`."""
+    plain = "0 tensor(1.2963, grad_fn=<NllLossBackward0>)\n<NllLossBackward0 object at 0x7f02a1>\nend 1\n"
+    found = files.compare(files.Output({}, plain), files.Output({}, text), (), DOUBLE)
+    return found.divergence or None
+
+
+def test_the_graph_that_a_printed_tensor_names_is_left_out() -> None:
+    end = "<MulBackward0 object at 0x7fbbc0>\nend 1\n"
+    assert _printed(f"0 tensor(1.2963, grad_fn=<DivBackward0>)\n{end}") is None
+    assert _printed(f"0 tensor(1.2963,\n       grad_fn=<CopySlices>)\n{end}") is None
+    assert _printed(f"0 tensor(1.2863, grad_fn=<DivBackward0>)\n{end}") is not None
+    assert _printed(f"0 tensor(1.2963)\n{end}") is not None
+    assert _printed(f"0 tensor(1.2963, requires_grad=True)\n{end}") is not None
+    assert _printed("0 tensor(1.2963, grad_fn=<DivBackward0>)\nNone\nend 1\n") is not None

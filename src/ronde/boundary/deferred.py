@@ -8,12 +8,14 @@ nothing is started late.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
+from torch.autograd import Function
 
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
@@ -38,7 +40,7 @@ class DeferredScalar(torch.Tensor):
     """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
 
     # Not in its dictionary, which is the script's.
-    __slots__ = ("_arrive", "_arrived", "_depth", "_plain", "_stand_in")
+    __slots__ = ("_arrive", "_arrived", "_depth", "_node", "_plain", "_stand_in")
     # Has the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
@@ -49,6 +51,8 @@ class DeferredScalar(torch.Tensor):
     _plain: torch.Tensor | None
     # How many steps lie between it and what it was derived from.
     _depth: int
+    # The name of the node that the same operation makes in plain python, which `repr` shows.
+    _node: str
 
     @classmethod
     def __torch_function__(
@@ -65,6 +69,8 @@ class DeferredScalar(torch.Tensor):
                 return _mapped(first, lambda value: func(value, *args[1:]))
             elif func in _ADDING and len(args) == 2:
                 return _added(first, args[1])
+        if func is T.__repr__ and isinstance(first, DeferredScalar):
+            return func(_shown(first), **kwargs)
         if func is T.backward and isinstance(first, DeferredScalar):
             return func(root(first), *args[1:], **kwargs)
         return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
@@ -83,14 +89,20 @@ class DeferredScalar(torch.Tensor):
         return resolve(self).tolist()
 
 
-def defer(stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int = 0) -> DeferredScalar:
-    """The value that `arrive` will give; `stand_in` has its gradient already."""
+def defer(
+    stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int = 0, node: str = ""
+) -> DeferredScalar:
+    """The value that `arrive` will give; `stand_in` has its gradient already.
+
+    Args:
+        node: the name that the value's node has in plain python, where it is not that of the stand-in.
+    """
     with DisableTorchFunction():
         shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
     shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
-    shell._depth = depth
+    shell._depth, shell._node = depth, node or type(stand_in.grad_fn).__name__
     return shell
 
 
@@ -100,6 +112,31 @@ def resolve(value: DeferredScalar) -> torch.Tensor:
         with _modes_of(value._stand_in):
             value._plain = _original(value).clone()
     return value._plain
+
+
+class _Copy(Function):
+    """Made by `_copy`, for a tensor that is to be printed only."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+
+@functools.cache
+def _copy(node: str) -> Any:
+    """A function whose results are printed as made by `node`."""
+    made: Any = type(node, (_Copy,), {})
+    made._backward_cls.__name__ = node
+    return made
+
+
+def _shown(value: DeferredScalar) -> torch.Tensor:
+    """What is printed: the value, made by the node that it has in plain python."""
+    plain = resolve(value)
+    if type(plain.grad_fn).__name__ != "CloneBackward0":
+        return plain  # without a graph, or changed in place
+    with _modes_of(value._stand_in):
+        return _copy(value._node).apply(plain)
 
 
 def _original(value: DeferredScalar) -> torch.Tensor:

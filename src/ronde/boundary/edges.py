@@ -157,8 +157,14 @@ class _Arrived(Function):
         return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
 
 
-def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
-    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
+def sum_ranks_deferred(
+    context: Context, value: torch.Tensor, divisor: float = 1, node: str = ""
+) -> DeferredScalar:
+    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0.
+
+    Args:
+        node: see `defer`.
+    """
     _check_thread(context)
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
@@ -168,7 +174,7 @@ def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1
         pending.wait()
         return _Arrived.apply(value, total, divisor, context)
 
-    return defer(value * (context.world_size / divisor), arrive)
+    return defer(value * (context.world_size / divisor), arrive, node=node)
 
 
 class _Spread(Function):

@@ -30,6 +30,12 @@ _POINTWISE = (
 _SIGNATURES = {
     function: inspect.signature(function) for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
 }
+# Of losses that torch composes, the last node is that of their reduction.
+_REDUCING = {
+    ("SumBackward0", "mean"): "MeanBackward0",
+    ("SumBackward0", "batchmean"): "DivBackward0",
+    ("NegBackward0", "mean"): "DivBackward1",
+}
 
 
 def rules() -> dict[Any, Rule]:
@@ -92,6 +98,12 @@ def _total(
     return both[0], both[1]
 
 
+def _node(local_sum: torch.Tensor, reduction: str) -> str:
+    """The name of the node that the loss of the whole batch has in plain python."""
+    name = type(local_sum.grad_fn).__name__
+    return _REDUCING.get((name, reduction), name)
+
+
 def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Any:
     """What a mean over these rows divides by."""
     if target.is_floating_point():
@@ -121,14 +133,15 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     if reduction == "none":
         return rewrap(whole, func(**local), layout)
     local_sum = func(**{**local, "reduction": "sum"})
+    node = _node(local_sum, reduction)
     if reduction == "sum":
-        return sum_ranks_deferred(context, local_sum)
+        return sum_ranks_deferred(context, local_sum, node=node)
     everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
         known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
         if known > 0:
-            return sum_ranks_deferred(context, local_sum, float(known))
+            return sum_ranks_deferred(context, local_sum, float(known), node)
     count = _class_count(whole._local, rows_target, weight, named.get("ignore_index", -100))  # pyright: ignore[reportArgumentType]
     total, divisor = _total(context, local_sum, count)
     return (total / divisor).to(local_sum.dtype)
@@ -171,4 +184,5 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
         return SumRanks.apply(local_sum, context) / SumRanks.apply(local["weight"].sum(), context)
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
-    return sum_ranks_deferred(context, local_sum, divisor) if divisor else NotImplemented
+    node = _node(local_sum, reduction)
+    return sum_ranks_deferred(context, local_sum, divisor, node) if divisor else NotImplemented

@@ -12,6 +12,9 @@ __all__ = ["alike", "differing_number", "unstable_numbers"]
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|[-+]?\binf\b")
 
+# What a printed tensor says of its graph, in which ronde's nodes stand; where an object lies in memory.
+_BESIDE_THE_VALUE = re.compile(r",\s+grad_fn=<[^>]*>|(?<=<)\w+Backward\d*(?= object at)| at 0x[0-9a-f]+")
+
 
 def differing_number(
     text: str, reference: str, tolerance: Tolerance, without: Collection[int] = ()
@@ -21,8 +24,8 @@ def differing_number(
     Integers must agree as whole numbers. Others must agree within the tolerance or within one unit of their
     last printed digit. `without` are the positions (counted in numbers) of numbers to pass over.
     """
-    words, numbers = _NUMBER.split(text), _NUMBER.findall(text)
-    expected_words, expected_numbers = _NUMBER.split(reference), _NUMBER.findall(reference)
+    words, numbers = _parts(text)
+    expected_words, expected_numbers = _parts(reference)
     for index, (mine, expected) in enumerate(zip(words, expected_words, strict=False)):
         if _single_spaced(mine) != _single_spaced(expected):
             line = _line(expected_words, index) + _common(mine, expected).count("\n")
@@ -40,8 +43,8 @@ def differing_number(
 
 def unstable_numbers(first: str, second: str, tolerance: Tolerance) -> set[int]:
     """Positions of numbers that differ between two runs of plain python: clock times and the like."""
-    words, numbers = _NUMBER.split(first), _NUMBER.findall(first)
-    other_words, other_numbers = _NUMBER.split(second), _NUMBER.findall(second)
+    words, numbers = _parts(first)
+    other_words, other_numbers = _parts(second)
     if len(words) != len(other_words):
         return set()
     pairs = zip(numbers, other_numbers, strict=True)
@@ -50,8 +53,14 @@ def unstable_numbers(first: str, second: str, tolerance: Tolerance) -> set[int]:
 
 def alike(first: str, second: str) -> bool:
     """Whether two texts differ in numbers only, so that these can be told apart one by one."""
-    words, others = _NUMBER.split(first), _NUMBER.split(second)
+    (words, _), (others, _) = _parts(first), _parts(second)
     return [_single_spaced(each) for each in words] == [_single_spaced(each) for each in others]
+
+
+def _parts(text: str) -> tuple[list[str], list[str]]:
+    """The words and the numbers between them."""
+    compared = _BESIDE_THE_VALUE.sub("...", text)
+    return _NUMBER.split(compared), _NUMBER.findall(compared)
 
 
 def _agree(mine: str, reference: str, tolerance: Tolerance) -> bool:
