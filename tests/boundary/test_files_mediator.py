@@ -59,6 +59,10 @@ class Alone:
         return None
 
 
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
 class One:
     """A mediator of one rank, its meeting, and a folder that is not exempt."""
 
@@ -248,8 +252,10 @@ def test_what_native_code_writes(
     library: Any = types.ModuleType(module)
     for name, position, argument in NATIVE_WRITERS[module]:
 
-        def write(*args: Any, position: int = position, argument: str = argument, **given: Any) -> None:
-            written.append(given[argument] if argument in given else args[position])
+        def write(
+            *args: Any, position: int | None = position, argument: str = argument, **given: Any
+        ) -> None:
+            written.append(given[argument] if position is None or argument in given else args[position])
 
         kind, _, method = name.rpartition(".")
         vars(library).setdefault(kind, type(kind, (), {}))
@@ -262,13 +268,39 @@ def test_what_native_code_writes(
             call = functools.reduce(getattr, name.split("."), library)
             path, label = os.path.abspath(name), f"{module}.{name}"
             one.meeting.outcome = Outcome(operation=label, path=path, value=None) if rank else None
-            call(*["rows"] * position, name)
-            call(*["rows"] * position, **{argument: name})
+            if position is not None:
+                call(*["rows"] * position, name)
+            call(*["rows"] * (position or 0), **{argument: name})
     finally:
         one.mediator.uninstall()
-    names = [writer.name for writer in NATIVE_WRITERS[module] for _ in range(2)]
+    names = [
+        writer.name for writer in NATIVE_WRITERS[module] for _ in range(1 if writer.position is None else 2)
+    ]
     assert written == ([] if rank else names)
     assert one.names() == ["barrier", "share"] * len(names)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_and_tokenizers_are_saved_by_the_main_rank_alone(other: One) -> None:
+    """Their methods, as these libraries have them: copied from class to class, and of native types."""
+    module = torch.nn.Linear(2, 2)
+    traced: Any = torch.jit.trace(module, torch.ones(1, 2))
+    scripted: Any = torch.jit.script(module)
+    tokenizers: Any = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    saving = {
+        "torch.jit.ScriptModule.save": traced.save,
+        "torch.jit.RecursiveScriptModule.save": scripted.save,
+        "torch.jit.RecursiveScriptModule._save_for_lite_interpreter": scripted._save_for_lite_interpreter,
+        "torch.jit.ScriptFunction.save": torch.jit.script(_doubled).save,
+        "tokenizers.Tokenizer.save": tokenizer.save,
+        "tokenizers.models.Model.save": tokenizer.model.save,
+    }
+    for label, save in saving.items():
+        path = os.getcwd() if label.endswith("Model.save") else os.path.abspath("file")
+        other.meeting.outcome = Outcome(operation=label, path=path, value=None)
+        save(path)
+    assert os.listdir() == []
 
 
 def test_others_raise_what_the_main_rank_raised(other: One) -> None:

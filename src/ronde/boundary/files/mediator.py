@@ -42,6 +42,8 @@ from ronde.boundary.patches import Patches
 
 __all__ = ["FileMediator"]
 
+# Python's `Py_TPFLAGS_IMMUTABLETYPE`.
+_IMMUTABLE_TYPE = 1 << 8
 _CAPABILITIES = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
 
 
@@ -265,9 +267,11 @@ class FileMediator:
                 *path, last = name.split(".")
                 owner = functools.reduce(getattr, path, module)
                 original = getattr(owner, last, None)  # not every version of the library has each
-                if original is not None:
-                    label = f"{module.__name__}.{name}"
-                    self._patches.set(owner, last, saving.by_main_alone(label, position, argument, original))
+                if original is None or not _can_be_set(owner):
+                    continue
+                write: Any = saving.by_main_alone(f"{module.__name__}.{name}", position, argument, original)
+                is_static = isinstance(vars(owner).get(last), staticmethod)
+                self._patches.set(owner, last, staticmethod(write) if is_static else write)
 
         return {
             **{name: functools.partial(by_main_alone, writers) for name, writers in NATIVE_WRITERS.items()},
@@ -278,3 +282,8 @@ class FileMediator:
             "tensorboard.summary.writer.event_file_writer": tensorboard,
             "wandb": functools.partial(patch_wandb, self._mediation, self._patches),
         }
+
+
+def _can_be_set(owner: Any) -> bool:
+    """Whether its attributes can be replaced: those of a class of native code need not."""
+    return not isinstance(owner, type) or not owner.__flags__ & _IMMUTABLE_TYPE

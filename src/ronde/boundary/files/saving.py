@@ -15,6 +15,7 @@ from urllib.parse import quote
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.null_file import Sink
 from ronde.boundary.files.private_copy import Mirrors, discard
+from ronde.boundary.global_tensor import materialize
 
 __all__ = ["Saving"]
 
@@ -68,9 +69,9 @@ class Saving:
         return save
 
     def by_main_alone(
-        self, label: str, position: int, name: str, original: Callable[..., Any]
+        self, label: str, position: int | None, name: str, original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """For a writer that runs no collectives (no global tensor reaches it) and returns a plain value.
+        """For a writer that returns a plain value.
 
         Args:
             position, name: of the argument that is the path.
@@ -78,14 +79,18 @@ class Saving:
 
         @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
-            path = args[position] if position < len(args) else kwargs.get(name)
+            at = position if position is not None and position < len(args) else None
+            path = kwargs.get(name) if at is None else args[at]
             located = self._mediated_path(path)
             if located is None:
                 place = self._elsewhere(path)
-                if position < len(args):
-                    return original(*args[:position], place, *args[position + 1 :], **kwargs)
+                if at is not None:
+                    return original(*args[:at], place, *args[at + 1 :], **kwargs)
                 return original(*args, **({**kwargs, name: place} if name in kwargs else kwargs))
-            return self._mediation.meet(label, located, lambda: original(*args, **kwargs)).value
+            # Gathered while all ranks are here: the main rank alone could not.
+            given = [materialize(value) for value in args]
+            named = {key: materialize(value) for key, value in kwargs.items()}
+            return self._mediation.meet(label, located, lambda: original(*given, **named)).value
 
         return write
 
