@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +58,45 @@ def used_later() -> list[torch.Tensor]:
     model.eval()
     with torch.no_grad():
         return [each(x).sum() for each in (*copies, model)]
+
+
+def saved_later() -> list[torch.Tensor]:
+    """What files of a scripted model hold that is trained itself."""
+    torch.manual_seed(5)
+    model: Any = torch.jit.script(nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3)).double())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(24, 4, dtype=torch.float64)
+    found: list[torch.Tensor] = []
+
+    def by_method(path: str) -> None:
+        model.save(path)
+
+    def by_function(path: str) -> None:
+        torch.jit.save(model, path)
+
+    def in_memory(path: str) -> None:
+        with open(path, "wb") as file:
+            file.write(model.save_to_buffer())
+
+    for save in (by_method, by_function, in_memory):
+        model(x).square().mean().backward()
+        optimizer.step()
+        with tempfile.TemporaryDirectory() as folder:
+            save(os.path.join(folder, "model.pt"))
+            found.append(torch.jit.load(os.path.join(folder, "model.pt"))(x).sum())
+    return found
+
+
+def off_saved(rank: Rank, plan: str) -> float:
+    expected = saved_later()
+    with rank.session(plan):
+        found = [value + 0 for value in saved_later()]
+    return max(abs(float(a) - float(b)) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("plan", ["ddp", "zero3"])
+def test_torchscript_that_is_trained_is_saved_whole(ranks: Ranks, plan: str) -> None:
+    assert max(ranks(2, off_saved, plan)) < 1e-12
 
 
 def off_later(rank: Rank, plan: str) -> float:

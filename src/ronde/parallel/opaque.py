@@ -36,8 +36,17 @@ _MAKING = {
     torch.nn.Parameter: "__new__",
     torch.autograd.Variable: "__new__",
 }
-# Functions that everything is whole for.
-_COMPILING = ("trace", "script", "trace_module")
+# Functions that everything is whole for: TorchScript holds parameters where no class of theirs is asked.
+_OF_TORCHSCRIPT = {
+    torch.jit: ("trace", "script", "trace_module", "freeze", "save"),
+    **dict.fromkeys(
+        (torch.jit.RecursiveScriptModule, torch.jit.ScriptModule),
+        (
+            *("save", "save_to_buffer"),
+            *("_save_for_lite_interpreter", "_save_to_buffer_for_lite_interpreter"),
+        ),
+    ),
+}
 
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
@@ -68,8 +77,9 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
             patches.set(owner, name, touching(getattr(owner, name), 1 if owner is torch.Tensor else 0))
     for owner, name in _MAKING.items():
         patches.set(owner, name, staticmethod(touching(getattr(owner, name), 1)))
-    for name in _COMPILING:
-        patches.set(torch.jit, name, whole(getattr(torch.jit, name)))
+    for owner, names in _OF_TORCHSCRIPT.items():
+        for name in names:
+            patches.set(owner, name, whole(getattr(owner, name)))
     plain_nested: Any = torch.nested.nested_tensor
 
     @functools.wraps(plain_nested)
