@@ -48,3 +48,21 @@ def _script(rank: Rank, plan: str) -> tuple[bool, int]:
 @pytest.mark.parametrize("plan", ["ddp", "zero3"])
 def test_a_script_is_compiled_as_in_plain_python(ranks: Any, plan: str) -> None:
     assert ranks(2, _script, plan) == [(True, 2)] * 2
+
+
+def _frozen(rank: Rank) -> float:
+    def value() -> float:
+        torch.manual_seed(5)
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).double().eval()
+        frozen: Any = torch.jit.freeze(torch.jit.script(model))
+        x = torch.randn(6, 3, dtype=torch.float64)
+        with torch.no_grad():
+            return float(frozen(x).sum() + nn.Sequential(frozen)(x).sum())
+
+    expected = value()
+    with rank.session("ddp"):
+        return abs(value() - expected)
+
+
+def test_a_frozen_script_is_called(ranks: Any) -> None:
+    assert max(ranks(2, _frozen)) < 1e-12

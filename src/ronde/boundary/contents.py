@@ -18,6 +18,7 @@ import torch
 
 from ronde.boundary.members import LISTS, attributes, copied, entries
 from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data
+from ronde.boundary.torchscript import is_training
 
 __all__ = ["SCALARS", "contents", "each_once"]
 
@@ -115,7 +116,7 @@ def _partial(value: Any, depth: int) -> Any:
 
 def _module(value: Any, depth: int) -> Any:
     held = {name: item for name, item in vars(value).items() if name not in BOOKKEEPING}
-    return type(value), value.training, *_entries(held, depth)
+    return type(value), is_training(value), *_entries(held, depth)
 
 
 def _mapping(value: Any, depth: int) -> Any:

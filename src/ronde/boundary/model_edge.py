@@ -33,6 +33,7 @@ from ronde.boundary.rehearsal import Verdict
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
+from ronde.boundary.torchscript import is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.verdicts import Verdicts, is_computed_whole
 from ronde.errors import RondeError
@@ -178,9 +179,10 @@ class ModelEdge:
             self._context.rows = before
 
     def _tally(self, module: torch.nn.Module, rows: int) -> None:
-        if module.training and torch.is_grad_enabled():
+        training = is_training(module)
+        if training and torch.is_grad_enabled():
             self._context.tally.train_on(rows)
-        elif not module.training:
+        elif not training:
             self._context.tally.evaluate()
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as modules
 
 from ronde.boundary.contents import SCALARS, each_once
 from ronde.boundary.reach import BOOKKEEPING, Place, Reach, is_users
+from ronde.boundary.torchscript import is_training
 
 __all__ = ["Behaviour", "Number"]
 
@@ -99,7 +100,7 @@ class Behaviour:
     def modes(self) -> Any:
         """What is compared as it is: training or not, and hooks."""
         training = [own.get("training") for own in self._own]
-        return tuple(training), tuple([part.training for part in self._elsewhere]), self.hooked()
+        return tuple(training), tuple([is_training(part) for part in self._elsewhere]), self.hooked()
 
     def numbers(self) -> list[Any]:
         """What is at each place now, as something to compare."""

@@ -1,4 +1,5 @@
-"""`torch.jit.script` compiles torch's own functions, not what stands in their places for global tensors."""
+"""What TorchScript needs: `torch.jit.script` compiles torch's own functions, not what stands in their places
+for global tensors; and a module that is frozen has no modes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 
 from ronde.boundary.patches import Patches
 
-__all__ = ["install", "one_frame_more"]
+__all__ = ["install", "is_training", "one_frame_more"]
 
 # Where code that is compiled finds functions by name.
 _NAMESPACES = (torch, torch.nn.functional)
@@ -35,3 +36,8 @@ def one_frame_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
     if len(args) >= _PLACE_OF_FRAMES:
         return kwargs
     return {**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1}
+
+
+def is_training(module: torch.nn.Module) -> bool:
+    """Whether a module is in training mode, which one that `torch.jit.freeze` made is not."""
+    return getattr(module, "training", False)
