@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch._guards import CompileContext, compile_context
 
-from ronde.boundary.files import FileMediator, StoreMeeting
+from ronde.boundary.files import OF_ALL_RANKS, FileMediator, StoreMeeting
 from ronde.boundary.files.mediation import Outcome
 from ronde.boundary.files.native_writers import NATIVE_WRITERS
 from ronde.boundary.files.paths import Paths, caches, paths_of_rank
@@ -301,6 +301,30 @@ def test_torchscript_and_tokenizers_are_saved_by_the_main_rank_alone(other: One)
         other.meeting.outcome = Outcome(operation=label, path=path, value=None)
         save(path)
     assert os.listdir() == []
+
+
+def test_what_a_writer_needs_of_all_ranks_is_done_on_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Parameters that lie in parts come together."""
+    monkeypatch.chdir(tmp_path)
+    for rank in (0, 1):
+        done: list[str] = []
+
+        def save(module: object, f: str, done: list[str] = done) -> None:
+            done.append("saved")
+
+        vars(save)[OF_ALL_RANKS] = functools.partial(done.append, "gathered")
+        monkeypatch.setattr(torch.jit, "save", save)
+        one = One(rank)
+        one.mediator.install()
+        try:
+            outcome = Outcome(operation="torch.jit.save", path=os.path.abspath("file"), value=None)
+            one.meeting.outcome = outcome if rank else None
+            torch.jit.save(None, "file")
+        finally:
+            one.mediator.uninstall()
+        assert done == ["gathered", *(["saved"] if rank == 0 else [])]
 
 
 def test_others_raise_what_the_main_rank_raised(other: One) -> None:

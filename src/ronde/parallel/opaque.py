@@ -11,6 +11,7 @@ import torch
 import torch.utils._device
 import torch.utils.dlpack
 
+from ronde.boundary.files import OF_ALL_RANKS
 from ronde.boundary.patches import Patches
 from ronde.boundary.torchscript import one_frame_more
 from ronde.parallel.saved_parameters import SavedParameters
@@ -66,6 +67,7 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
             parameters.pin()
             return plain(*args, **(one_frame_more(args, kwargs) if plain is script else kwargs))
 
+        vars(call)[OF_ALL_RANKS] = parameters.pin
         return call
 
     script: Any = torch.jit.script

@@ -17,7 +17,10 @@ from ronde.boundary.files.null_file import Sink
 from ronde.boundary.files.private_copy import Mirrors, discard
 from ronde.boundary.global_tensor import materialize
 
-__all__ = ["Saving"]
+__all__ = ["OF_ALL_RANKS", "Saving"]
+
+OF_ALL_RANKS = "_ronde_of_all_ranks"
+"""A function has another by this name, which all ranks are to call before the main rank calls it alone."""
 
 
 class Saving:
@@ -88,6 +91,7 @@ class Saving:
                     return original(*args[:at], place, *args[at + 1 :], **kwargs)
                 return original(*args, **({**kwargs, name: place} if name in kwargs else kwargs))
             # Gathered while all ranks are here: the main rank alone could not.
+            getattr(original, OF_ALL_RANKS, lambda: None)()
             given = [materialize(value) for value in args]
             named = {key: materialize(value) for key, value in kwargs.items()}
             return self._mediation.meet(label, located, lambda: original(*given, **named)).value
