@@ -287,3 +287,52 @@ def test_nothing_is_tried_on_half_a_row(tmp_path: Path) -> None:
         for rows in (1, 4, 1):
             model(torch.ones(rows, 4)).sum().backward()
         assert list(session.context.notes) == []
+
+
+class Joins(nn.Module):
+    def forward(self, levels: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(levels, 1)
+
+
+class Levels(nn.Module):
+    """Feature maps of several levels, as object detectors have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 4, 1)
+        self.halve, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+        self.joins = nn.ModuleList([Joins(), Joins()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        second = self.second(first)
+        return self.joins[0]([first, second]) + self.joins[1]([self.grow(self.halve(first)), second])
+
+
+class Places(nn.Module):
+    """A transformer with a mask of its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm = nn.Linear(1, 4), nn.LayerNorm(4)
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), 1)
+        return self.encoder(self.norm(self.into(x)), src_mask=mask)
+
+
+def _notes_of_one_row(rank: Rank, make: Callable[[], nn.Module], shape: tuple[int, ...]) -> list[str]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        model = make()
+        model.forward(torch.ones(1, *shape))  # not called: what is inside is called by the script
+        model(torch.ones(ROWS, *shape)).sum().backward()
+        return list(session.context.notes)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Levels, (1, 8, 8)), (Places, (6, 1))])
+def test_of_one_row_nothing_is_said(
+    ranks: Any, make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    assert ranks(2, _notes_of_one_row, make, shape) == [[]] * 2

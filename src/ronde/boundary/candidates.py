@@ -29,7 +29,8 @@ class Batch:
         inner: entries of the batch axis for each row (1, or T where `[B, T]` was flattened).
         axes: the batch axis of every leaf, None for leaves that enter whole.
         searched: on another axis than the first, though nobody named that: to be proven at its whole size.
-        likely: inside a module in parts, what is not as long as the batch around it may be none at all.
+        likely: inside a module in parts, what is not as long as the batch around it may be none at all; nor
+            need it be one where there are too few rows along the first axis, and another was cut.
     """
 
     rows: int
@@ -74,6 +75,7 @@ def _on_axis(values: list[Any], dim: int, rows: int | None, *, searched: bool) -
         if first.outer != 1 or not all(value._layout.same_cut(first) for value in held):
             return None
         length, inner = first.rows, first.inner
+        likely = first.dim == 0 or any(value.shape[0] >= first.world_size for value in held)
     else:
         sizes = [value.shape[dim] for value in values if _may_be_batch(value) and value.dim() > dim]
         if not sizes:
@@ -84,10 +86,9 @@ def _on_axis(values: list[Any], dim: int, rows: int | None, *, searched: bool) -
             if searched or sizes[0] % length:
                 return None
             length = sizes[0]
+        likely = not rows or (length == rows and not searched)
     axes = tuple(_axis(value, length * inner, dim) for value in values)
-    return Batch(
-        length, inner, axes, searched, likely=bool(held) or not rows or (length == rows and not searched)
-    )
+    return Batch(length, inner, axes, searched, likely)
 
 
 def _with_other_axes(values: list[Any], batch: Batch) -> Iterator[Batch]:

@@ -10,9 +10,11 @@ import torch
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.tree import leaves
 
-__all__ = ["LISTED", "listed_samples"]
+__all__ = ["LISTED", "are_samples", "listed_samples"]
 
 LISTED = "its batch is a list with an entry for each sample; what it calls on them stacked is cut"
+# Those of images, or of what a model makes of them, with a batch axis.
+_DIMS_OF_IMAGES = 4
 
 
 def listed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
@@ -29,6 +31,11 @@ def listed_samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves(value)):
             return None
     return None
+
+
+def are_samples(values: list[Any]) -> bool:
+    """Whether entries that begin with an axis too short to be cut are samples: else they are a few rows."""
+    return any(isinstance(value, torch.Tensor) and value.dim() < _DIMS_OF_IMAGES for value in values)
 
 
 def _is_sample(value: object) -> bool:

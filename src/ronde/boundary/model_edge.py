@@ -23,7 +23,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout, laid
-from ronde.boundary.listed import LISTED, listed_samples
+from ronde.boundary.listed import LISTED, are_samples, listed_samples
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.onlookers import onlooker
 from ronde.boundary.output_axis import OutputAxis
@@ -150,7 +150,7 @@ class ModelEdge:
                 module, (args, kwargs), values, large, optional=small, listed=bool(listed)
             )
         else:
-            verdict = self._verdicts.listed(module)
+            verdict = self._verdicts.listed(module, said=are_samples(values))
         if verdict.sharded:
             batch = large[verdict.candidate]
             self._tally(module, batch.rows)

@@ -193,9 +193,10 @@ class Verdicts:
         finally:
             self._around.pop()
 
-    def listed(self, module: torch.nn.Module) -> Verdict:
-        """The verdict on a call whose entries hold no batch: it is the list itself."""
-        self._tell(type(module).__name__, LISTED)
+    def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
+        """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
+        if said:
+            self._tell(type(module).__name__, LISTED)
         return Verdict(False, LISTED)
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
@@ -408,7 +409,8 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     )
     grad = torch.is_grad_enabled()
     candidates = tuple(
-        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch)) for batch in made.batches
+        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch), batch.likely)
+        for batch in made.batches
     )
     return structure(made.call), described, candidates, behaviour.modes(), grad
 
