@@ -336,3 +336,31 @@ def test_of_one_row_nothing_is_said(
     ranks: Any, make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
     assert ranks(2, _notes_of_one_row, make, shape) == [[]] * 2
+
+
+class PlacesFirst(nn.Module):
+    """A transformer whose batch is on the second axis, beside the mask of the places that are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, 0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=torch.zeros(x.shape[1], len(x), dtype=torch.bool))
+
+
+def _notes_of_a_last_batch(rank: Rank) -> list[list[str]]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        model = PlacesFirst()
+        said: list[list[str]] = []
+        for rows in (ROWS, 2):
+            model.forward(torch.ones(30, rows, 4)).sum().backward()
+            said.append(list(session.context.notes))
+        return said
+
+
+def test_of_a_last_batch_on_the_second_axis_nothing_is_said(ranks: Any) -> None:
+    for first, second in ranks(3, _notes_of_a_last_batch):
+        assert len(first) == 1
+        assert second == first

@@ -140,7 +140,12 @@ class ModelEdge:
                 f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
                 f"computes the whole batch there, right but no faster"
             )
-        if seen_by is not None or any(map(_is_nested, values)) or not (large or listed):
+        if (
+            seen_by is not None
+            or any(map(_is_nested, values))
+            or not (large or listed)
+            or self._verdicts.has_too_few(module, found, least)
+        ):
             self._tally(module, found[0].rows)
             return self._replicated(plain, module, (args, kwargs))
         # Along the first axis it is one row, say: what lies on the second need not be a batch.

@@ -110,6 +110,7 @@ class Verdicts:
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
         self._kinds = Kinds()
+        self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._told: dict[tuple[str, str], _Told] = {}
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
@@ -148,6 +149,13 @@ class Verdicts:
             self._say(made, held.verdict)
         return held.verdict
 
+    def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
+        """Whether the batch has fewer rows, on the second axis, where this module is known to have it.
+
+        What is longer on another axis is none then.
+        """
+        return any(batch.searched and batch.rows < least for batch in found) and module in self._second
+
     def _found(self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call) -> _Held:
         verdicts = known.verdicts[form]
         if known.renewals >= _MANY:
@@ -159,6 +167,8 @@ class Verdicts:
         if made.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
         self._say(made, verdict)
+        if verdict.sharded and made.batches[verdict.candidate].searched:
+            self._second.add(made.module)
         held = _Held(verdict, made.batches[verdict.candidate].rows)
         if len(verdicts) <= _MANY:
             verdicts[numbers] = held
