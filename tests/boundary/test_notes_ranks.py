@@ -349,10 +349,21 @@ class PlacesFirst(nn.Module):
         return self.encoder(x, src_key_padding_mask=torch.zeros(x.shape[1], len(x), dtype=torch.bool))
 
 
-def _notes_of_a_last_batch(rank: Rank) -> list[list[str]]:
+class Pictures(PlacesFirst):
+    """Of pixels, which have been cut before, on the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.into(x.permute(1, 2, 0)).permute(2, 0, 1))
+
+
+def _notes_of_a_last_batch(rank: Rank, make: Callable[[], nn.Module]) -> list[list[str]]:
     with rank.session() as session:
         torch.manual_seed(0)
-        model = PlacesFirst()
+        model = make()
         said: list[list[str]] = []
         for rows in (ROWS, 2):
             model.forward(torch.ones(30, rows, 4)).sum().backward()
@@ -360,7 +371,10 @@ def _notes_of_a_last_batch(rank: Rank) -> list[list[str]]:
         return said
 
 
-def test_of_a_last_batch_on_the_second_axis_nothing_is_said(ranks: Any) -> None:
-    for first, second in ranks(3, _notes_of_a_last_batch):
-        assert len(first) == 1
+@pytest.mark.parametrize("make", [PlacesFirst, Pictures])
+def test_of_a_last_batch_on_the_second_axis_nothing_is_said(
+    ranks: Any, make: Callable[[], nn.Module]
+) -> None:
+    for first, second in ranks(3, _notes_of_a_last_batch, make):
+        assert len(first) == (make is PlacesFirst)
         assert second == first

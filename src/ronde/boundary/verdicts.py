@@ -167,7 +167,7 @@ class Verdicts:
         if made.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
         self._say(made, verdict)
-        if verdict.sharded and made.batches[verdict.candidate].searched:
+        if verdict.sharded and 1 in made.batches[verdict.candidate].axes:
             self._second.add(made.module)
         held = _Held(verdict, made.batches[verdict.candidate].rows)
         if len(verdicts) <= _MANY:
