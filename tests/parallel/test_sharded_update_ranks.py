@@ -266,6 +266,39 @@ def held_by_the_script(rank: Rank) -> list[str]:
     return _both(rank, body)
 
 
+def held_by_its_memory(rank: Rank) -> list[str]:
+    """What lies in the memory of the state, and is no reference to a tensor of it, goes on changing too."""
+
+    def body(cut: bool) -> Any:
+        seen: list[Any] = []
+        for take in (
+            lambda moment: moment.numpy(),
+            lambda moment: moment.detach(),
+            lambda moment: moment.data,
+            torch.from_dlpack,
+            lambda moment: moment[1],
+            lambda moment: moment.untyped_storage(),
+        ):
+            parameters = _small()
+            optimizer = _adam(parameters)
+            kept = take(optimizer.state[parameters[0]]["exp_avg"])
+            for step in (4, 5):
+                _gradients(parameters, step)
+                optimizer.step()
+                assert not _is_cut(optimizer)
+                seen.append(torch.tensor(kept.tolist()))
+            if not isinstance(kept, torch.UntypedStorage):
+                kept[:] *= 2
+            del kept
+            _gradients(parameters, 6)
+            optimizer.step()
+            assert _is_cut(optimizer) == cut
+            seen += _values(parameters, optimizer.state_dict())
+        return seen
+
+    return _both(rank, body)
+
+
 def held_and_loaded(rank: Rank) -> list[str]:
     """What a script loads is what the optimizer goes on in, so that to load it again is no way back."""
 
@@ -530,6 +563,7 @@ def released(rank: Rank) -> list[str]:
         saved_and_loaded,
         read_and_written,
         held_by_the_script,
+        held_by_its_memory,
         held_and_loaded,
         held_from_the_beginning,
         with_a_closure_and_hooks,

@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from ronde.comm.buffer import references
+
 __all__ = ["state_is_held"]
 
 
 def state_is_held(optimizer: Any) -> bool:
-    """Whether there is another reference to the state, to an entry of it, or to a tensor in one.
+    """Whether somebody else refers to the state, to an entry of it, or to a tensor in one or its memory.
 
     The caller must have no name for any of them. A count of steps is passed over: where a checkpoint lies on
     another device, it is all that `load_state_dict` takes as it is.
     """
     nobody = SimpleNamespace(state={0: {0: torch.empty(1)}})
-    return _most_references(optimizer) > _most_references(nobody)
+    counts = zip(_most_references(optimizer), _most_references(nobody), strict=True)
+    return any(found > alone for found, alone in counts)
 
 
-def _most_references(owner: Any) -> int:
-    """To the state and what is in it; what this function itself adds is the same for all."""
+def _most_references(owner: Any) -> Iterator[int]:
+    """To the state, an entry, a tensor in one, its memory, and the object that stands for such memory.
+
+    What these functions themselves add is the same for all.
+    """
     state = vars(owner)["state"]
-    most = sys.getrefcount(state)
+    yield sys.getrefcount(state)
+    yield max((sys.getrefcount(entry) for entry in state.values()), default=0)
+    yield max((sys.getrefcount(value) for value in _tensors(state)), default=0)
+    # What only lies in a tensor's memory has none to the tensor: `detach()`, `data`, `numpy()`.
+    lying = Counter(memory._cdata for memory in _memories(state))
+    yield max((references(memory) - lying[memory._cdata] for memory in _memories(state)), default=0)
+    yield max((sys.getrefcount(memory) for memory in _memories(state)), default=0)
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
     for entry in state.values():
-        most = max(most, sys.getrefcount(entry))
         for value in entry.values() if isinstance(entry, dict) else ():
             if isinstance(value, torch.Tensor) and value.dim():
-                most = max(most, sys.getrefcount(value))
-    return most
+                yield value
+
+
+def _memories(state: Any) -> Iterator[Any]:
+    for value in _tensors(state):
+        if value.layout is torch.strided:
+            yield value.untyped_storage()
