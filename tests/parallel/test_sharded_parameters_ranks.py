@@ -194,6 +194,25 @@ def gradients_read(training: Training) -> Any:
     return first, second, training.step()
 
 
+def gradients_by_their_other_name(training: Training) -> Any:
+    """`_grad` is the field that `grad` is: read, written, taken away and deleted."""
+    training.backward()
+    parameters = list(training.model.parameters())
+    there = [each._grad is not None for each in parameters]
+    read = parameters[0]._grad.sum(), parameters[0].grad is parameters[0]._grad
+    for each in parameters[1:]:
+        each._grad = torch.ones_like(each)
+    training.optimizer.step()
+    given = values(training.model), [each.grad.sum() for each in parameters]
+    training.backward()
+    for each in parameters[:4]:
+        each._grad = None
+    del parameters[4]._grad
+    gone = [each.grad is None for each in parameters]
+    training.optimizer.step()
+    return there, read, given, gone
+
+
 def accumulated(training: Training) -> Any:
     training.optimizer.zero_grad(set_to_none=False)
     for _ in range(3):
@@ -287,8 +306,8 @@ def evaluated(training: Training) -> Any:
 
 USES = (
     *(printed, counted, copied, pickled, loaded, kept_views_follow, written, written_through_a_view),
-    *(shown_to_numpy, made_from, gradients_read, accumulated, clipped, past_forward, functional),
-    *(frozen_and_thawed, another_optimizer),
+    *(shown_to_numpy, made_from, gradients_read, gradients_by_their_other_name, accumulated, clipped),
+    *(past_forward, functional, frozen_and_thawed, another_optimizer),
     *(by_hand, other_type, second_order, evaluated),
 )
 

@@ -240,8 +240,8 @@ class _Untouched(TorchFunctionMode):
 
 def _gradient() -> tuple[Any, ...]:
     """What reads and writes `.grad`; a session may have replaced it."""
-    attribute = inspect.getattr_static(torch.Tensor, "grad")
-    return attribute.__get__, attribute.__set__
+    attributes = [inspect.getattr_static(torch.Tensor, name) for name in ("grad", "_grad")]
+    return tuple(use for each in attributes for use in (each.__get__, each.__set__))
 
 
 def _several(values: Any) -> list[Any]:

@@ -21,7 +21,8 @@ from ronde.sync.gradient_parts import GradientParts
 
 __all__ = ["install"]
 
-_NATIVE: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
+# Two names for the same: scripts of asynchronous training write `_grad`.
+_NAMES = ("grad", "_grad")
 _FRAMES_OF_OURS = 4  # at most, between `tensor.grad` and here
 
 
@@ -37,27 +38,9 @@ def install(
         lasting: what to keep of a value that is made a gradient.
     """
 
-    def read(tensor: torch.Tensor) -> torch.Tensor | None:
-        gradient = _NATIVE.__get__(tensor)
-        if gradient is not None or not parts or tensor not in parts or _is_for_its_shape():
-            return gradient
-        if not context.on_main_thread():
-            raise UsageError(
-                "a gradient that is spread over the ranks was read in another thread than the script's main "
-                "one, where ranks are not in step; read it in the main thread"
-            )
-        return parts.whole(tensor)
-
-    def write(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        gradient = lasting(gradient)
-        parts.drop(tensor)
-        _NATIVE.__set__(tensor, gradient)
-
-    def delete(tensor: torch.Tensor) -> None:
-        parts.drop(tensor)
-        _NATIVE.__delete__(tensor)
-
-    patches.set(torch.Tensor, "grad", TensorAttribute(_NATIVE, read=read, write=write, delete=delete))
+    for name in _NAMES:
+        native = getattr(torch._C.TensorBase, name)
+        patches.set(torch.Tensor, name, _attribute(native, context, parts, lasting))
     patches.set(
         torch.optim.Optimizer, "zero_grad", _zeroing(torch.optim.Optimizer.zero_grad, _of_optimizer, parts)
     )
@@ -86,6 +69,32 @@ def _is_for_its_shape() -> bool:
             return True
         frame = frame and frame.f_back
     return False
+
+
+def _attribute(
+    native: Any, context: Context, parts: GradientParts, lasting: Callable[[Any], Any]
+) -> TensorAttribute:
+    def read(tensor: torch.Tensor) -> torch.Tensor | None:
+        gradient = native.__get__(tensor)
+        if gradient is not None or not parts or tensor not in parts or _is_for_its_shape():
+            return gradient
+        if not context.on_main_thread():
+            raise UsageError(
+                "a gradient that is spread over the ranks was read in another thread than the script's main "
+                "one, where ranks are not in step; read it in the main thread"
+            )
+        return parts.whole(tensor)
+
+    def write(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        gradient = lasting(gradient)
+        parts.drop(tensor)
+        native.__set__(tensor, gradient)
+
+    def delete(tensor: torch.Tensor) -> None:
+        parts.drop(tensor)
+        native.__delete__(tensor)
+
+    return TensorAttribute(native, read=read, write=write, delete=delete)
 
 
 def _of_optimizer(optimizer: Any) -> Iterable[torch.Tensor]:

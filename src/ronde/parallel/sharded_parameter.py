@@ -28,6 +28,7 @@ _ATTRIBUTES = (
         "layout",
         "requires_grad",
         "grad",
+        "_grad",
         "grad_fn",
         "is_leaf",
         "itemsize",
@@ -46,7 +47,7 @@ _ATTRIBUTES = (
     *("_version", "output_nr", "retains_grad", "name", "is_vulkan", "is_ipu", "_backward_hooks", "_grad_fn"),
     *("_post_accumulate_grad_hooks", "nbytes", "is_sparse_csr"),
 )
-_SETTABLE = ("requires_grad", "grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_SETTABLE = ("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 _METHODS = (
     *(
         "dim",
@@ -92,8 +93,7 @@ def sharded_parameter(
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            # A session replaces `grad` by a property, which torch then names instead of its own.
-            if func in _METADATA or getattr(func, "__self__", None) is vars(T).get("grad", func):
+            if func in _METADATA or _is_of_gradient(func):
                 with DisableTorchFunction():
                     return func(*args, **kwargs)
             # As long as it runs: what is composed of other operations would else gather the same in turns.
@@ -109,6 +109,12 @@ def sharded_parameter(
                 return self.__reduce_ex__(protocol)
 
     return ShardedParameter
+
+
+def _is_of_gradient(func: Any) -> bool:
+    """A session replaces these attributes by properties, which torch then names instead of its own."""
+    owner = getattr(func, "__self__", None)
+    return owner is not None and (owner is vars(T).get("grad") or owner is vars(T).get("_grad"))
 
 
 def _sharded(value: Any, kind: type) -> Iterator[torch.Tensor]:
