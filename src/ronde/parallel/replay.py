@@ -22,6 +22,7 @@ from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
+from ronde.parallel.switches import Switches
 
 __all__ = ["Replay"]
 
@@ -132,6 +133,7 @@ class _Moment:
             for namespace in (vars(part), part._parameters, part._buffers, part._modules)
         ]
         self._behind, self._back = behind, behind.way_back()
+        self._switches = Switches()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         held += behind.tensors()
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
@@ -169,7 +171,7 @@ class _Moment:
         _put(self._namespaces, changed)
         self._back()
         try:
-            with muted():  # what it prints it has printed
+            with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
             back()
