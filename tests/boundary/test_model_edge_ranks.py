@@ -477,6 +477,50 @@ def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, wor
     assert ranks(world_size, _model, group, name, True) == [[]] * world_size
 
 
+def _drawn_in_inference_mode(rank: Rank) -> list[str]:
+    """There torch hands over as one operation what is made of several, of which one draws."""
+    problems: list[str] = []
+    for name in (
+        "dropout",
+        "dropout2d",
+        "alpha dropout",
+        "F.dropout inplace",
+        "attention",
+        "multi-head",
+        "lstm",
+    ):
+        make, arguments, _ = DRAWS[name]
+        for inside in (True, False):
+
+            def drawn(
+                session: Any, inside: bool = inside, make: Any = make, arguments: Any = arguments
+            ) -> Any:
+                torch.manual_seed(11)
+                module = make().double()
+                with torch.inference_mode():
+                    inputs = arguments()
+                with torch.inference_mode() if inside else torch.no_grad():
+                    found = [
+                        materialize(each)
+                        for _ in range(2)
+                        for each in _tensors(module(*(World(session).batch(value) for value in inputs)))
+                    ]
+                return [*found, torch.get_rng_state()]
+
+            expected = drawn(None)
+            with rank.session() as session:
+                found = drawn(session)
+                for one, other in zip(expected, found, strict=True):
+                    problems += [f"{name} {text}" for text in differences(one, other, 1e-11)]
+                if sum(session.tally.sharded.values()) != 2 or session.context.notes:
+                    problems.append(f"{name}: {session.tally.sharded} {list(session.context.notes)}")
+    return problems
+
+
+def test_draws_in_inference_mode_are_cut(ranks: Any) -> None:
+    assert ranks(2, _drawn_in_inference_mode) == [[]] * 2
+
+
 @pytest.mark.parametrize("name", ["mlp", "lstm", "flattened output"])
 def test_a_whole_batch_is_cut_too(ranks: Any, name: str) -> None:
     assert ranks(2, _model, "row by row", name, False) == [[]] * 2

@@ -43,6 +43,9 @@ _FILLS = {
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 # One draw of fixed cost for each entry or row of a tensor of parameters.
 _FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
+# The kernel of an operation that is carried out by calling others.
+_OF_OTHERS: Any = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportAttributeAccessIssue]
+_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 # Arguments without which nothing is drawn.
 _SWITCHES = {"dropout_p", "train", "training"}
 
@@ -71,8 +74,8 @@ class Draw:
 def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> bool:
     """Whether this call draws.
 
-    Attention kernels are random operations that draw only with dropout; dropout itself, which arrives as one
-    operation in inference mode, draws only in training.
+    Attention kernels are random operations that draw only with dropout; dropout itself, and recurrent layers,
+    which arrive as one operation in inference mode, draw only in training.
     """
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
@@ -81,6 +84,25 @@ def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None
             given = args[place] if place < len(args) else argument.default_value
             return bool((kwargs or {}).get(argument.name, given))
     return True
+
+
+def _is_made_of_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a call that draws does so by other operations.
+
+    Of what was made in inference mode torch hands them over as one: dropout, attention, a recurrent layer.
+    """
+    return is_random(func, args, kwargs) and _has_kernel(func.name(), _OF_OTHERS)
+
+
+def _carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
+    """Such a call, by its parts, each of which comes to `mode`, as without inference mode."""
+    # Not `with mode`, which may mean more to its class.
+    TorchDispatchMode.__enter__(mode)
+    try:
+        # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
+        return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 def _name(func: Any) -> str:
@@ -140,6 +162,8 @@ class RecordedDraws(TorchDispatchMode):
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_made_of_others(func, args, kwargs):
+            return _carry_out(self, func, args, kwargs)
         self._reads.check(func, args)
         result = func(*args, **(kwargs or {}))
         self._reads.follow(func, args, kwargs, result)
@@ -192,6 +216,8 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is not None or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
+        if _is_made_of_others(func, args, kwargs):
+            return _carry_out(self, func, args, kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 
     def resuming(self) -> Callable[[], SlicedDraws]:
