@@ -160,9 +160,19 @@ class _ByHand(torch.autograd.Function):
         return grads[0] @ weight.detach(), None
 
 
-def _by_hand() -> nn.Module:
+class _ByOtherName(_ByHand):
+    """By the other name of the same field."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: T) -> Any:
+        weight, found = ctx.layer.weight, grads[0].t() @ ctx.x
+        weight._grad = found if weight._grad is None else weight._grad + found
+        return grads[0] @ weight.detach(), None
+
+
+def _by_hand(kind: Any = _ByHand) -> nn.Module:
     layer = nn.Linear(6, 3, bias=False)
-    return Lambda(lambda m, x: _ByHand.apply(m.a(x).tanh(), m.b), a=nn.Linear(4, 6), b=layer)
+    return Lambda(lambda m, x: kind.apply(m.a(x).tanh(), m.b), a=nn.Linear(4, 6), b=layer)
 
 
 class _Leaving(torch.autograd.Function):
@@ -338,6 +348,9 @@ HAZARDS = {
         modelled(lambda: _stacked(Function(through(_clipped)))), "parts", "its backward reads a value"
     ),
     "gives a gradient by hand": Hazard(modelled(_by_hand), "parts", ".grad of a parameter"),
+    "gives a gradient by its other name": Hazard(
+        modelled(lambda: _by_hand(_ByOtherName)), "parts", ".grad of a parameter"
+    ),
     "fixed point by a hook": Hazard(modelled(Equilibrium), "parts", "register_hook"),
     "hook inside a body": Hazard(_in_parts(Hooked), "parts", "register_hook"),
     "in place inside a body": Hazard(

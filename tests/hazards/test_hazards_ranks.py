@@ -80,5 +80,16 @@ def test_a_backward_that_calls_modules_is_right_under(ranks: Any, name: str, pla
     assert ranks(2, _right, name, plan) == [[], []]
 
 
+def _under_zero2(rank: Rank, name: str) -> list[str]:
+    return check(rank, backward.HAZARDS[name], "zero2")
+
+
+@pytest.mark.parametrize("name", ["gives a gradient by hand", "gives a gradient by its other name"])
+def test_a_backward_that_writes_a_gradient_is_seen_where_gradients_are_in_parts(
+    ranks: Any, name: str
+) -> None:
+    assert ranks(2, _under_zero2, name) == [[], []]
+
+
 def test_there_are_many() -> None:
     assert len(NAMES) >= 100
