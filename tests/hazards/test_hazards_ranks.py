@@ -91,5 +91,14 @@ def test_a_backward_that_writes_a_gradient_is_seen_where_gradients_are_in_parts(
     assert ranks(2, _under_zero2, name) == [[], []]
 
 
+def _padded(rank: Rank, name: str) -> list[str]:
+    return check(rank, dataclasses.replace(rows.HAZARDS[name], end="right"), "zero3")
+
+
+@pytest.mark.parametrize("name", ["padding at the ends", "padding at the ends, in parts"])
+def test_padded_places_are_zeros_under_zero3(ranks: Any, name: str) -> None:
+    assert ranks(2, _padded, name) == [[], []]
+
+
 def test_there_are_many() -> None:
     assert len(NAMES) >= 100

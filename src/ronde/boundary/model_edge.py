@@ -20,6 +20,7 @@ from ronde.boundary.candidates import Batch, batches
 from ronde.boundary.compiled import aside, is_compiled, uncompiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
+from ronde.boundary.fast_path import may_take_fast_path
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout, laid
@@ -174,7 +175,7 @@ class ModelEdge:
             samples, rows = _samples(values, found[0]), large[0].rows
         self._tally(module, samples)
         # The body of TorchScript is not Python's to carry out.
-        if small or isinstance(module, torch.jit.ScriptModule):
+        if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, rows
         try:
@@ -233,7 +234,7 @@ class ModelEdge:
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
                     f"(dropout), which are made for the whole batch and then cut"
                 )
-            if verdict.joint:
+            if verdict.joint and torch.is_grad_enabled():
                 self._context.note(
                     f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
                     f"norm: ranks meet in the midst of it for the statistics of the whole batch"

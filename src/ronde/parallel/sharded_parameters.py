@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context, Region
+from ronde.boundary.fast_path import may_take_fast_path
 from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
@@ -74,6 +75,8 @@ class ShardedParameters:
         before = set(self._pinned)
         if any(map(_is_opaque, parts)):
             self.pin(module.parameters())
+        for part in filter(may_take_fast_path, parts):
+            self.pin(part.parameters())
         try:
             yield
         finally:
