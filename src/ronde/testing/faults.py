@@ -132,8 +132,8 @@ def local_item(session: Session) -> None:
     """A loss has the right gradient, but read on the host it is that of this rank's rows."""
     sum_ranks = losses.sum_ranks_deferred
 
-    def locally_valued(context: Any, value: torch.Tensor, divisor: float = 1) -> Any:
-        deferred = sum_ranks(context, value, divisor)
+    def locally_valued(*args: Any, **kwargs: Any) -> Any:
+        deferred = sum_ranks(*args, **kwargs)
         return defer(deferred._stand_in, lambda: deferred._stand_in)
 
     _replace(losses, "sum_ranks_deferred", locally_valued)
