@@ -237,6 +237,14 @@ def read_and_written(rank: Rank) -> list[str]:
     return _both(rank, body)
 
 
+def _after_letting_go(parameters: list[nn.Parameter], optimizer: Any, cut: bool) -> list[Any]:
+    """What a step gives when nobody holds the state any more: it is in parts again."""
+    _gradients(parameters, 6)
+    optimizer.step()
+    assert _is_cut(optimizer) == cut
+    return _values(parameters, optimizer.state_dict())
+
+
 def held_by_the_script(rank: Rank) -> list[str]:
     """What a script keeps of the state goes on changing, as on one device."""
 
@@ -257,10 +265,7 @@ def held_by_the_script(rank: Rank) -> list[str]:
                 assert not _is_cut(optimizer)
                 seen += _values(kept if isinstance(kept, torch.Tensor) else list(kept.values()))
             del kept
-            _gradients(parameters, 6)
-            optimizer.step()
-            assert _is_cut(optimizer) == cut
-            seen += _values(parameters, optimizer.state_dict())
+            seen += _after_letting_go(parameters, optimizer, cut)
         return seen
 
     return _both(rank, body)
@@ -290,10 +295,7 @@ def held_by_its_memory(rank: Rank) -> list[str]:
             if not isinstance(kept, torch.UntypedStorage):
                 kept[:] *= 2
             del kept
-            _gradients(parameters, 6)
-            optimizer.step()
-            assert _is_cut(optimizer) == cut
-            seen += _values(parameters, optimizer.state_dict())
+            seen += _after_letting_go(parameters, optimizer, cut)
         return seen
 
     return _both(rank, body)

@@ -55,9 +55,8 @@ class Leaf:
         tensor = self.tensor
         if tensor is None:
             return None
-        with (
-            DisableTorchFunction()
-        ):  # a parameter in parts would gather it, and a mode would ask the script's
+        # A parameter in parts would gather it, and a mode would ask the script's.
+        with DisableTorchFunction():
             return _GRADIENT.__get__(tensor)
 
     @gradient.setter
