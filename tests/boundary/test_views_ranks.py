@@ -45,6 +45,10 @@ _VIEWS: dict[str, View] = {
     "T of columns": lambda x: x[:, 1:5].T,
     "mT of columns": lambda x: x[:, 1:5].mT,
     "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "row of data": lambda x: x.data[2],
+    "columns of data": lambda x: x.data[:, 1:4],
+    "data of columns": lambda x: x[:, 1:4].data,
     "detached row": lambda x: x[:, 1:].detach()[2],
     "converted": lambda x: x.to(torch.float64),
     "copied by a conversion": lambda x: x.to(torch.float64, copy=True),
@@ -123,6 +127,63 @@ def _one(rank: Rank, view: str) -> list[str]:
 @pytest.mark.parametrize("view", list(_VIEWS))
 def test_a_write_is_seen_by_all_that_share_memory(ranks: Any, view: str) -> None:
     assert ranks(2, _one, view) == [[], []]
+
+
+# Writes past the graph: what an operation has kept for backward is what was written.
+_PAST_GRAPH: dict[str, Callable[[torch.Tensor], Any]] = {
+    "masked": lambda x: x.data.masked_fill_(x.data > 0.5, 0.0),
+    "twice": lambda x: [x.data.mul_(2), x.data.add_(1)],
+    "after it was read": lambda x: [x.std(), x.data.mul_(2), x.data.add_(1)],
+    "a row": lambda x: x.data[3].zero_(),
+    "rows": lambda x: x.data[1:4].fill_(0.5),
+    "row by row": lambda x: [row.mul_(1.5) for row in x.data],
+    "by an index": lambda x: x.data.__setitem__(2, 0.5),
+    "by a mask": lambda x: x.data.__setitem__(x.data > 0.5, 0.25),
+    "columns": lambda x: x.data[:, 1:3].zero_(),
+    "of columns": lambda x: x[:, 1:3].data.zero_(),
+    "a row of columns": lambda x: x.data[:, 1:3][2].zero_(),
+    "a row of the data of columns": lambda x: x[:, 1:3].data[2].zero_(),
+    "of a transposed one": lambda x: x.data.t().mul_(2),
+    "through one that may be a copy": lambda x: x.data.reshape(-1).mul_(2),
+    "before another shape": lambda x: [x.data.mul_(2), x.data.unsqueeze_(1)],
+    "of two together": lambda x: torch._foreach_mul_([x.data, x.data], 2.0),
+    "one after the other": lambda x: [(d := x.data).mul_(2), x.data.add_(1), d.sub_(0.25)],
+    "copied": lambda x: x.data.copy_(x.data * 3),
+    "of what is not cut by rows": lambda x: x.t().data.mul_(2),
+}
+
+
+def _kept_for_backward(write: Callable[[torch.Tensor], Any]) -> Callable[[Inputs], Any]:
+    def case(m: Inputs) -> Any:
+        x = _output(m)
+        kept = x * x
+        write(x)
+        return [kept.sum() + (x * x).sum(), x.std(), x * 1]
+
+    return case
+
+
+def _past_graph(rank: Rank) -> list[str]:
+    cases = {name: _kept_for_backward(write) for name, write in _PAST_GRAPH.items()}
+    return compare_all(rank, cases)
+
+
+def test_writes_past_the_graph_are_what_operations_have_kept(ranks: Any) -> None:
+    assert ranks(2, _past_graph) == [[], []]
+
+
+def _masked_again(rank: Rank) -> list[bool]:
+    with rank.session() as session:
+        x = Inputs(session).batch(ROWS, 6) * 1.0
+        written = []
+        for _ in range(2):
+            x.data.masked_fill_(x.data > 0.5, 0.0)
+            written.append(sharded(x) and x._full is None)
+        return written
+
+
+def test_a_write_past_the_graph_leaves_the_output_in_rows(ranks: Any) -> None:
+    assert ranks(2, _masked_again) == [[True] * 2] * 2
 
 
 def _watched(m: Inputs) -> Any:

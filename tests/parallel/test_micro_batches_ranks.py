@@ -60,6 +60,19 @@ class Standardized(nn.Module):
         return F.linear(self.first(x).tanh(), weight)
 
 
+class Image(torch.Tensor):
+    """A class with torch's own functions."""
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 2), nn.PReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
 def _model(kind: Callable[[], nn.Module] = Net) -> nn.Module:
     torch.manual_seed(0)
     return kind().double()
@@ -146,7 +159,15 @@ def two_batches_one_backward() -> list[Any]:
     return _gradients(model)
 
 
+def a_loss_of_a_class_of_its_own() -> list[Any]:
+    model = _model(Scaled)
+    loss = model(torch.randn(_ROWS, 4, dtype=_D).as_subclass(Image)).square().mean()
+    loss.backward()
+    return [loss.item(), *_gradients(model)]
+
+
 SCRIPTS = (
+    a_loss_of_a_class_of_its_own,
     outputs_of_all_forms,
     attention_with_dropout,
     a_loss_that_mixes_rows_twice_backward,

@@ -26,12 +26,30 @@ _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
 def install(patches: Patches, context: Context) -> None:
+    _install_engine(patches)
     _install_grad(patches, context)
     _install_jacobian(patches, context)
     _install_multi_grad_hook(patches)
     _install_function(patches, context)
     _install_parameter(patches)
 
+
+def _install_engine(patches: Patches) -> None:
+    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
+
+    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    """
+    plain: Any = getattr(torch.autograd, _ENGINE)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return plain(*args, **kwargs)
+
+    patches.set(torch.autograd, _ENGINE, run_backward)
+
+
+# By it `backward` and `grad` begin.
+_ENGINE = "_engine_run_backward"
 
 # What `torch.autograd.grad` takes behind outputs, inputs and grad_outputs, in its order.
 _OPTIONS = (

@@ -19,11 +19,20 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Slice, gather_data
 from ronde.boundary.guards import Refusal, memory
-from ronde.boundary.kinds import METADATA, changes_first, lends_memory, may_copy, watches
+from ronde.boundary.kinds import METADATA, changes_first, changes_shape, lends_memory, may_copy, watches
 from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.spelling import spelled
 from ronde.boundary.tree import map_leaves
-from ronde.boundary.views import Origin, hold_whole, lend, notice, remember_view, share, whole_now
+from ronde.boundary.views import (
+    Origin,
+    hold_whole,
+    lend,
+    notice,
+    open_to_write,
+    remember_view,
+    share,
+    whole_now,
+)
 from ronde.boundary.whole_value import whole_value
 from ronde.errors import RondeError
 
@@ -41,8 +50,8 @@ class GlobalTensor(torch.Tensor):
 
     # Not in its dictionary, which is the script's, and which libraries copy to what they make of a tensor.
     __slots__ = (
-        "_ahead", "_context", "_full", "_full_version", "_joined", "_kept", "_layout", "_origins", "_rows",
-        "_rules", "_views",
+        "_ahead", "_context", "_full", "_full_version", "_joined", "_kept", "_layout", "_origins", "_past",
+        "_past_version", "_rows", "_rules", "_views",
     )  # fmt: skip
     _context: Context
     _layout: Layout
@@ -52,6 +61,9 @@ class GlobalTensor(torch.Tensor):
     # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
     _full_version: int
+    # The same memory without the graph, when `.data` has been asked for, and its version then.
+    _past: torch.Tensor | None
+    _past_version: int
     # What this one may be a view of, the nearest first, and what may be views of it, the oldest first.
     _origins: list[Origin]
     _views: list[weakref.ref[GlobalTensor]]
@@ -274,17 +286,22 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return func(*_map(materialize, args), **_map(materialize, kwargs))
 
     first = args[0] if args else kwargs.get("input")
+    written: list[Callable[[], None]] = []
     for changed in _each(kwargs.get("out")):
         hold_whole(changed)
-    if changes_first(func, kwargs):
-        for changed in _each(first):
-            hold_whole(changed)
+    if isinstance(first, GlobalTensor) and changes_shape(func):
+        hold_whole(first)
+    elif changes_first(func, kwargs):
+        alone = isinstance(first, GlobalTensor)
+        written = [open_to_write(changed, alone=alone) for changed in _each(first)]
     elif isinstance(first, GlobalTensor) and watches(func):
         materialize(first)
         first._rows = None
     elif isinstance(first, GlobalTensor) and lends_memory(func):
         lend(first)
     result = call()
+    for bring_to_rows in written:
+        bring_to_rows()
     if isinstance(first, GlobalTensor) and result is first._full:
         return first  # it worked in place, or had nothing to do
     lent = [
@@ -292,9 +309,9 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for value in _each((args, kwargs))
         if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
     ]
-    alone = [value for value in lent if value._full is not share(value)]
+    separate = [value for value in lent if value._full is not share(value)]
     # Such a result lay in memory that a view had for itself. What gives views can be called again.
-    return call() if alone else result
+    return call() if separate else result
 
 
 class _Shell(torch.autograd.Function):
@@ -328,7 +345,7 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
     shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
-    shell._kept = None
+    shell._kept, shell._past = None, None
     return shell
 
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["METADATA", "VIEWS", "changes_first", "lends_memory", "may_copy", "watches"]
+__all__ = [
+    "METADATA",
+    "VIEWS",
+    "changes_first",
+    "changes_shape",
+    "leaves_graph",
+    "lends_memory",
+    "may_copy",
+    "watches",
+]
 
 # Rules whose result is, or may be, a view of the first argument.
 VIEWS = set(
@@ -77,6 +86,27 @@ def may_copy(func: Any) -> bool:
 
 
 _COPYING = {"reshape", "reshape_as", "flatten", "ravel", "contiguous", "to"}
+
+
+def leaves_graph(func: Any) -> bool:
+    """Whether it is `.data`: the memory without the graph, and with a version of its own."""
+    return func == _DATA
+
+
+_DATA: Any = torch.Tensor.data.__get__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def changes_shape(func: Any) -> bool:
+    """Whether a function that works in place changes what the tensor is, not what lies in its memory."""
+    return getattr(func, "__name__", "") in _CHANGING_SHAPE
+
+
+_CHANGING_SHAPE = set(
+    """
+    resize_ resize_as_ squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_ set_ detach_
+    requires_grad_ rename_ share_memory_
+    """.split()
+)
 
 
 def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:

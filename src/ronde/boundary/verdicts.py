@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from ronde.boundary.candidates import Batch
 from ronde.boundary.contents import contents
 from ronde.boundary.context import Context
+from ronde.boundary.effect_handlers import effects_refused
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.listed import LISTED
@@ -334,7 +335,8 @@ class Verdicts:
             for members, name, value in attributes:
                 members[name] = noted(value, decisions)
             args, kwargs = _call_with(given, call)
-            output = self._plain(twin, *args, **kwargs)
+            with effects_refused():
+                output = self._plain(twin, *args, **kwargs)
             for members, name, value in attributes:
                 members[name] = value
             if decisions:

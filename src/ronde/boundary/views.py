@@ -15,13 +15,30 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.boundary.guards import memory
-from ronde.boundary.kinds import VIEWS, may_copy
-from ronde.boundary.whole_value import set_whole, was_changed, whole_value
+from ronde.boundary.kinds import VIEWS, leaves_graph, may_copy
+from ronde.boundary.whole_value import (
+    note_changes,
+    past_graph,
+    set_whole,
+    was_changed,
+    was_changed_past_graph,
+    whole_value,
+)
 
 if TYPE_CHECKING:
     from ronde.boundary.global_tensor import GlobalTensor
 
-__all__ = ["Origin", "hold_whole", "is_view", "lend", "notice", "remember_view", "share", "whole_now"]
+__all__ = [
+    "Origin",
+    "hold_whole",
+    "is_view",
+    "lend",
+    "notice",
+    "open_to_write",
+    "remember_view",
+    "share",
+    "whole_now",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +49,8 @@ class Origin:
     view: Callable[[torch.Tensor], torch.Tensor]
     # It is a matter of strides whether that is a view or a copy.
     may_copy: bool
+    # It is `.data`, which shares memory but neither the graph nor the version.
+    leaves_graph: bool
 
 
 def _lineage(value: GlobalTensor) -> Iterator[tuple[GlobalTensor, Origin]]:
@@ -96,12 +115,67 @@ def _hold_all(value: GlobalTensor, root: GlobalTensor) -> torch.Tensor:
     """The same where ranks agree already on what it is a view of."""
     late = was_changed(root)
     whole_value(root)
+    if any(was_changed_past_graph(member) for member in _line(value)):
+        _write_rows(root._rows, root)
     root._rows = None
     for reference in root._views:
         view = reference()
         if view is not None and view._rows is not None:
             _join(view, late)
+            view._rows = None
     return whole_value(value)
+
+
+def _write_rows(rows: torch.Tensor | None, value: GlobalTensor) -> None:
+    """What was written to the whole value past the graph is what operations have kept for backward."""
+    if rows is not None and value._full is not None:
+        written = rows.data if rows.requires_grad else rows
+        written.copy_(value._layout.take(value._full.data, value._context.rank))
+
+
+def _goes_past_graph(value: GlobalTensor, root: GlobalTensor) -> bool:
+    """Whether a write into the tensor is one into what operations may have kept of `root` for backward."""
+    rows, kept = value._rows, root._rows
+    return rows is not None and kept is not None and kept.requires_grad and not rows.requires_grad
+
+
+def open_to_write(value: GlobalTensor, *, alone: bool = True) -> Callable[[], None]:
+    """Make the tensor ready for a function that works in place; what this gives is to be called afterwards.
+
+    The tensor, and what shares memory with it, is the whole value from now on. But a write past the graph, as
+    in `output.data.masked_fill_(mask, 0)`, changes what operations have kept for backward. That is rows: they
+    are written too, and unless strides decide what shares memory they stay what the tensor is.
+
+    `alone`: the function writes into no other tensor, which might share memory with this one.
+    """
+    _agree_on_origins(value)
+    root = _root(value)
+    if not _goes_past_graph(value, root):
+        _hold_all(value, root)
+        return lambda: None
+    if value._origins[-1].may_copy:
+        rows = root._rows
+        _hold_all(value, root)
+        return lambda: _write_rows(rows, root)
+    notice(value)
+    if alone and root._full is None:
+        whole_value(value)
+    else:
+        whole_now(root)
+        for view in reversed(list(_line(value))[:-1]):
+            _join(view)
+    return lambda: _written_past_graph(value, root)
+
+
+def _written_past_graph(value: GlobalTensor, root: GlobalTensor) -> None:
+    """The rows are written as the whole value was, and what was gathered of others before is forgotten."""
+    _write_rows(value._rows, value)
+    for member in _line(value):
+        note_changes(member)
+    for reference in root._views:
+        view = reference()
+        if view is not None and view is not value and view._rows is not None and not view._joined:
+            view._full = None
 
 
 def _join(view: GlobalTensor, late: bool = False) -> None:
@@ -110,19 +184,20 @@ def _join(view: GlobalTensor, late: bool = False) -> None:
     With `late` that other one has been changed already; the rows of what turns out to be a copy are right.
     """
     base, origin = next(_lineage(view))
+    if origin.leaves_graph:
+        base, origin = list(_lineage(view))[-1]
     if not view._joined:
         written = view._full if was_changed(view) else None
         own = whole_value(view) if late and origin.may_copy else None
         assert base._full is not None
         with temporarily_clear_interpreter_stack():
-            full = origin.view(base._full)
+            full = origin.view(past_graph(base) if origin.leaves_graph else base._full)
         if own is None or memory(full) == memory(base._full):
             set_whole(view, full)
         if written is not None:
             with torch.set_grad_enabled(written.requires_grad):
                 full.copy_(written)
         view._joined = True
-    view._rows = None
 
 
 def share(value: GlobalTensor) -> torch.Tensor:
@@ -143,6 +218,7 @@ def share(value: GlobalTensor) -> torch.Tensor:
     for view in reversed(line[:-1]):
         if view._rows is not None:
             _join(view)
+            view._rows = None
     return whole_value(value)
 
 
@@ -183,10 +259,12 @@ def remember_view(
     graph = torch.is_grad_enabled()
 
     def same_view(full: torch.Tensor) -> torch.Tensor:
+        if leaves_graph(func):
+            return full.detach()  # as it is given its memory past the graph already
         with torch.set_grad_enabled(graph):
             return func(full, *others, **named)
 
-    nearest = Origin(weakref.ref(base), same_view, may_copy(func))
+    nearest = Origin(weakref.ref(base), same_view, may_copy(func), leaves_graph(func))
     view._origins = [nearest, *(_through(nearest, origin) for _, origin in _lineage(base))]
     _keep(base, view)
     for ancestor, _ in _lineage(view):
@@ -222,5 +300,8 @@ def _stand_in(value: Any) -> Any:
 def _through(nearest: Origin, farther: Origin) -> Origin:
     """A view of a view."""
     return Origin(
-        farther.base, lambda full: nearest.view(farther.view(full)), nearest.may_copy or farther.may_copy
+        farther.base,
+        lambda full: nearest.view(farther.view(full)),
+        nearest.may_copy or farther.may_copy,
+        nearest.leaves_graph or farther.leaves_graph,
     )

@@ -12,7 +12,7 @@ from ronde.boundary.edges import Gather, gather_data
 if TYPE_CHECKING:
     from ronde.boundary.global_tensor import GlobalTensor
 
-__all__ = ["set_whole", "was_changed", "whole_value"]
+__all__ = ["note_changes", "past_graph", "set_whole", "was_changed", "was_changed_past_graph", "whole_value"]
 
 
 def whole_value(value: GlobalTensor) -> torch.Tensor:
@@ -46,4 +46,25 @@ def _version(tensor: torch.Tensor) -> int:
 
 def was_changed(value: GlobalTensor) -> bool:
     """The script changed the whole value, by a view of it or by a function that works in place."""
-    return value._full is not None and _version(value._full) != value._full_version
+    changed = value._full is not None and _version(value._full) != value._full_version
+    return changed or was_changed_past_graph(value)
+
+
+def note_changes(value: GlobalTensor) -> None:
+    """What was changed until now has been seen to."""
+    if value._full is not None:
+        value._full_version = _version(value._full)
+    if value._past is not None:
+        value._past_version = _version(value._past)
+
+
+def past_graph(value: GlobalTensor) -> torch.Tensor:
+    """The whole value's memory as `.data` gives it, one for all times it is asked: writes count together."""
+    if value._past is None:
+        value._past, value._past_version = whole_value(value).data, 0
+    return value._past
+
+
+def was_changed_past_graph(value: GlobalTensor) -> bool:
+    """The script wrote into the whole value by way of its `.data`."""
+    return value._past is not None and _version(value._past) != value._past_version

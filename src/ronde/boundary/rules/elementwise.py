@@ -50,7 +50,7 @@ def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[s
     """`tensor.data`."""
     if not is_sharded(args[0]):
         return NotImplemented
-    return rewrap(args[0], args[0]._local.detach(), args[0]._layout)
+    return rewrap(args[0], args[0]._local.data, args[0]._layout)
 
 
 def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
