@@ -7,6 +7,7 @@ import io
 import itertools
 import multiprocessing
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch.utils.data import (
 
 from alone import alone
 from both_ways import differences, flat, sharded
+from ronde.boundary.context import Region
 from ronde.boundary.global_tensor import materialize
 from ronde.testing.run_ranks import Rank
 
@@ -71,6 +73,19 @@ class Transformed(Items):
     def __getitem__(self, index: int) -> Any:
         with torch.no_grad():
             return self.transform(super().__getitem__(index)[0].repeat(4, 1)), index
+
+
+class Slow(Items):
+    """Waits in the midst of the first batch until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.goes_on = threading.Event(), threading.Event()
+
+    def __getitem__(self, index: int) -> Any:
+        self.reading.set()
+        assert self.goes_on.wait(60)
+        return super().__getitem__(index)
 
 
 class SometimesAugmented(Items):
@@ -447,3 +462,27 @@ def _opened(rank: Rank) -> tuple[int, list[str]]:
 
 def test_what_reading_opens_is_no_book(ranks: Any) -> None:
     assert ranks(2, _opened) == [(3, [])] * 2
+
+
+def _read_beside(rank: Rank, before: bool) -> tuple[Region, list[int]]:
+    """What the main thread stands in while another one reads, and what that one was given."""
+    with rank.session() as session:
+        data = Slow()
+        loader, found = DataLoader(data, 4), []
+        if before:
+            data.goes_on.set()
+            list(loader)
+            data.goes_on.clear()
+            data.reading.clear()
+        other = threading.Thread(target=lambda: found.extend(loader))
+        other.start()
+        assert data.reading.wait(60)
+        region = session.context.region
+        data.goes_on.set()
+        other.join()
+        return region, [int(index) for _, indices in found for index in materialize(indices)]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_thread_that_reads_ahead_leaves_the_main_one_alone(ranks: Any, before: bool) -> None:
+    assert ranks(2, _read_beside, before) == [(Region.SCRIPT, list(range(23)))] * 2

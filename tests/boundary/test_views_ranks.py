@@ -137,6 +137,12 @@ _PAST_GRAPH: dict[str, Callable[[torch.Tensor], Any]] = {
     "a row": lambda x: x.data[3].zero_(),
     "rows": lambda x: x.data[1:4].fill_(0.5),
     "row by row": lambda x: [row.mul_(1.5) for row in x.data],
+    "row after row": lambda x: [x.data[i].mul_(1.5) for i in range(3)],
+    "a row, then all": lambda x: [x.data[1].zero_(), x.data.masked_fill_(x.data > 0.5, 0.0)],
+    "all rows, twice": lambda x: [row.mul_(2) for _ in range(2) for row in x.data],
+    "all, a row, and all of one": lambda x: [(d := x.data).mul_(2), d[0].zero_(), d.add_(1)],
+    "columns and a row": lambda x: [x.data[:, 1:3].mul_(2), x.data[1].zero_(), x[:, 1:3].data.add_(1)],
+    "what was gathered by itself": lambda x: [(v := x[:, 1:4]).std(), x.data.mul_(2), v.std()],
     "by an index": lambda x: x.data.__setitem__(2, 0.5),
     "by a mask": lambda x: x.data.__setitem__(x.data > 0.5, 0.25),
     "columns": lambda x: x.data[:, 1:3].zero_(),
@@ -163,8 +169,22 @@ def _kept_for_backward(write: Callable[[torch.Tensor], Any]) -> Callable[[Inputs
     return case
 
 
+def _unread(write: Callable[[torch.Tensor], Any]) -> Callable[[Inputs], Any]:
+    """Nobody looks at what was written before backward begins."""
+
+    def case(m: Inputs) -> Any:
+        x = _output(m)
+        kept = (x * x).sum()
+        write(x)
+        m.alive = x  # pyright: ignore[reportAttributeAccessIssue]
+        return kept
+
+    return case
+
+
 def _past_graph(rank: Rank) -> list[str]:
     cases = {name: _kept_for_backward(write) for name, write in _PAST_GRAPH.items()}
+    cases.update((f"{name}, unread", _unread(write)) for name, write in _PAST_GRAPH.items())
     return compare_all(rank, cases)
 
 
@@ -178,7 +198,7 @@ def _masked_again(rank: Rank) -> list[bool]:
         written = []
         for _ in range(2):
             x.data.masked_fill_(x.data > 0.5, 0.0)
-            written.append(sharded(x) and x._full is None)
+            written.append(sharded(x))
         return written
 
 
@@ -312,6 +332,49 @@ def _collected_on_one_rank(rank: Rank, grad: bool) -> float:
             return view[1].sum().item()
     finally:
         gc.enable()
+
+
+def _base_collected_on_one_rank(rank: Rank) -> float:
+    """Of a view's data, written as a whole and by its rows, the farthest base is gone on one rank."""
+    gc.disable()
+    try:
+        with rank.session() as session:
+            out = Inputs(session).batch(ROWS, 4) * 1.0
+            view, cycle = out[:, :3], [out]
+            data = view.data
+            cycle.append(cycle)  # pyright: ignore[reportArgumentType]
+            del out, cycle
+            if rank.rank == 0:
+                gc.collect()
+            data.mul_(2)
+            data[1].zero_()
+            return (view.sum() + data.std()).item()
+    finally:
+        gc.enable()
+
+
+def _copies_collected_on_one_rank(rank: Rank) -> float:
+    """The same of what may be a copy, when a write is noticed that came before."""
+    gc.disable()
+    try:
+        with rank.session() as session:
+            out = Inputs(session).batch(ROWS, 4) * 1.0
+            cycle: list[Any] = [out.t().reshape(-1)]
+            cycle.append(cycle)
+            row = out.data[1]
+            del cycle
+            if rank.rank == 0:
+                gc.collect()
+            row.zero_()
+            return (out.sum() + out.std()).item()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("collected", [_base_collected_on_one_rank, _copies_collected_on_one_rank])
+def test_the_collector_decides_nothing_of_late_writes(ranks: Any, collected: Any) -> None:
+    first, other = ranks(2, collected)
+    assert first == other
 
 
 @pytest.mark.parametrize("grad", [True, False])

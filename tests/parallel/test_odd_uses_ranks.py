@@ -253,7 +253,24 @@ def in_another_order_of_axes() -> list[float]:
     return found
 
 
+def checkpointed_in_the_script() -> list[float]:
+    """Of what a model has returned, in a class of its own too."""
+    training = Training(net())
+    losses: list[float] = []
+    for kind in (torch.Tensor, Image):
+        out = training.model(training.batch().as_subclass(kind))
+        again = torch.utils.checkpoint.checkpoint(lambda x: x * x.sin(), out, use_reentrant=False)
+        again.mean().backward()
+        losses += [again.mean().item(), *(p.grad.norm().item() for p in training.model.parameters())]
+    return losses
+
+
+class Image(torch.Tensor):
+    """A class with torch's own functions."""
+
+
 USES = (
+    checkpointed_in_the_script,
     *(
         averages_in_their_place,
         laid_elsewhere_before_backward,

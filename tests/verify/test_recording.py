@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import random
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
 from ronde.verify.record import Writer, read_record
 from ronde.verify.runs import Job, Run, run_plain
+from ronde.verify.sites import Sites
 
 SCRIPT = """
 import random
@@ -288,3 +291,17 @@ def test_the_clock_of_libraries_goes_faster_in_the_second_run(
     assert second_own == own  # the script's own readings are replayed
     proof = judge(job, plain, plain, ranks=1, halves=second)
     assert "1 numbers left out" in str(proof.verdicts)
+
+
+def test_a_script_beside_the_directory_of_the_run_is_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy lies among temporary files, as does code that libraries write under ever new names."""
+    tree = tmp_path / "copy"
+    sites = Sites(str(tree / "here"), str(tree))
+    assert not sites.is_temporary(str(tree / "there" / "train.py"))
+    assert sites.is_temporary(str(tmp_path / "elsewhere" / "made.py"))
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "elsewhere" / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert not sites.is_temporary(str(tmp_path / "elsewhere" / "model.py"))

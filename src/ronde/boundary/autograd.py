@@ -17,6 +17,7 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
+from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import UsageError
 
 __all__ = ["install"]
@@ -26,7 +27,7 @@ _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
 def install(patches: Patches, context: Context) -> None:
-    _install_engine(patches)
+    _install_engine(patches, context)
     _install_grad(patches, context)
     _install_jacobian(patches, context)
     _install_multi_grad_hook(patches)
@@ -34,14 +35,17 @@ def install(patches: Patches, context: Context) -> None:
     _install_parameter(patches)
 
 
-def _install_engine(patches: Patches) -> None:
-    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
+def _install_engine(patches: Patches, context: Context) -> None:
+    """Before backward uses what operations have kept, that is what the script has written by `.data`.
 
-    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    The backward of a loss of a class of its own has functions of torch pass over all tensor classes. What is
+    computed again in there would read the memory of a parameter in parts, not ask for the whole.
     """
     plain: Any = getattr(torch.autograd, _ENGINE)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if context.past_graph and context.on_main_thread():
+            notice_writes_past_graph(context)
         with torch._C._EnableTorchFunction():
             return plain(*args, **kwargs)
 

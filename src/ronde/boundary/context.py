@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -69,6 +70,7 @@ class Context:
         pieces: into how many of them each rank's rows are cut, at most.
         trial_backward: that of a trial, while one is under way.
         function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
+        past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Context:
         self.pieces = pieces
         self.trial_backward: TrialBackward | None = None
         self.function_tried = False
+        self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.uncut = False
         self.explained = False
         self._thread = threading.get_ident()

@@ -292,8 +292,7 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(first, GlobalTensor) and changes_shape(func):
         hold_whole(first)
     elif changes_first(func, kwargs):
-        alone = isinstance(first, GlobalTensor)
-        written = [open_to_write(changed, alone=alone) for changed in _each(first)]
+        written = [open_to_write(changed) for changed in _each(first)]
     elif isinstance(first, GlobalTensor) and watches(func):
         materialize(first)
         first._rows = None

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.reach import is_users
+from ronde.boundary.thread_stream import ThreadStream
 
 __all__ = [
     "ForeignWrites",
@@ -140,7 +141,10 @@ _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 @contextmanager
 def apart(told: dict[str, str]) -> Iterator[None]:
-    """Inside, nothing is printed, logged, warned of or written; what would have been said is in `told`."""
+    """Inside, nothing is printed, logged, warned of or written; what would have been said is in `told`.
+
+    Of this thread: others of the script print and write as ever.
+    """
     printed, logged, thread = io.StringIO(), [], threading.get_ident()
     plain_handle, plain_open, plain_io = logging.Logger.handle, builtins.open, io.open
 
@@ -150,7 +154,8 @@ def apart(told: dict[str, str]) -> Iterator[None]:
         logged.append(record.getMessage())
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if set(mode) & set("wax+") and is_users(sys._getframe(1).f_code):
+        own = threading.get_ident() == thread and is_users(sys._getframe(1).f_code)
+        if own and set(mode) & set("wax+"):
             raise Refusal(f"it opens a file for writing ({file})")
         return plain_open(file, mode, *args, **kwargs)
 
@@ -158,8 +163,8 @@ def apart(told: dict[str, str]) -> Iterator[None]:
     logging.Logger.handle, builtins.open, io.open = handle, opened, opened  # type: ignore[assignment]
     try:
         with (
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
+            contextlib.redirect_stdout(ThreadStream(printed, sys.stdout)),  # pyright: ignore[reportArgumentType]
+            contextlib.redirect_stderr(ThreadStream(printed, sys.stderr)),  # pyright: ignore[reportArgumentType]
             warnings.catch_warnings(),
             torch.set_grad_enabled(grad),
             # A checkpoint around the call counts what is saved for backward; a trial is none of it.

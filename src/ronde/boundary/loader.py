@@ -36,6 +36,7 @@ from ronde.boundary.kept import restored
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
+from ronde.boundary.thread_stream import ThreadStream
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.trial import preserved_random_state
 from ronde.errors import RondeError, UsageError
@@ -141,7 +142,7 @@ class LoaderEdge:
 
         def fetch(fetcher: Any, index: Any) -> Any:
             watched = fetcher.collate_fn
-            if not isinstance(watched, _Watched):
+            if not isinstance(watched, _Watched) or edge._is_beside():
                 return plain_fetch(fetcher, index)
             before, drawn = generators.state(), torch.default_generator.get_state()
             # Modules that samples go through are no models: each rank has samples of its own.
@@ -182,6 +183,13 @@ class LoaderEdge:
         """Whether it matters what samples are like, and is not known yet: one rank reads all, in order."""
         unknown = loading.flag.value == _UNKNOWN and not loading.proven
         return unknown and self._context.world_size > 1
+
+    def _is_beside(self) -> bool:
+        """In a thread by which the script reads batches ahead, while its main one is anywhere.
+
+        Nothing is looked at there, and no rank agrees with another on what was seen: batches stay whole.
+        """
+        return get_worker_info() is None and not self._context.on_main_thread()
 
     def _agree(self, iterator: Any, loading: _Loading, still: bool) -> None:
         """Slice from now on if no rank has seen a reason against it: workers are not in step."""
@@ -335,8 +343,9 @@ def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, 
     alone.collate_fn = list
     first = [] if together else fetch(alone, index[:1])
     holdings = Holdings(fetcher.dataset)
-    ear: Any = _Ear(sys.stdout)
-    with contextlib.redirect_stdout(ear):
+    ear = _Ear(sys.stdout)
+    heard: Any = ThreadStream(ear, sys.stdout)
+    with contextlib.redirect_stdout(heard):
         samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = holdings.changed()
     if changed:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.utils.checkpoint
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.patches import Patches
 from ronde.boundary.standing import here
+from ronde.boundary.tensor_class import own_class
 
 __all__ = ["install"]
 
@@ -20,9 +23,33 @@ def install(patches: Patches, context: Context) -> None:
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if context.region is not Region.SCRIPT:
             function = _resuming(context, function)
+        elif kwargs.get("use_reentrant") is False and any(map(_has_class, args)):
+            function, args = _with_classes(function, args)
         return plain(function, *args, **kwargs)
 
     patches.set(torch.utils.checkpoint, "checkpoint", checkpoint)
+
+
+def _has_class(arg: Any) -> bool:
+    return isinstance(arg, GlobalTensor) or own_class(arg) is not None
+
+
+def _with_classes(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Where hooks see what autograd saves, a checkpoint would be given back a plain whole tensor of these.
+
+    It is given empty ones, by which it learns of the device.
+    """
+    shown = tuple(
+        torch.empty(0, dtype=arg.dtype, device=arg.device) if _has_class(arg) else arg for arg in args
+    )
+
+    def as_given(*given: Any, **kwargs: Any) -> Any:
+        values = (arg if _has_class(arg) else each for arg, each in zip(args, given, strict=True))
+        return function(*values, **kwargs)
+
+    return as_given, shown
 
 
 def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,11 +21,13 @@ from ronde.boundary.whole_value import (
     past_graph,
     set_whole,
     was_changed,
+    was_changed_in_graph,
     was_changed_past_graph,
     whole_value,
 )
 
 if TYPE_CHECKING:
+    from ronde.boundary.context import Context
     from ronde.boundary.global_tensor import GlobalTensor
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "is_view",
     "lend",
     "notice",
+    "notice_writes_past_graph",
     "open_to_write",
     "remember_view",
     "share",
@@ -84,6 +87,9 @@ def _agree_on_origins(value: GlobalTensor) -> None:
     value._origins = [
         origin for origin, count in zip(value._origins, counts, strict=True) if count == world_size
     ]
+    known = {id(base) for base, _ in _lineage(value)}
+    for base, _ in _lineage(value):
+        base._origins = [origin for origin in base._origins if id(origin.base()) in known]
 
 
 def _root(value: GlobalTensor) -> GlobalTensor:
@@ -94,8 +100,36 @@ def notice(value: GlobalTensor) -> None:
     """If the tensor, or what it is a view of, was changed, its rows are not what it is any more."""
     if value._full is None and not value._origins:
         return
-    if any(member._rows is not None and was_changed(member) for member in _line(value)):
+    changed = [member for member in _line(value) if member._rows is not None and was_changed(member)]
+    if not changed:
+        return
+    root = _root(value)
+    past = _is_only_past_graph(root) and all(member is root or _leaves_graph(member) for member in changed)
+    if past and not _may_be_copy(value):
+        _bring_to_rows(root)
+    else:
         hold_whole(value)
+
+
+def notice_writes_past_graph(context: Context) -> None:
+    """Backward is about to begin, and uses what operations have kept; it is no matter of other ranks."""
+    for value in list(context.past_graph.values()):
+        if _is_only_past_graph(value):
+            _bring_to_rows(value)
+
+
+def _is_only_past_graph(value: GlobalTensor) -> bool:
+    """Whether the tensor is in rows still, and was written past the graph and in no other way."""
+    written = value._rows is not None and was_changed_past_graph(value)
+    return written and not was_changed_in_graph(value)
+
+
+def _leaves_graph(value: GlobalTensor) -> bool:
+    return bool(value._origins) and value._origins[-1].leaves_graph
+
+
+def _may_be_copy(value: GlobalTensor) -> bool:
+    return bool(value._origins) and value._origins[-1].may_copy
 
 
 def whole_now(value: GlobalTensor) -> torch.Tensor:
@@ -120,8 +154,7 @@ def _hold_all(value: GlobalTensor, root: GlobalTensor) -> torch.Tensor:
     root._rows = None
     for reference in root._views:
         view = reference()
-        if view is not None and view._rows is not None:
-            _join(view, late)
+        if view is not None and view._rows is not None and _join(view, late):
             view._rows = None
     return whole_value(value)
 
@@ -139,65 +172,67 @@ def _goes_past_graph(value: GlobalTensor, root: GlobalTensor) -> bool:
     return rows is not None and kept is not None and kept.requires_grad and not rows.requires_grad
 
 
-def open_to_write(value: GlobalTensor, *, alone: bool = True) -> Callable[[], None]:
+def open_to_write(value: GlobalTensor) -> Callable[[], None]:
     """Make the tensor ready for a function that works in place; what this gives is to be called afterwards.
 
     The tensor, and what shares memory with it, is the whole value from now on. But a write past the graph, as
     in `output.data.masked_fill_(mask, 0)`, changes what operations have kept for backward. That is rows: they
     are written too, and unless strides decide what shares memory they stay what the tensor is.
-
-    `alone`: the function writes into no other tensor, which might share memory with this one.
     """
     _agree_on_origins(value)
     root = _root(value)
     if not _goes_past_graph(value, root):
         _hold_all(value, root)
         return lambda: None
-    if value._origins[-1].may_copy:
+    if _may_be_copy(value):
         rows = root._rows
         _hold_all(value, root)
         return lambda: _write_rows(rows, root)
     notice(value)
-    if alone and root._full is None:
-        whole_value(value)
-    else:
-        whole_now(root)
-        for view in reversed(list(_line(value))[:-1]):
-            _join(view)
-    return lambda: _written_past_graph(value, root)
+    whole_now(root)
+    for view in reversed(list(_line(value))[:-1]):
+        _join(view)
+    return lambda: _bring_to_rows(root)
 
 
-def _written_past_graph(value: GlobalTensor, root: GlobalTensor) -> None:
-    """The rows are written as the whole value was, and what was gathered of others before is forgotten."""
-    _write_rows(value._rows, value)
-    for member in _line(value):
-        note_changes(member)
+def _bring_to_rows(root: GlobalTensor) -> None:
+    """The whole value was written past the graph: so are its rows, and what was gathered of views of it."""
+    _write_rows(root._rows, root)
+    note_changes(root)
     for reference in root._views:
         view = reference()
-        if view is not None and view is not value and view._rows is not None and not view._joined:
-            view._full = None
+        if view is None or view._rows is None or view._full is None:
+            continue
+        if not view._joined:
+            _, origin = list(_lineage(view))[-1]
+            view._full.data.copy_(origin.view(past_graph(root)))
+        note_changes(view)
 
 
-def _join(view: GlobalTensor, late: bool = False) -> None:
-    """Let a view's whole value lie in that of what it is a view of, and be what the view is from now on.
+def _join(view: GlobalTensor, late: bool = False) -> bool:
+    """Let a view's whole value lie in that of what it is a view of; False where it turns out to be a copy.
 
-    With `late` that other one has been changed already; the rows of what turns out to be a copy are right.
+    With `late` that other one has been changed already, and a copy has not: it stays what it is. No rank is
+    asked anything, since the view may be gone on another.
     """
     base, origin = next(_lineage(view))
-    if origin.leaves_graph:
+    if origin.leaves_graph:  # somewhere on the way to the farthest, which counts such writes
         base, origin = list(_lineage(view))[-1]
-    if not view._joined:
-        written = view._full if was_changed(view) else None
-        own = whole_value(view) if late and origin.may_copy else None
-        assert base._full is not None
-        with temporarily_clear_interpreter_stack():
-            full = origin.view(past_graph(base) if origin.leaves_graph else base._full)
-        if own is None or memory(full) == memory(base._full):
-            set_whole(view, full)
-        if written is not None:
-            with torch.set_grad_enabled(written.requires_grad):
-                full.copy_(written)
-        view._joined = True
+    if view._joined:
+        return True
+    written = view._full if was_changed(view) else None
+    assert base._full is not None
+    with temporarily_clear_interpreter_stack():
+        full = origin.view(past_graph(base) if origin.leaves_graph else base._full)
+    if late and origin.may_copy and memory(full) != memory(base._full):
+        view._origins = []
+        return False
+    set_whole(view, full)
+    if written is not None:
+        with torch.set_grad_enabled(written.requires_grad):
+            full.copy_(written)
+    view._joined = True
+    return True
 
 
 def share(value: GlobalTensor) -> torch.Tensor:
@@ -218,7 +253,8 @@ def share(value: GlobalTensor) -> torch.Tensor:
     for view in reversed(line[:-1]):
         if view._rows is not None:
             _join(view)
-            view._rows = None
+            if not _leaves_graph(view):
+                view._rows = None
     return whole_value(value)
 
 

@@ -12,7 +12,15 @@ from ronde.boundary.edges import Gather, gather_data
 if TYPE_CHECKING:
     from ronde.boundary.global_tensor import GlobalTensor
 
-__all__ = ["note_changes", "past_graph", "set_whole", "was_changed", "was_changed_past_graph", "whole_value"]
+__all__ = [
+    "note_changes",
+    "past_graph",
+    "set_whole",
+    "was_changed",
+    "was_changed_in_graph",
+    "was_changed_past_graph",
+    "whole_value",
+]
 
 
 def whole_value(value: GlobalTensor) -> torch.Tensor:
@@ -46,8 +54,12 @@ def _version(tensor: torch.Tensor) -> int:
 
 def was_changed(value: GlobalTensor) -> bool:
     """The script changed the whole value, by a view of it or by a function that works in place."""
-    changed = value._full is not None and _version(value._full) != value._full_version
-    return changed or was_changed_past_graph(value)
+    return was_changed_in_graph(value) or was_changed_past_graph(value)
+
+
+def was_changed_in_graph(value: GlobalTensor) -> bool:
+    """So that its version tells of it."""
+    return value._full is not None and _version(value._full) != value._full_version
 
 
 def note_changes(value: GlobalTensor) -> None:
@@ -62,6 +74,7 @@ def past_graph(value: GlobalTensor) -> torch.Tensor:
     """The whole value's memory as `.data` gives it, one for all times it is asked: writes count together."""
     if value._past is None:
         value._past, value._past_version = whole_value(value).data, 0
+        value._context.past_graph[id(value)] = value
     return value._past
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
+
+from ronde.boundary.thread_stream import ThreadStream
 
 __all__ = ["muted"]
 
 
 class _Muted:
-    """A stream for all threads but one."""
+    """A stream to which nothing is written."""
 
-    def __init__(self, stream: Any, thread: int) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._thread = thread
 
     def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -28,8 +28,7 @@ class _Muted:
 @contextmanager
 def muted() -> Iterator[None]:
     """Inside, nothing that this thread writes to `sys.stdout` or `sys.stderr` arrives there."""
-    thread = threading.get_ident()
-    out: Any = _Muted(sys.stdout, thread)
-    error: Any = _Muted(sys.stderr, thread)
+    out: Any = ThreadStream(_Muted(sys.stdout), sys.stdout)
+    error: Any = ThreadStream(_Muted(sys.stderr), sys.stderr)
     with redirect_stdout(out), redirect_stderr(error):
         yield

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if config.replay:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
-    Chances(writer, config.replay).install(Sites(config.scratch).is_temporary)
+    Chances(writer, config.replay).install(Sites(config.scratch, config.tree).is_temporary)
     compute.install_alone(Plan.parse(plan), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")

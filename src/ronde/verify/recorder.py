@@ -50,7 +50,7 @@ def install(session: _Session | None) -> None:
     config = RecordConfig.take_from(os.environ)
     if session is None:
         writer = Writer(config.directory, 0)
-        Chances(writer, config.replay).install(Sites(config.scratch).is_temporary)
+        Chances(writer, config.replay).install(Sites(config.scratch, config.tree).is_temporary)
         record(config, writer)
         return
     with session.files.unmediated():
@@ -67,7 +67,7 @@ def record(config: RecordConfig, writer: Writer, unmediated: Unmediated = contex
         HalvesRecorder(writer, narrow=config.narrow).install()
     WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
     BatchRecorder(writer).install()
-    ReadRecorder(writer, Sites(config.scratch)).install()
+    ReadRecorder(writer, Sites(config.scratch, config.tree)).install()
     StepRecorder(writer, config.steps).install()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from types import FrameType
 
@@ -30,10 +31,15 @@ _RONDE_BETWEEN = tuple(RONDE + name for name in ("verify/", "runtime/", "testing
 
 
 class Sites:
-    """Names call sites `file:line`, relative to the directory that the run was started in."""
+    """Names call sites `file:line`, relative to the directory that the run was started in.
 
-    def __init__(self, scratch: str) -> None:
+    Args:
+        scratch, tree: the copies of that directory and of what lies around it.
+    """
+
+    def __init__(self, scratch: str, tree: str) -> None:
         self._root = os.path.realpath(scratch)
+        self._tree = os.path.realpath(tree)
         self._temporary = os.path.join(tempfile.gettempdir(), "")
         self._kinds: dict[str, str] = {}
 
@@ -61,10 +67,13 @@ class Sites:
     def is_temporary(self, name: str) -> bool:
         """Whether code of this file was written among the temporary ones, with another name in every process.
 
-        The run may lie there too, as may what is installed; neither is meant.
+        The run may lie there too, as may the script and what is installed; none of these is meant.
         """
         path = os.path.abspath(name)
-        return path.startswith(self._temporary) and not self._within(path) and not is_library(path)
+        if not path.startswith(self._temporary) or is_library(path):
+            return False
+        own = (self._tree, os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))))
+        return not any(path.startswith(folder + os.sep) for folder in own)
 
     def _kind(self, name: str) -> str:
         return "installed" if self.is_temporary(name) else _kind(name)
