@@ -184,7 +184,8 @@ def _install_function(patches: Patches, context: Context) -> None:
             return plain(cls, *args, **kwargs)  # the same as in forward are there to compute again
         if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):
             args = tuple(materialize(value) for value in args)
-        if context.region is not Region.SCRIPT or cls.__module__.startswith("ronde."):
+        elsewhere = context.region is not Region.SCRIPT or not context.is_in_step()
+        if elsewhere or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)
         context.gradients_watched = True
         with context.enter(Region.REPLICATED, None):
