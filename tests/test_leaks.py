@@ -32,7 +32,10 @@ def test_a_thread_is_seen(before: leaks.Snapshot) -> None:
 
 
 def test_a_process_is_seen(before: leaks.Snapshot) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()  # until it runs its command line may be another from one look to the next
     found = leaks.leaks_since(before)
     child.communicate(b"\n")
     assert len(found) == 1

@@ -192,6 +192,28 @@ def test_writes_past_the_graph_are_what_operations_have_kept(ranks: Any) -> None
     assert ranks(2, _past_graph) == [[], []]
 
 
+def _copied_before(m: Inputs) -> Any:
+    """A late write finds that it was a copy; the next one has nothing to do with it."""
+    x = m.batch(ROWS, 6, grad=False) * 1.0
+    copied = x[:, :3].t().contiguous()
+    x = x * m.leaf(6)
+    other = x[:, :3].t().contiguous()
+    with torch.no_grad():
+        x[1].zero_()
+    first = x.sum()
+    with torch.no_grad():
+        x.mul_(2)
+    return [first, x.std(), other * 1, copied * 1]
+
+
+def _written_twice(rank: Rank) -> list[str]:
+    return compare_all(rank, {"copied before": _copied_before})
+
+
+def test_a_copy_is_no_matter_of_later_writes(ranks: Any) -> None:
+    assert ranks(2, _written_twice) == [[], []]
+
+
 def _masked_again(rank: Rank) -> list[bool]:
     with rank.session() as session:
         x = Inputs(session).batch(ROWS, 6) * 1.0

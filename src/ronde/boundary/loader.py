@@ -187,7 +187,8 @@ class LoaderEdge:
     def _is_beside(self) -> bool:
         """In a thread by which the script reads batches ahead, while its main one is anywhere.
 
-        Nothing is looked at there, and no rank agrees with another on what was seen: batches stay whole.
+        Nothing is looked at there, and no rank agrees with another on what was seen: batches are cut only if
+        that was agreed on before.
         """
         return get_worker_info() is None and not self._context.on_main_thread()
 

@@ -154,7 +154,7 @@ def _hold_all(value: GlobalTensor, root: GlobalTensor) -> torch.Tensor:
     root._rows = None
     for reference in root._views:
         view = reference()
-        if view is not None and view._rows is not None and _join(view, late):
+        if view is not None and view._rows is not None and is_view(view) and _join(view, late):
             view._rows = None
     return whole_value(value)
 
@@ -201,7 +201,7 @@ def _bring_to_rows(root: GlobalTensor) -> None:
     note_changes(root)
     for reference in root._views:
         view = reference()
-        if view is None or view._rows is None or view._full is None:
+        if view is None or view._rows is None or view._full is None or not is_view(view):
             continue
         if not view._joined:
             _, origin = list(_lineage(view))[-1]
