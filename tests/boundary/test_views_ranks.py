@@ -7,7 +7,8 @@ as whole values and in ways that keep the rows on their ranks.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -339,58 +340,55 @@ def test_looking_at_a_view_leaves_the_output_in_rows(ranks: Any) -> None:
     assert ranks(2, _looked_at) == [[True] * 5] * 2
 
 
-def _collected_on_one_rank(rank: Rank, grad: bool) -> float:
-    """A row of a view whose output waits in a cycle for the collector, which has come on one rank only."""
+@contextmanager
+def _collected_when_asked(rank: Rank) -> Iterator[Callable[[Any], Callable[[], int]]]:
+    """Gives what leaves a value in a cycle to the collector, which comes when called, on one rank only."""
+
+    def waiting(value: Any) -> Callable[[], int]:
+        cycle: list[Any] = [value]
+        cycle.append(cycle)
+        return lambda: gc.collect() if rank.rank == 0 else 0
+
     gc.disable()
     try:
-        with rank.session() as session:
-            out = Inputs(session).batch(ROWS, 4, 6)
-            out = out * 1.0 if grad else out.detach() * 1.0
-            view, cycle = out[:, 0], [out]
-            cycle.append(cycle)  # pyright: ignore[reportArgumentType]
-            del out, cycle
-            if rank.rank == 0:
-                gc.collect()
-            return view[1].sum().item()
+        yield waiting
     finally:
         gc.enable()
+
+
+def _collected_on_one_rank(rank: Rank, grad: bool) -> float:
+    """A row of a view whose output waits in a cycle for the collector, which has come on one rank only."""
+    with _collected_when_asked(rank) as waiting, rank.session() as session:
+        out = Inputs(session).batch(ROWS, 4, 6)
+        out = out * 1.0 if grad else out.detach() * 1.0
+        view, collect = out[:, 0], waiting(out)
+        del out
+        collect()
+        return view[1].sum().item()
 
 
 def _base_collected_on_one_rank(rank: Rank) -> float:
     """Of a view's data, written as a whole and by its rows, the farthest base is gone on one rank."""
-    gc.disable()
-    try:
-        with rank.session() as session:
-            out = Inputs(session).batch(ROWS, 4) * 1.0
-            view, cycle = out[:, :3], [out]
-            data = view.data
-            cycle.append(cycle)  # pyright: ignore[reportArgumentType]
-            del out, cycle
-            if rank.rank == 0:
-                gc.collect()
-            data.mul_(2)
-            data[1].zero_()
-            return (view.sum() + data.std()).item()
-    finally:
-        gc.enable()
+    with _collected_when_asked(rank) as waiting, rank.session() as session:
+        out = Inputs(session).batch(ROWS, 4) * 1.0
+        view, collect = out[:, :3], waiting(out)
+        data = view.data
+        del out
+        collect()
+        data.mul_(2)
+        data[1].zero_()
+        return (view.sum() + data.std()).item()
 
 
 def _copies_collected_on_one_rank(rank: Rank) -> float:
     """The same of what may be a copy, when a write is noticed that came before."""
-    gc.disable()
-    try:
-        with rank.session() as session:
-            out = Inputs(session).batch(ROWS, 4) * 1.0
-            cycle: list[Any] = [out.t().reshape(-1)]
-            cycle.append(cycle)
-            row = out.data[1]
-            del cycle
-            if rank.rank == 0:
-                gc.collect()
-            row.zero_()
-            return (out.sum() + out.std()).item()
-    finally:
-        gc.enable()
+    with _collected_when_asked(rank) as waiting, rank.session() as session:
+        out = Inputs(session).batch(ROWS, 4) * 1.0
+        collect = waiting(out.t().reshape(-1))
+        row = out.data[1]
+        collect()
+        row.zero_()
+        return (out.sum() + out.std()).item()
 
 
 @pytest.mark.parametrize("collected", [_base_collected_on_one_rank, _copies_collected_on_one_rank])
