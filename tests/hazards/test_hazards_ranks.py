@@ -12,6 +12,7 @@ from hazards import (
     arguments,
     around,
     backward,
+    beside,
     hooks,
     kept,
     loading,
@@ -40,6 +41,7 @@ ROOMS = {
     "randomness": randomness,
     "loading": loading,
     "unasked": unasked,
+    "beside": beside,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 
@@ -102,3 +104,13 @@ def test_padded_places_are_zeros_under_zero3(ranks: Any, name: str) -> None:
 
 def test_there_are_many() -> None:
     assert len(NAMES) >= 100
+
+
+def _beside(rank: Rank, name: str, plan: str) -> list[str]:
+    return check(rank, dataclasses.replace(beside.HAZARDS[name], end="right"), plan)
+
+
+@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
+@pytest.mark.parametrize("name", beside.MEANWHILE)
+def test_what_a_thread_does_meanwhile_is_right_under(ranks: Any, name: str, plan: str) -> None:
+    assert ranks(2, _beside, name, plan) == [[], []]

@@ -17,10 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from ronde.boundary.context import Context, TrialBackward
 from ronde.boundary.graph import custom_backwards, hides_functions, reached
-from ronde.boundary.guards import Refusal, random_states, short
+from ronde.boundary.guards import Refusal, short
 from ronde.boundary.host_reads import Conversions
 from ronde.boundary.layout import Layout
 from ronde.boundary.output_axis import OutputAxis
+from ronde.boundary.random_state import host_states, same_states, torch_states
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.tree import leaves
 from ronde.boundary.trial import Run, Trial, same
@@ -154,10 +155,11 @@ class _Backward:
         reads = self._run.reads
         reads.where = "backward"
         with trial.undone(self.told), trial.left_behind(self._run) as self.left, self._under_way():
-            states = random_states()
-            with RecordedDraws(reads), self._run.writes:
+            host, states, can_tell = host_states(), torch_states(), trial.can_tell_draws()
+            with RecordedDraws(reads) as recorder, self._run.writes:
                 self._add([a for a, _ in pairs], [b for _, b in pairs], self._wanted)
-            if not same(states, random_states()):
+            moved = not (same_states(host, host_states()) and same(states, torch_states()))
+            if moved and (can_tell or recorder.draws):
                 raise Refusal("its backward draws random numbers")
         refused = self._run.writes.refused or reads.refused
         if refused:

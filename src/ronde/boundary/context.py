@@ -55,7 +55,6 @@ class Context:
         comm: collectives of the boundary, apart from the reducer's: their order is the script's.
         batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
         adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
-        region: where execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
@@ -70,6 +69,8 @@ class Context:
         pieces: into how many of them each rank's rows are cut, at most.
         trial_backward: that of a trial, while one is under way.
         function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
+        draws_nothing: the model that runs draws no random numbers, as its rehearsal has shown.
+        others_draw: other threads of the script draw from torch's generator, it seems.
         past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
     """
 
@@ -87,7 +88,7 @@ class Context:
         self.world_size = comm.world_size
         self.batch_dim = batch_dim
         self.adopt = adopt
-        self.region = Region.SCRIPT
+        self._region = Region.SCRIPT
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
@@ -100,6 +101,8 @@ class Context:
         self.pieces = pieces
         self.trial_backward: TrialBackward | None = None
         self.function_tried = False
+        self.draws_nothing = False
+        self.others_draw = False
         self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.uncut = False
         self.explained = False
@@ -111,6 +114,11 @@ class Context:
     def gradient_factor(self) -> int:
         """How many times the true one the local gradient of a shard is; see `loss_scale`."""
         return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
+
+    @property
+    def region(self) -> Region:
+        """Where execution stands; other threads of the script are never inside what its main one is in."""
+        return self._region if self.is_in_step() else Region.SCRIPT
 
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
@@ -140,12 +148,12 @@ class Context:
     @contextmanager
     def enter(self, region: Region, rows: int | None, *, batchless: bool = False) -> Iterator[None]:
         """Execute in another region."""
-        before = self.region, self.rows, self.batchless
-        self.region, self.rows, self.batchless = region, rows, batchless
+        before = self._region, self.rows, self.batchless
+        self._region, self.rows, self.batchless = region, rows, batchless
         try:
             yield
         finally:
-            self.region, self.rows, self.batchless = before
+            self._region, self.rows, self.batchless = before
 
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""

@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import io
 import logging
-import random
 import sys
 import threading
 import warnings
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,8 +26,6 @@ __all__ = [
     "Refusal",
     "apart",
     "memory",
-    "moved_random_state",
-    "random_states",
     "short",
     "tensors",
     "written",
@@ -179,20 +175,3 @@ def apart(told: dict[str, str]) -> Iterator[None]:
 
 def _itself(value: Any) -> Any:
     return value.detach()  # without its graph: what saves its own result would hold itself for ever
-
-
-def random_states() -> list[Any]:
-    """Of every generator from which code may draw without having made one."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda, random.getstate(), numpy.random.get_state()]
-
-
-def moved_random_state(before: tuple[Any, Any]) -> bool:
-    """Whether Python's or numpy's global generator has gone on since."""
-    python, numbers = random.getstate(), numpy.random.get_state(legacy=False)
-    return python != before[0] or not _same_numpy(numbers, before[1])
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    same = a["state"]["pos"] == b["state"]["pos"] and numpy.array_equal(a["state"]["key"], b["state"]["key"])
-    return bool(same and a["has_gauss"] == b["has_gauss"])

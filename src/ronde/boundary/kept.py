@@ -23,6 +23,8 @@ import torch
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
+from ronde.boundary.other_threads import changed_by_others, others_run
+from ronde.boundary.random_state import host_states, may_draw_on_host
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 
 __all__ = [
@@ -170,19 +172,50 @@ class Surroundings:
             if _is_open(value) and id(value) not in own and id(value) not in mine
         ]
         self._books = [book for held in kept_by(module) for book in _books(held)]
+        self._others = _ChangedByOthers() if self._places or self._values else None
         self.generators = reach.generators()
+        self.may_draw_on_host = may_draw_on_host(module, reach)
         self.irrevocable = _irrevocable(reach.values)
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""
-        found = {f"the variable {place.name}": _shallow(place.read()) for place in self._places}
+        return {
+            **{name: _shallow(place.read()) for name, place in self._variables()},
+            **{name: picture(value, 2) for name, value in self._contents()},
+        }
+
+    def _variables(self) -> Iterator[tuple[str, Place]]:
+        return ((f"the variable {place.name}", place) for place in self._places)
+
+    def _contents(self) -> Iterator[tuple[str, Any]]:
         for number, (name, value) in enumerate(self._values):
-            found[f"what the variable {name} holds ({number})"] = picture(value, 2)
-        return found
+            yield f"what the variable {name} holds ({number})", value
+
+    def shared(self) -> set[str]:
+        """Of what `state` tells, what another thread may change: it is never put back."""
+        places = {name for name, place in self._variables() if not self._is_own(place)}
+        return places | {name for name, value in self._contents() if not self._is_own(value)}
+
+    def _is_own(self, value: Any) -> bool:
+        return self._others is None or value not in self._others
 
     def restored(self) -> AbstractContextManager[None]:
         """Whatever happens inside, variables and what they hold are afterwards as they were."""
-        return restored(self._places, [*(value for _, value in self._values), *self._books])
+        values = [value for _, value in self._values if self._is_own(value)]
+        return restored(filter(self._is_own, self._places), [*values, *self._books])
+
+
+class _ChangedByOthers:
+    """What other threads may change, as they stand now: variables, and objects that these lead to."""
+
+    def __init__(self) -> None:
+        reach = changed_by_others()
+        self._held = reach  # so that ids stay what they are
+        self._values = {id(value) for _, value in reach.values} if reach else set[int]()
+        self._places = {place.key for place in reach.places} if reach else set[tuple[int, str]]()
+
+    def __contains__(self, value: Any) -> bool:
+        return value.key in self._places if isinstance(value, Place) else id(value) in self._values
 
 
 class Behind:
@@ -197,6 +230,7 @@ class Behind:
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         self._values = [value for _, value in reach.values if id(value) not in mine and _is_open(value)]
         self._irrevocable = _irrevocable(reach.values)
+        self._may_draw_on_host = may_draw_on_host(module, reach)
 
     def irrevocable(self) -> str:
         """Something that the code uses and that has no way back, in words; "" where there is nothing."""
@@ -209,8 +243,15 @@ class Behind:
     def way_back(self) -> Callable[[], None]:
         """What puts variables, the contents of objects and random generators back as they are now."""
         values = {id(value): value for value in (*self._values, *self._held()) if _is_open(value)}
-        back = _ways_back(self._places, values.values())
-        python, numbers = random.getstate(), numpy.random.get_state()
+        places = self._places
+        if (values or places) and others_run():
+            others = _ChangedByOthers()
+            values = {key: value for key, value in values.items() if value not in others}
+            places = [place for place in places if place not in others]
+        back = _ways_back(places, values.values())
+        if others_run() and not self._may_draw_on_host:
+            return back
+        python, numbers = host_states()
 
         def all_back() -> None:
             back()

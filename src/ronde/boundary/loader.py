@@ -33,22 +33,25 @@ from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
+from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
+from ronde.boundary.random_state import preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import ThreadStream
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.trial import preserved_random_state
 from ronde.errors import RondeError, UsageError
 
 __all__ = ["LoaderEdge"]
 
 # What fetching has shown: nothing yet; a sample is a function of its index; it is not; a book is kept.
-_UNKNOWN, _STILL, _MOVED, _ORDERED, _BOOKED = 0, 1, 2, 3, 4
+_UNKNOWN, _STILL, _MOVED, _ORDERED, _BOOKED, _BESIDE = 0, 1, 2, 3, 4, 5
 _WHY = {
     _STILL: "its batches hold other values than one row of a tensor for each sample",
     _MOVED: "its samples draw random numbers",
     _ORDERED: "a sample depends on the order in which samples are read, or on those read with it",
+    _BESIDE: "a thread works for it, and what that changes could not be told from what reading a sample "
+    "changes (--loading sliced trusts the samples)",
 }
 _AHEAD_BYTES = 1 << 16
 
@@ -114,8 +117,6 @@ class LoaderEdge:
         plain_reset: Any = _BaseDataLoaderIter._reset
         plain_index: Any = _BaseDataLoaderIter._next_index
         plain_next: Any = _BaseDataLoaderIter.__next__
-        plain_fetch: Any = _MapDatasetFetcher.fetch
-        generators = HostGenerators()
 
         def init(iterator: Any, loader: Any) -> None:
             plain_init(iterator, loader)
@@ -140,22 +141,38 @@ class LoaderEdge:
                 edge._context.tally.deliver(spent, _rows(data, edge._context.batch_dim or 0))
             return data
 
+        patches.set(_BaseDataLoaderIter, "__init__", init)
+        patches.set(_BaseDataLoaderIter, "_reset", reset)
+        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(_MapDatasetFetcher, "fetch", self._watched(_MapDatasetFetcher.fetch))
+
+    def _watched(self, plain_fetch: Any) -> Callable[[Any, Any], Any]:
+        """Reads the samples of a batch, in whatever process, and notes what that shows of them."""
+        generators = HostGenerators()
+
         def fetch(fetcher: Any, index: Any) -> Any:
-            watched = fetcher.collate_fn
-            if not isinstance(watched, _Watched) or edge._is_beside():
-                return plain_fetch(fetcher, index)
-            before, drawn = generators.state(), torch.default_generator.get_state()
+            watched, drawn = fetcher.collate_fn, torch.default_generator.get_state()
+            if not isinstance(watched, _Watched) or self._is_beside():
+                data = plain_fetch(fetcher, index)
+                self._notice_draws(drawn)
+                return data
+            before = generators.state()
             # Modules that samples go through are no models: each rank has samples of its own.
-            with edge._context.enter(Region.REPLICATED, None):
+            with self._context.enter(Region.REPLICATED, None):
                 loading = watched.loading
-                asked = edge._is_asked(loading)
+                asked = self._is_asked(loading)
+                if asked and others_run() and _has_threads(fetcher.dataset):
+                    asked, loading.flag.value = False, _BESIDE
                 # What a worker changes on its copy of the dataset, no script sees.
                 if asked and get_worker_info() is None:
                     data, loading.book = _booking(plain_fetch, fetcher, index)
                 else:
                     data = plain_fetch(fetcher, index)
                 moved = not torch.equal(drawn, torch.default_generator.get_state())
-                if moved or not generators.same(before, generators.state()):
+                moved = moved or not generators.same(before, generators.state())
+                # Once samples have not, it is another thread that draws.
+                if moved and not (loading.flag.value == _STILL and others_run()):
                     loading.flag.value = _MOVED
                 elif loading.book:
                     loading.flag.value = _BOOKED
@@ -164,11 +181,7 @@ class LoaderEdge:
                     loading.flag.value = _STILL if still else _ORDERED
             return data
 
-        patches.set(_BaseDataLoaderIter, "__init__", init)
-        patches.set(_BaseDataLoaderIter, "_reset", reset)
-        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
-        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
-        patches.set(_MapDatasetFetcher, "fetch", fetch)
+        return fetch
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
@@ -187,10 +200,14 @@ class LoaderEdge:
     def _is_beside(self) -> bool:
         """In a thread by which the script reads batches ahead, while its main one is anywhere.
 
-        Nothing is looked at there, and no rank agrees with another on what was seen: batches are cut only if
-        that was agreed on before.
+        Nothing is looked at there, and no rank agrees with another on what was seen.
         """
         return get_worker_info() is None and not self._context.on_main_thread()
+
+    def _notice_draws(self, before: torch.Tensor) -> None:
+        """A thread has read a batch; what it drew is none of a model's that runs meanwhile."""
+        if self._is_beside() and not torch.equal(before, torch.default_generator.get_state()):
+            self._context.others_draw = True
 
     def _agree(self, iterator: Any, loading: _Loading, still: bool) -> None:
         """Slice from now on if no rank has seen a reason against it: workers are not in step."""
@@ -246,12 +263,16 @@ class LoaderEdge:
         if not loading.sliceable:
             return index
         whole = list(index)
-        if not loading.proven or len(whole) < self._context.world_size:
+        if not self._may_cut(loading) or len(whole) < self._context.world_size:
             iterator._ronde_queue.append((len(whole), False))
             return whole
         iterator._ronde_queue.append((len(whole), True))
         start, stop = self._context.layout(0, len(whole)).bounds(self._context.rank)
         return whole[start:stop]
+
+    def _may_cut(self, loading: _Loading) -> bool:
+        """What a thread reads stays whole unless samples are trusted: they are not looked at there."""
+        return loading.proven and (self._loading == "sliced" or not self._is_beside())
 
     def _deliver(self, iterator: Any, data: Any) -> Any:
         loading: _Loading = iterator._ronde_loading
@@ -332,6 +353,13 @@ def _uses_generator(dataset: Any) -> bool:
     reach = Reach(libraries=True)
     reach.visit(dataset)
     return bool(reach.generators())
+
+
+def _has_threads(dataset: Any) -> bool:
+    """Whether threads work for a dataset, so that it changes by itself."""
+    reach = Reach(libraries=True)
+    reach.visit(dataset)
+    return reads_ahead_for(dataset, reach)
 
 
 def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, str]:

@@ -31,6 +31,7 @@ __all__ = [
     "Reach",
     "is_data",
     "is_users",
+    "names_in",
 ]
 
 # What holds nothing else.
@@ -75,6 +76,12 @@ class Place:
     name: str
     namespace: Mapping[str, Any]
     owner: Any = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for every place that is this variable."""
+        holder = self.namespace.cell if isinstance(self.namespace, _Cell) else self.owner or self.namespace
+        return id(holder), self.name
 
     def read(self) -> Any:
         return self.namespace.get(self.name)
@@ -133,6 +140,11 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(found), frozenset(every)
 
 
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """All names that a piece of code uses, with the functions inside it."""
+    return _names(code)[1]
+
+
 class Reach:
     """Everything that was reached from the roots given to `visit`.
 
@@ -177,6 +189,13 @@ class Reach:
                 self._under = under
                 self._follow_methods(kind, methods)
         self._under = ""
+
+    def visit_frame(self, frame: types.FrameType) -> None:
+        """Follow what a function under way has in hand and names."""
+        for name, value in frame.f_locals.copy().items():
+            self._follow_as(name, value)
+        self._follow_globals(frame.f_code, frame.f_globals)
+        self.visit(None)
 
     def _follow(self, value: Any) -> None:
         try:
@@ -249,27 +268,25 @@ class Reach:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._place(Place(name, _Cell(name, cell)))
-        names, every = _names(code)
-        self._attributes |= every
-        for name in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[name]
-            if not isinstance(value, types.ModuleType):
-                self._place(Place(name, function.__globals__))
-            elif is_users_module(value):
-                for attribute in sorted(every & vars(value).keys()):
-                    self._place(Place(attribute, vars(value)))
+        self._follow_globals(code, function.__globals__)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value)
 
+    def _follow_globals(self, code: types.CodeType, variables: dict[str, Any]) -> None:
+        names, every = _names(code)
+        self._attributes |= every
+        for name in sorted(names & variables.keys()):
+            value = variables[name]
+            if not isinstance(value, types.ModuleType):
+                self._place(Place(name, variables))
+            elif is_users_module(value):
+                for attribute in sorted(every & vars(value).keys()):
+                    self._place(Place(attribute, vars(value)))
+
     def _place(self, place: Place) -> None:
-        key = (
-            id(
-                place.namespace.cell if isinstance(place.namespace, _Cell) else place.owner or place.namespace
-            ),
-        )
-        if (*key, place.name) in self._seen:
+        if place.key in self._seen:
             return
-        self._seen.add((*key, place.name))
+        self._seen.add(place.key)
         self.places.append(place)
         self._follow_as(place.name, place.read())
 

@@ -8,11 +8,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.candidates import Batch
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.other_threads import others_run
+from ronde.boundary.randomness import SlicedDraws, is_random
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import Verdict
 from ronde.errors import RondeError
@@ -49,7 +51,7 @@ class ShardedCall:
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
-            return _NoDraws()
+            return _NoDraws(self.context)
         if cut.count(self.context.rank) == cut.rows:  # the whole batch, as on one device
             return nullcontext()
         if self.stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
@@ -68,19 +70,43 @@ def at_once(call: ShardedCall) -> Any:
         return call.plain(call.module, *args, **kwargs)
 
 
-class _NoDraws:
-    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks."""
+class _NoDraws(TorchDispatchMode):
+    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks.
 
-    def __enter__(self) -> None:
+    It moves the generator. Where other threads of the script move it too, every operation is looked at.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._watches = context.others_draw
+
+    def __enter__(self) -> Any:
         self._before = torch.default_generator.get_state()
+        self._outside, self._context.draws_nothing = self._context.draws_nothing, True
+        return super().__enter__() if self._watches else self
 
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
-            raise RondeError(
-                "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
-                "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
-                "own, as a number or a flag"
-            )
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None:
+            raise _drew()
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, kind: Any, *raised: Any) -> None:
+        self._context.draws_nothing = self._outside
+        if self._watches:
+            super().__exit__(kind, *raised)
+        elif kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
+            if not others_run():
+                raise _drew()
+            self._context.others_draw = True
+
+
+def _drew() -> RondeError:
+    return RondeError(
+        "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
+        "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+        "own, as a number or a flag"
+    )
 
 
 def another_form(module: torch.nn.Module) -> RondeError:

@@ -21,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ronde.boundary.context import Context, Region
 from ronde.boundary.guards import apart
 from ronde.boundary.kept import Surroundings
+from ronde.boundary.random_state import preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.rehearsal import ROWS
-from ronde.boundary.trial import preserved_random_state, twin_of
+from ronde.boundary.trial import twin_of
 
 __all__ = ["SIZE_DECIDES", "decided_by_size"]
 
@@ -138,7 +139,8 @@ def decided_by_size(
     with context.enter(Region.REHEARSAL, rows):
         try:
             surroundings = Surroundings(module)
-            with surroundings.restored(), preserved_random_state(), apart({}):
+            random_state = preserved_random_state(surroundings.may_draw_on_host)
+            with surroundings.restored(), random_state, apart({}):
                 first = _carried_out(module, call, forms, few)
                 others = {size: _carried_out(module, call, forms, size) for size in sizes}
                 differs = not all(_are_alike(first, few, other, size) for size, other in others.items())

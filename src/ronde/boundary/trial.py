@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,7 +17,7 @@ from ronde.boundary.between import Between, Step
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
-from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory, moved_random_state
+from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory
 from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joint, Joints
 from ronde.boundary.kept import (
@@ -30,12 +29,15 @@ from ronde.boundary.kept import (
     picture,
     restored,
 )
+from ronde.boundary.other_threads import others_run
+from ronde.boundary.random_state import host_states, preserved_random_state, same_states
 from ronde.boundary.randomness import RecordedDraws
+from ronde.boundary.reach import is_users
 from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
 
-__all__ = ["Run", "Trial", "preserved_random_state", "same", "twin_of"]
+__all__ = ["Run", "Trial", "same", "twin_of"]
 
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
@@ -164,8 +166,13 @@ class Trial:
     @contextmanager
     def undone(self, told: dict[str, str]) -> Iterator[None]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`."""
-        with self._surroundings.restored(), preserved_random_state(), apart(told):
+        random_state = preserved_random_state(self._surroundings.may_draw_on_host)
+        with self._surroundings.restored(), random_state, apart(told):
             yield
+
+    def can_tell_draws(self) -> bool:
+        """Whether generators of the process that move are moved by what is tried, and by no other thread."""
+        return self._surroundings.may_draw_on_host or not others_run()
 
     def _part(self, place: int, start: int, stop: int) -> Any:
         value, axis = self._values[place], self.axes[place]
@@ -205,7 +212,7 @@ class Trial:
         batch = [value for value, axis in zip(values, self.axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
         counts = BackwardCounts()
-        host = random.getstate(), numpy.random.get_state(legacy=False)
+        host, can_tell = host_states(), self.can_tell_draws()
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
@@ -232,7 +239,8 @@ class Trial:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
             refused = _refused(writes, marks, counts)
-            if moved_random_state(host) or any(not same(state, generator_state(g)) for g, state in own):
+            drew = can_tell and not same_states(host, host_states())
+            if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = self._state(twin)
         if refused:
@@ -246,8 +254,7 @@ class Trial:
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
         left = _changed(before, after)
-        if any(_generator_moved(before.get(key), value) for key, value in left.items()):
-            raise Refusal("it draws random numbers by other means than torch's own generator")
+        self._check_left(before, left)
         if used is None:
             self._untouched = None if left else twin
         return Run(
@@ -262,6 +269,14 @@ class Trial:
             writes,
             between.steps if between else (),
         )
+
+    def _check_left(self, before: dict[str, Any], left: dict[str, Any]) -> None:
+        """What has changed around it must be the doing of this very run, and can be put back."""
+        shared = min(self._surroundings.shared() & left.keys(), default="")
+        if shared:
+            raise Refusal(f"{shared} changed meanwhile, and another thread of the script may change it")
+        if any(_generator_moved(before.get(key), value) for key, value in left.items()):
+            raise Refusal("it draws random numbers by other means than torch's own generator")
 
     def _check_arguments(self, values: list[Any], arguments: Any, objects: list[Any]) -> None:
         """Containers and objects among the arguments must be as they were given."""
@@ -368,7 +383,8 @@ def twin_of(
     known.update((id(parameter), parameter) for parameter in module.parameters())
     # What a class does to be pickled (`__getstate__`) may be done to the module itself, and a copy that is
     # built anew draws its first weights.
-    with restored((), [vars(part) for part in module.modules()]), preserved_random_state():
+    random_state = preserved_random_state(any(_copies_itself(type(part)) for part in module.modules()))
+    with restored((), [vars(part) for part in module.modules()]), random_state:
         return copy.deepcopy(module, known)
 
 
@@ -386,6 +402,13 @@ def _is_rebuilt(kind: type) -> bool:
     whose = next(base for base in kind.__mro__ if {"__reduce__", "__reduce_ex__"} & vars(base).keys())
     known = whose.__module__.partition(".")[0] in ("builtins", "torch")
     return not (known or hasattr(kind, "__deepcopy__"))
+
+
+def _copies_itself(kind: type) -> bool:
+    """Whether copies are made by code of the user's, which may do anything."""
+    return any(
+        {"__deepcopy__", "__setstate__"} & vars(base).keys() for base in kind.__mro__ if is_users(base)
+    )
 
 
 def _own(twin: torch.nn.Module) -> list[torch.Tensor]:
@@ -416,16 +439,3 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (int, str, bytes, complex, bool, type(None))):
         return type(a) is type(b) and a == b
     return type(a) is type(b) and same(picture(a), picture(b))
-
-
-@contextmanager
-def preserved_random_state() -> Iterator[None]:
-    """Leave every generator as it was; each run in here starts from the same state."""
-    python, numbers = random.getstate(), numpy.random.get_state()
-    devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(numbers)

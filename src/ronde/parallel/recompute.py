@@ -55,12 +55,14 @@ class Inside:
         script: whether it is in the script, or in the body of a model that runs in parts.
         note: takes a sentence for the user.
         again: told whenever a block has been computed again.
+        draws: whether what runs may draw random numbers, as far as is known.
     """
 
     model: Callable[[], bool]
     script: Callable[[], bool]
     note: Callable[[str], object]
     again: Callable[[], object] = lambda: None
+    draws: Callable[[], bool] = lambda: True
 
 
 class Recompute:
@@ -190,7 +192,7 @@ class Recompute:
                 self._in_block, self._depth = before, self._depth - 1
 
         values = [*args, *kwargs.values()]
-        return self._replay(block, run, values, draws=True, kept=self._kept)
+        return self._replay(block, run, values, draws=self._inside.draws(), kept=self._kept)
 
 
 def _may_change(leaf: Any) -> bool:

@@ -182,7 +182,8 @@ class Session:
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         note, again, in_script = self.context.note, self.memory.computed_again, self._in_script
-        compute.install_inside(self.plan, self.patches, Inside(self._inside_model, in_script, note, again))
+        inside = Inside(self._inside_model, in_script, note, again, lambda: not self.context.draws_nothing)
+        compute.install_inside(self.plan, self.patches, inside)
         way = compute.way(self.plan, again)
         ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
         self._install_backward()
@@ -276,11 +277,14 @@ class Session:
             plain(optimizer, param_group)
             order.agree(optimizer.param_groups[-1])
             self.tally.know(optimizer)
-            self.reducer.adopt_all(optimizer)
+            if self.context.on_main_thread():
+                self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def before_step(optimizer: Any, *_: Any) -> None:
+            if not self.context.on_main_thread():
+                return  # every rank trains there what no rank has cut
             self.reducer.adopt_all(optimizer)
             self._sharding.before_step()
             self.tally.begin_step()
@@ -292,6 +296,8 @@ class Session:
             self.context.comm.mark(what)
 
         def after_step(optimizer: Any, *_: Any) -> None:
+            if not self.context.on_main_thread():
+                return
             self.tally.step(optimizer)
             self.memory.stepped(optimizer)
 

@@ -1,0 +1,89 @@
+"""Other threads of the script, and what their code has in hand.
+
+They run whenever they please, so what they change while a model is tried cannot be told from what the model
+changes, and must not be undone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dis
+import multiprocessing.pool
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from ronde.boundary.reach import Reach, is_users, names_in
+
+__all__ = ["changed_by_others", "others_run", "reads_ahead_for"]
+
+# Whose threads run no code of a script's: feeders of queues, monitors of progress bars, writers of logs.
+_BACKSTAGE = (
+    "multiprocessing.queues", "torch.utils.data.", "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
+)  # fmt: skip
+# Of methods that change what they are called on.
+_CHANGING = {
+    "add", "append", "appendleft", "clear", "copyto", "discard", "extend", "extendleft", "fill", "insert",
+    "pop", "popitem", "popleft", "remove", "setattr", "setdefault", "sort", "update",
+    "__setattr__", "__setitem__",
+}  # fmt: skip
+_STORES = {"STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR", "STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"}
+_POOLS = (threading.Thread, concurrent.futures.Executor, multiprocessing.pool.Pool)
+
+
+def others_run() -> bool:
+    """Whether threads are there beside this one that may run code of the script's."""
+    return any(True for _ in _others())
+
+
+def _is_of_script(thread: threading.Thread) -> bool:
+    target: Any = getattr(thread, "_target", None) or type(thread).run
+    began = not isinstance(thread, threading._DummyThread)  # Python has not started that
+    return began and not str(getattr(target, "__module__", "")).startswith(_BACKSTAGE)
+
+
+def _others() -> Iterator[threading.Thread]:
+    here = threading.current_thread()
+    return (each for each in threading.enumerate() if each is not here and _is_of_script(each))
+
+
+def changed_by_others() -> Reach | None:
+    """What other threads' code may change: all that it reaches, if any of it changes something.
+
+    Found by the functions that a thread is in, and what they lead to; of one that waits for work nothing is
+    known.
+    """
+    frames, reach, codes = sys._current_frames(), Reach(), list[types.CodeType]()
+    for thread in _others():
+        frame = frames.get(thread.ident or 0)
+        while frame is not None:
+            if is_users(frame.f_code):
+                codes.append(frame.f_code)
+                reach.visit_frame(frame)
+            frame = frame.f_back
+    codes += [value.__code__ for _, value in reach.values if isinstance(value, types.FunctionType)]
+    return reach if any(map(_changes_something, codes)) else None
+
+
+def _changes_something(code: types.CodeType) -> bool:
+    if not is_users(code):
+        return False
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    stores = any(step.opname in _STORES for step in dis.get_instructions(code))
+    return stores or not _CHANGING.isdisjoint(names_in(code)) or any(map(_changes_something, inner))
+
+
+def reads_ahead_for(value: Any, reach: Reach) -> bool:
+    """Whether a thread works for an object: it has one, or a pool of them, or one runs what leads to it.
+
+    Args:
+        reach: what the object reaches.
+    """
+    if any(isinstance(each, _POOLS) for _, each in reach.values):
+        return True
+    led = Reach(libraries=True)
+    for thread in _others():
+        led.visit(getattr(thread, "_target", None))
+    return any(each is value for _, each in led.values)
