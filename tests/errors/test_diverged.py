@@ -18,7 +18,7 @@ import os, torch
 from torch.utils.data import DataLoader, TensorDataset
 {before}
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr={lr})
 generator = torch.Generator().manual_seed({seed})
 data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
 for inputs, targets in DataLoader(data, 8, shuffle=True, generator=generator):
@@ -33,8 +33,9 @@ for inputs, targets in DataLoader(data, 8, shuffle=True, generator=generator):
 OWN = "int('rank-1' in os.readlink('/proc/self/fd/1'))"
 
 
-def said(folder: Path, *, before: str = "", seed: str = "0", branch: str = "False") -> str:
-    (folder / "train.py").write_text(SCRIPT.format(before=textwrap.dedent(before), seed=seed, branch=branch))
+def said(folder: Path, *, before: str = "", seed: str = "0", branch: str = "False", lr: str = "0.1") -> str:
+    before = textwrap.dedent(before)
+    (folder / "train.py").write_text(SCRIPT.format(before=before, seed=seed, branch=branch, lr=lr))
     done = subprocess.run(
         [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
         cwd=folder,
@@ -68,6 +69,14 @@ def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
     assert text == expected(
         "rank 0 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
         "rank 1 at train.py:8: batch of 8 samples: IDS, ... (digest N)",
+    )
+
+
+def test_learning_rates_of_each_ranks_own(tmp_path: Path) -> None:
+    """As a thread makes them that goes by the clock."""
+    text = re.sub(r" \(the first; .*?\)", "", said(tmp_path, lr=f"0.1 * (1 + {OWN})"))
+    assert text == expected(
+        "rank 0 at train.py:14: SGD.step at lr 0.1", "rank 1 at train.py:14: SGD.step at lr 0.2"
     )
 
 

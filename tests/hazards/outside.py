@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import io
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +57,39 @@ class Counts(Speaks):
     def forward(self, x: T) -> T:
         COUNTS["rows"] = COUNTS.get("rows", 0) + len(x)
         return self.a(x)
+
+
+QUEUE: queue.SimpleQueue[int] = queue.SimpleQueue()
+HERE = threading.local()
+CALLS: contextvars.ContextVar[int] = contextvars.ContextVar("CALLS", default=0)
+
+
+class Hands(Speaks):
+    """To a writer of metrics, say."""
+
+    def forward(self, x: T) -> T:
+        QUEUE.put(1)
+        return self.a(x)
+
+
+class CountsHere(Speaks):
+    def forward(self, x: T) -> T:
+        HERE.calls = getattr(HERE, "calls", 0) + 1
+        CALLS.set(CALLS.get() + 1)
+        return self.a(x)
+
+
+def _handed() -> Iterator[Any]:
+    while not QUEUE.empty():
+        QUEUE.get()
+    yield from train(Hands())
+    yield QUEUE.qsize()
+
+
+def _counted_here() -> Iterator[Any]:
+    HERE.calls = 0
+    CALLS.set(0)
+    yield from train(CountsHere(), seen=lambda: (HERE.calls, CALLS.get()))
 
 
 class CountsCalls(Speaks):
@@ -420,6 +455,8 @@ HAZARDS = {
     "global dict": Hazard(_with_globals(Counts, lambda: dict(COUNTS)), "parts", "COUNTS"),
     "global number": Hazard(_with_globals(CountsCalls, lambda: STEP), "right"),
     "global tensor set": Hazard(_with_globals(SetsGlobal, lambda: LAST.detach().clone()), "parts", "LAST"),
+    "handed to a queue": Hazard(_handed, "parts", "the SimpleQueue QUEUE"),
+    "counted in this thread": Hazard(_counted_here, "right"),
     "global cache": Hazard(_with_globals(Caches, lambda: sorted(CACHE)), "right"),
     "print": Hazard(_printing(Prints), "parts", "print"),
     "print alike": Hazard(_printing(PrintsAlike), "right"),

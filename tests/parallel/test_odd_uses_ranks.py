@@ -100,6 +100,28 @@ def in_memory_of_several_processes() -> list[float]:
     return found + training.steps(3)
 
 
+def read_by_another_process() -> list[float]:
+    """An actor, say: what it plays by is what has been learnt until it is asked."""
+    training = Training(net())
+    training.model.share_memory()
+    found = training.steps(1)
+    here, there = multiprocessing.get_context("fork").Pipe()
+
+    def actor() -> None:
+        there.recv()
+        with torch.no_grad():
+            there.send(sum(each.sum().item() for each in training.model.parameters()))
+        os._exit(0)
+
+    process: Any = multiprocessing.get_context("fork").Process(target=actor)
+    process.start()
+    found += training.steps(2)
+    here.send("go")
+    found.append(here.recv())
+    process.join()
+    return found
+
+
 def built_in_inference_mode() -> list[float]:
     with torch.inference_mode():
         model = net()
@@ -276,6 +298,7 @@ USES = (
         laid_elsewhere_before_backward,
         written_by_hooks_in_backward,
         in_memory_of_several_processes,
+        read_by_another_process,
     ),
     *(one_memory_for_two_models, one_memory_for_two_layers, one_memory_from_the_start),
     *(built_in_inference_mode, lazy_and_deferred, frozen_in_a_checkpoint, held_by_hooks),

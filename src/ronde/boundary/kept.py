@@ -8,9 +8,14 @@ functions) and what is behind them.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import copy
 import io
+import multiprocessing.pool
+import multiprocessing.queues
+import queue
 import random
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -287,10 +292,17 @@ def _books(held: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
-    """Something that goes on when it is used, and cannot go back: an iterator, an open file."""
+    """Something that goes on when it is used, and cannot go back: an iterator, an open file, a queue."""
     # By the class itself: an object may say something else, or raise, when it is asked for its class.
-    found = ((name, value) for name, value in values if issubclass(type(value), (Iterator, io.IOBase)))
+    found = ((name, value) for name, value in values if issubclass(type(value), _IRREVOCABLE))
     return next((f"the {type(value).__name__} {name}" for name, value in found), "")
+
+
+# What is handed to others in these is gone.
+_IRREVOCABLE = (
+    *(Iterator, io.IOBase, queue.Queue, queue.SimpleQueue, threading.Semaphore, concurrent.futures.Executor),
+    *(multiprocessing.queues.Queue, multiprocessing.queues.SimpleQueue, multiprocessing.pool.Pool),
+)
 
 
 @contextmanager

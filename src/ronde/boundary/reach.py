@@ -7,12 +7,14 @@ such names, their names, and so on. Libraries are not followed.
 from __future__ import annotations
 
 import argparse
+import contextvars
 import dataclasses
 import dis
 import functools
 import random
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -65,6 +67,25 @@ class _Cell(Mapping[str, Any]):
         return 1
 
 
+class _Context(Mapping[str, Any]):
+    """What a context variable is here, read as an entry of a namespace."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self.variable = variable
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self.variable.get()
+        except LookupError:  # not set yet
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.variable.name,))
+
+    def __len__(self) -> int:
+        return 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """A variable: an entry of a namespace.
@@ -80,8 +101,10 @@ class Place:
     @property
     def key(self) -> tuple[int, str]:
         """The same for every place that is this variable."""
-        holder = self.namespace.cell if isinstance(self.namespace, _Cell) else self.owner or self.namespace
-        return id(holder), self.name
+        within = self.namespace
+        if isinstance(within, _Cell):
+            return id(within.cell), self.name
+        return id(within.variable if isinstance(within, _Context) else self.owner or within), self.name
 
     def read(self) -> Any:
         return self.namespace.get(self.name)
@@ -89,6 +112,8 @@ class Place:
     def write(self, value: Any) -> None:
         if isinstance(self.namespace, _Cell):
             self.namespace.cell.cell_contents = value
+        elif isinstance(self.namespace, _Context):
+            self.namespace.variable.set(value)
         elif self.owner is not None:
             setattr(self.owner, self.name, value)
         else:
@@ -220,6 +245,10 @@ class Reach:
                 self._follow(item)
         elif isinstance(value, _AROUND_A_METHOD):
             self._follow(_method_in(value))
+        elif isinstance(value, contextvars.ContextVar):
+            self._place(Place(value.name, _Context(value)))
+        elif isinstance(value, threading.local):
+            self._follow(vars(value))  # what it is for this thread
         elif isinstance(value, type):
             self._classes.setdefault((value, ("__init__", "__call__")), self._under)
         elif isinstance(value, LISTS):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.boundary.compiled import is_compiled
@@ -25,7 +26,7 @@ from ronde.launch.allocator import give_back
 from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
-from ronde.parallel.unit import Member, Unit
+from ronde.parallel.unit import Member, Unit, of_several_processes
 from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
 from ronde.parallel.untraced import untraced
@@ -227,6 +228,11 @@ class ShardedParameters:
                 self._keep_whole(unit)
                 if self._pins_new:
                     self._pinned.add(unit)
+        if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
+            self._context.note(
+                "parameters in memory of several processes (share_memory()) are whole on every rank, and not "
+                "cut: the other processes read there what they become"
+            )
         self.rest(keep_last=False)
         give_back()  # what parameters lay in until now
 

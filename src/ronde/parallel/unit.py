@@ -13,7 +13,7 @@ from ronde.comm.buffer import references
 from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 
-__all__ = ["OF_A_PARAMETER", "Member", "Saved", "Unit", "can_be_sharded", "is_held"]
+__all__ = ["OF_A_PARAMETER", "Member", "Saved", "Unit", "can_be_sharded", "is_held", "of_several_processes"]
 
 
 class Saved:
@@ -153,10 +153,19 @@ class Unit(ABC):
 
 
 def can_be_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a parameter is a plain one that fills its memory, and has a version."""
+    """Whether a parameter is a plain one that fills its memory, and has a version.
+
+    What several processes have stays where it is: they read what it becomes.
+    """
     if type(tensor) is not torch.nn.Parameter or tensor.storage_offset() or tensor.is_inference():
         return False
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    fills = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return fills and not of_several_processes(tensor)
+
+
+def of_several_processes(tensor: torch.Tensor) -> bool:
+    """Whether `share_memory()` was called; of memory on a CUDA device torch says so in any case."""
+    return tensor.device.type == "cpu" and tensor.is_shared()
 
 
 def is_held(tensor: torch.Tensor) -> bool:

@@ -293,7 +293,7 @@ class Session:
                 stepped.add(optimizer)
                 self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {sum_of_parameters(optimizer):.6g})"
-            self.context.comm.mark(what)
+            self.context.comm.mark(f"{what}{_rates(optimizer)}")
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not self.context.on_main_thread():
@@ -443,6 +443,16 @@ def _listens_on(config: RankConfig) -> str | None:
     return own_address(
         config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
     )
+
+
+def _rates(optimizer: Any) -> str:
+    """By what rates an optimizer steps: a thread or the clock of one rank may have changed them."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    numbers = [rate for rate in rates if isinstance(rate, float)]
+    if not numbers:
+        return ""
+    several = f", ... (digest {hash(tuple(numbers)) & 0xFFFFFFFF:08x})" if len(set(numbers)) > 1 else ""
+    return f" at lr {numbers[0]!r}{several}"
 
 
 def _whole(value: Any, convert: Any) -> Any:
