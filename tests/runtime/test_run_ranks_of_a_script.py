@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,18 @@ def test_a_script_without_modules_is_told_that_nothing_is_cut(tmp_path: Path) ->
     run = ronde(tmp_path, "import torch\nprint(torch.ones(3).sum().item())")
     assert (run.returncode, run.stdout) == (0, "3.0\n")
     assert "nothing was cut" in run.stderr
+
+
+def test_a_script_that_trains_in_a_thread_is_told_so(tmp_path: Path) -> None:
+    script = """
+        import threading, torch
+        model = torch.nn.Linear(3, 1)
+        thread = threading.Thread(target=lambda: print(model(torch.zeros(8, 3)).shape))
+        thread.start()
+        thread.join()"""
+    run = ronde(tmp_path, textwrap.dedent(script))
+    assert (run.returncode, run.stdout) == (0, "torch.Size([8, 1])\n")
+    assert "and this script called its modules in another\n" in run.stderr
 
 
 OWN_CALL = """

@@ -73,7 +73,10 @@ class ModelEdge:
         context = self._context
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if context.region is not Region.SCRIPT or not context.on_main_thread():
+            if context.region is not Region.SCRIPT:
+                return plain(module, *args, **kwargs)
+            if not context.on_main_thread():
+                context.called_beside = True
                 return plain(module, *args, **kwargs)
             return self._call(plain, module, args, kwargs)
 
@@ -85,7 +88,7 @@ class ModelEdge:
         context = self._context
 
         def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
-            if context.region is not Region.SCRIPT:
+            if context.region is not Region.SCRIPT or not context.on_main_thread():
                 return plain(tensor, hook)
             context.gradients_watched = True
             if not isinstance(tensor, torch.nn.Parameter):

@@ -417,6 +417,12 @@ class Session:
                 f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
                 f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
             )
+        if self.context.called_beside:
+            return (
+                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
+                "of a torch.nn.Module in the script's main thread, and this script called its modules in "
+                "another"
+            )
         return (
             "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
             "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
