@@ -276,12 +276,14 @@ def in_another_order_of_axes() -> list[float]:
 
 
 def checkpointed_in_the_script() -> list[float]:
-    """Of what a model has returned, in a class of its own too."""
+    """Of what a model has returned, in a class of its own too, and though it is whole before backward."""
     training = Training(net())
     losses: list[float] = []
-    for kind in (torch.Tensor, Image):
+    for kind, whole in ((torch.Tensor, False), (Image, False), (torch.Tensor, True)):
         out = training.model(training.batch().as_subclass(kind))
         again = torch.utils.checkpoint.checkpoint(lambda x: x * x.sin(), out, use_reentrant=False)
+        if whole:
+            out.data.reshape(-1).mul_(1.0)
         again.mean().backward()
         losses += [again.mean().item(), *(p.grad.norm().item() for p in training.model.parameters())]
     return losses

@@ -73,6 +73,8 @@ class Context:
         others_draw: other threads of the script draw from torch's generator, it seems.
         called_beside: modules were called in another thread than the main one, where nothing is cut.
         past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
+        until_backward: those of them with a graph: what was written is of use though the script drops them,
+            and the collector, which comes at other moments on other ranks, is not to decide about that.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Context:
         self.draws_nothing = False
         self.others_draw = False
         self.called_beside = False
+        self.until_backward: dict[int, Any] = {}
         self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.uncut = False
         self.explained = False

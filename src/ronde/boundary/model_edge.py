@@ -37,6 +37,7 @@ from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
 from ronde.boundary.torchscript import is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.verdicts import Verdicts, is_computed_whole
+from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import RondeError
 
 __all__ = ["ModelEdge"]
@@ -78,6 +79,8 @@ class ModelEdge:
             if not context.on_main_thread():
                 context.called_beside = True
                 return plain(module, *args, **kwargs)
+            if context.until_backward:
+                notice_writes_past_graph(context)
             return self._call(plain, module, args, kwargs)
 
         patches.set(torch.nn.Module, "__call__", call)

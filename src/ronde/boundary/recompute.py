@@ -9,7 +9,7 @@ import torch
 import torch.utils.checkpoint
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.global_tensor import GlobalTensor
+from ronde.boundary.global_tensor import GlobalTensor, wrap
 from ronde.boundary.patches import Patches
 from ronde.boundary.standing import here
 from ronde.boundary.tensor_class import own_class
@@ -39,17 +39,28 @@ def _with_classes(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Where hooks see what autograd saves, a checkpoint would be given back a plain whole tensor of these.
 
-    It is given empty ones, by which it learns of the device.
+    It is given empty ones, by which it learns of the device. What is computed again starts from what they
+    were in forward, though one may be whole by then.
     """
+    again: tuple[Any, ...] | None = None
     shown = tuple(
         torch.empty(0, dtype=arg.dtype, device=arg.device) if _has_class(arg) else arg for arg in args
     )
 
     def as_given(*given: Any, **kwargs: Any) -> Any:
-        values = (arg if _has_class(arg) else each for arg, each in zip(args, given, strict=True))
+        nonlocal again
+        known, again = (args, tuple(map(_as_it_is, args))) if again is None else (again, again)
+        values = (own if _has_class(own) else each for own, each in zip(known, given, strict=True))
         return function(*values, **kwargs)
 
     return as_given, shown
+
+
+def _as_it_is(arg: Any) -> Any:
+    """An argument that stays what it is now."""
+    if not isinstance(arg, GlobalTensor) or (rows := arg._local) is None:
+        return arg
+    return wrap(arg._context, rows, arg._layout, arg._rules)
 
 
 def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -112,10 +112,14 @@ def notice(value: GlobalTensor) -> None:
 
 
 def notice_writes_past_graph(context: Context) -> None:
-    """Backward is about to begin, and uses what operations have kept; it is no matter of other ranks."""
+    """Backward is about to begin, and uses what operations have kept; it is no matter of other ranks.
+
+    Or a model is called again: by then a script has written what it wants to write.
+    """
     for value in list(context.past_graph.values()):
         if _is_only_past_graph(value):
             _bring_to_rows(value)
+    context.until_backward.clear()
 
 
 def _is_only_past_graph(value: GlobalTensor) -> bool:
@@ -162,8 +166,9 @@ def _hold_all(value: GlobalTensor, root: GlobalTensor) -> torch.Tensor:
 def _write_rows(rows: torch.Tensor | None, value: GlobalTensor) -> None:
     """What was written to the whole value past the graph is what operations have kept for backward."""
     if rows is not None and value._full is not None:
-        written = rows.data if rows.requires_grad else rows
-        written.copy_(value._layout.take(value._full.data, value._context.rank))
+        with temporarily_clear_interpreter_stack():  # they are values from outside of torch.func's transforms
+            written = rows.data if rows.requires_grad else rows
+            written.copy_(value._layout.take(value._full.data, value._context.rank))
 
 
 def _goes_past_graph(value: GlobalTensor, root: GlobalTensor) -> bool:
@@ -205,7 +210,8 @@ def _bring_to_rows(root: GlobalTensor) -> None:
             continue
         if not view._joined:
             _, origin = list(_lineage(view))[-1]
-            view._full.data.copy_(origin.view(past_graph(root)))
+            with temporarily_clear_interpreter_stack():
+                view._full.data.copy_(origin.view(past_graph(root)))
         note_changes(view)
 
 
@@ -301,7 +307,8 @@ def remember_view(
             return func(full, *others, **named)
 
     nearest = Origin(weakref.ref(base), same_view, may_copy(func), leaves_graph(func))
-    view._origins = [nearest, *(_through(nearest, origin) for _, origin in _lineage(base))]
+    # With those that are gone here: ranks vote on each of them, and one may be there on another rank.
+    view._origins = [nearest, *(_through(nearest, origin) for origin in base._origins)]
     _keep(base, view)
     for ancestor, _ in _lineage(view):
         ancestor._views = [reference for reference in ancestor._views if reference() is not None]

@@ -75,6 +75,8 @@ def past_graph(value: GlobalTensor) -> torch.Tensor:
     if value._past is None:
         value._past, value._past_version = whole_value(value).data, 0
         value._context.past_graph[id(value)] = value
+    if value._rows is not None and value._rows.requires_grad:
+        value._context.until_backward[id(value)] = value
     return value._past
 
 
