@@ -6,6 +6,7 @@ import copy
 import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -305,3 +306,15 @@ def test_a_script_beside_the_directory_of_the_run_is_the_scripts(
     main.__file__ = str(tmp_path / "elsewhere" / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert not sites.is_temporary(str(tmp_path / "elsewhere" / "model.py"))
+
+
+def test_of_a_script_among_temporary_files_what_lies_beside_it_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    sites = Sites(str(tmp_path / "tree"), str(tmp_path / "tree"))
+    assert not sites.is_temporary(str(tmp_path / "model.py"))
+    assert sites.is_temporary(str(tmp_path / "compiled" / "made.py"))

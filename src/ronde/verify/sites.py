@@ -40,7 +40,7 @@ class Sites:
     def __init__(self, scratch: str, tree: str) -> None:
         self._root = os.path.realpath(scratch)
         self._tree = os.path.realpath(tree)
-        self._temporary = os.path.join(tempfile.gettempdir(), "")
+        self._temporary = os.path.join(os.path.realpath(tempfile.gettempdir()), "")
         self._kinds: dict[str, str] = {}
 
     def of(self, frame: FrameType | None) -> str | None:
@@ -69,11 +69,13 @@ class Sites:
 
         The run may lie there too, as may the script and what is installed; none of these is meant.
         """
-        path = os.path.abspath(name)
+        path = os.path.realpath(name)
         if not path.startswith(self._temporary) or is_library(path):
             return False
-        own = (self._tree, os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", ""))))
-        return not any(path.startswith(folder + os.sep) for folder in own)
+        script = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")))
+        if os.path.join(script, "") == self._temporary:  # beside which anybody writes in folders of their own
+            return os.path.dirname(path) != script
+        return not any(path.startswith(folder + os.sep) for folder in (self._tree, script))
 
     def _kind(self, name: str) -> str:
         return "installed" if self.is_temporary(name) else _kind(name)
