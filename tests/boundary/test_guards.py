@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import threading
 from pathlib import Path
@@ -9,6 +11,31 @@ from pathlib import Path
 import pytest
 
 from ronde.boundary.guards import Refusal, apart
+
+
+def test_a_thread_that_captures_what_it_prints_takes_nothing_from_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As around pycocotools: it puts back, when it is done, what it has found."""
+    captured, over = threading.Event(), threading.Event()
+    heard = io.StringIO()
+
+    def capture() -> None:
+        with contextlib.redirect_stdout(heard):
+            print("captured")
+            captured.set()
+            assert over.wait(60)
+            print("captured still")
+
+    other = threading.Thread(target=capture)
+    with apart({}):
+        other.start()
+        assert captured.wait(60)
+    over.set()
+    other.join()
+    print("printed")
+    assert heard.getvalue() == "captured\ncaptured still\n"
+    assert capsys.readouterr().out == "printed\n"
 
 
 def test_other_threads_print_and_write_while_a_model_is_tried(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import logging
 import sys
@@ -18,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.reach import is_users
-from ronde.boundary.thread_stream import ThreadStream
+from ronde.boundary.thread_stream import redirected
 
 __all__ = [
     "ForeignWrites",
@@ -159,8 +158,8 @@ def apart(told: dict[str, str]) -> Iterator[None]:
     logging.Logger.handle, builtins.open, io.open = handle, opened, opened  # type: ignore[assignment]
     try:
         with (
-            contextlib.redirect_stdout(ThreadStream(printed, sys.stdout)),  # pyright: ignore[reportArgumentType]
-            contextlib.redirect_stderr(ThreadStream(printed, sys.stderr)),  # pyright: ignore[reportArgumentType]
+            redirected("stdout", printed),
+            redirected("stderr", printed),
             warnings.catch_warnings(),
             torch.set_grad_enabled(grad),
             # A checkpoint around the call counts what is saved for backward; a trial is none of it.

@@ -12,7 +12,6 @@ datasets, values that are no tensors, and batches with fewer samples than ranks.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import io
 import multiprocessing
@@ -38,7 +37,7 @@ from ronde.boundary.patches import Patches
 from ronde.boundary.random_state import may_draw, preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
-from ronde.boundary.thread_stream import ThreadStream
+from ronde.boundary.thread_stream import redirected
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import RondeError, UsageError
 
@@ -374,8 +373,7 @@ def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, 
     first = [] if together else fetch(alone, index[:1])
     holdings = Holdings(fetcher.dataset)
     ear = _Ear(sys.stdout)
-    heard: Any = ThreadStream(ear, sys.stdout)
-    with contextlib.redirect_stdout(heard):
+    with redirected("stdout", ear):
         samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
     changed = holdings.changed()
     if changed:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from typing import Any
 
-from ronde.boundary.thread_stream import ThreadStream
+from ronde.boundary.thread_stream import redirected
 
 __all__ = ["muted"]
 
@@ -28,7 +28,5 @@ class _Muted:
 @contextmanager
 def muted() -> Iterator[None]:
     """Inside, nothing that this thread writes to `sys.stdout` or `sys.stderr` arrives there."""
-    out: Any = ThreadStream(_Muted(sys.stdout), sys.stdout)
-    error: Any = ThreadStream(_Muted(sys.stderr), sys.stderr)
-    with redirect_stdout(out), redirect_stderr(error):
+    with redirected("stdout", _Muted(sys.stdout)), redirected("stderr", _Muted(sys.stderr)):
         yield
