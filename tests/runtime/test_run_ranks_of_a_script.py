@@ -162,6 +162,18 @@ def test_a_script_that_trains_in_a_thread_is_told_so(tmp_path: Path) -> None:
     assert "and this script called its modules in another\n" in run.stderr
 
 
+def test_a_script_that_trains_in_a_process_of_its_own_is_told_so(tmp_path: Path) -> None:
+    script = """
+        import torch, torch.multiprocessing
+        def main_worker(number):
+            torch.nn.Linear(3, 1)(torch.zeros(8, 3))
+        if __name__ == "__main__":
+            torch.multiprocessing.spawn(main_worker, nprocs=1)"""
+    run = ronde(tmp_path, textwrap.dedent(script))
+    assert (run.returncode, run.stdout) == (0, "")
+    assert "and it started others for main_worker\n" in run.stderr
+
+
 OWN_CALL = """
 import torch
 class Caller(torch.nn.Module):

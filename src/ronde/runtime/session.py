@@ -32,6 +32,7 @@ from ronde.boundary import (
     torchscript,
 )
 from ronde.boundary.agreement import Agreement
+from ronde.boundary.child_processes import ChildProcesses
 from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
@@ -134,6 +135,7 @@ class Session:
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
+        self._children = ChildProcesses()
         self._handles: list[Any] = []
 
     def _in_step(self) -> bool:
@@ -165,6 +167,7 @@ class Session:
         self.install_boundary()
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
+        self._children.install(self.patches)
         self.files.install()
 
     def install_boundary(self) -> None:
@@ -416,6 +419,11 @@ class Session:
             return (
                 f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
                 f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
+            )
+        if started := ", ".join(list(self._children.functions)[:3]):
+            return (
+                f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
+                f"calls of a torch.nn.Module in the script's own process, and it started others for {started}"
             )
         if self.context.called_beside:
             return (
