@@ -14,6 +14,7 @@ import pytest
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.links import resolved
+from ronde.boundary.files.steady_file import open_steadily
 
 
 class Words:
@@ -120,6 +121,38 @@ def test_what_a_file_held_is_read_while_it_changes(
     assert aside.asked(path, read) == "begun"
     assert aside.asked(path, read) == "begun"
     assert aside.is_folder(str(folder))
+
+
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_a_file_that_is_open_goes_on_as_it_was(
+    tmp_path: Path, mode: str, ranks: tuple[Words, Beginnings, Beginnings]
+) -> None:
+    words, main, other = ranks
+    path = tmp_path / "file"
+    path.write_text("first\nsecond\nthird\n")
+
+    def kept() -> str | None:
+        other.read()
+        found = other.was(str(path))
+        return None if found == str(path) else found
+
+    def change() -> None:
+        main.makes(str(path))
+        path.write_text("changed")
+
+    for moment in ("before_told", "after_told"):
+        path.write_text("first\nsecond\nthird\n")
+        for rank in (main, other):
+            rank.renew(str(path), main.position)
+        encoding = None if "b" in mode else "utf-8"
+        with open_steadily(str(path), mode, 8, encoding, None, None, opener=None, kept=kept) as file:
+            first = file.read(6)
+            setattr(words, moment, change)
+            text = first + file.readline() + file.read()
+        assert (text if isinstance(text, str) else text.decode()) == "first\nsecond\nthird\n"
+    raw = open_steadily(str(path), "rb", 0, None, None, None, opener=None, kept=kept)
+    with raw:
+        assert raw.read() == b"first\nsecond\nthird\n"
 
 
 def test_what_ranks_do_together_is_seen_after_what_threads_did(

@@ -188,6 +188,24 @@ class Mediation:
                 self.publications.before_reading(located)
             return self.aside.asked(located, act_there, follow=follow, undo=undo) if looks else act(path)
 
+    def kept(self, place: Any) -> Callable[[], str | None] | None:
+        """Tells where a file that is read is kept, once the main rank's threads have changed it.
+
+        Args:
+            place: as `reading` gives it. None is told of a place that those never change.
+        """
+        path = self.paths.locate(place)
+        if path is None or self.paths.is_exempt(path):
+            return None
+
+        def kept() -> str | None:
+            with self.unmediated():
+                self.beginnings.read()
+                found = self.beginnings.was(path)
+            return None if found == path else found
+
+        return kept
+
     def met_over(self, located: str, *, follow: bool = True) -> None:
         """All ranks have changed this in the main thread: what threads did to it before is past.
 

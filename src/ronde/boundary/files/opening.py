@@ -12,6 +12,7 @@ from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.naming import called
 from ronde.boundary.files.null_file import NullFile
 from ronde.boundary.files.private_copy import Mirrors, open_copy
+from ronde.boundary.files.steady_file import open_steadily
 
 __all__ = ["Opening"]
 
@@ -104,6 +105,16 @@ class Opening:
             return self._open(file, mode, *rest)
         # By an opener the file keeps the name that the script gave.
         return self._open(file, mode, *rest[:-1], lambda _, flags: self._os_open(place, flags, 0o666))
+
+    def _open_steadily(self, place: Any, file: Any, mode: str, *rest: Any) -> Any:
+        """What is read later is as of now, too."""
+        buffering, encoding, errors, newline, closefd, _ = rest
+        kept = self._mediation.kept(place)
+        if kept is None:
+            return self._open_at(place, file, mode, *rest)
+        self._open(os.devnull, mode, buffering, encoding, errors, newline, closefd).close()
+        opener = None if place is file else lambda _, flags: self._os_open(place, flags)
+        return open_steadily(file, mode, buffering, encoding, errors, newline, opener=opener, kept=kept)
 
     def _raw(
         self, name: str | bytes, located: str, mode: str, opener: Callable[[str, int], int] | None
