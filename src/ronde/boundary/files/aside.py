@@ -103,6 +103,15 @@ class Aside:
 
         return self.asked(path, is_folder, follow=False)
 
+    def absence(self, path: str) -> int:
+        """The number of the error of whoever looks for what is not there."""
+        for above in and_above(os.path.dirname(path)):
+            if self.is_folder(above):
+                break
+            if self.is_there(above):
+                return errno.ENOTDIR
+        return errno.ENOENT
+
     def target(self, path: str, *, keep: bool = False) -> str:
         """Where to write what has no links in its path.
 
@@ -212,7 +221,8 @@ class Aside:
             path, place, base, changed = seen
             ours = os.listdir(place) if place is not None else []
             if place is None and base is None:
-                raise _missing(located)
+                number = self.absence(path)
+                raise OSError(number, os.strerror(number), located)
             entries = _entries(base, scan if base == located else None, strict=place is None)
             names = {name for name in entries if name not in changed}
             names |= {name for name, was in changed.items() if was is not None}
@@ -278,7 +288,7 @@ class Aside:
 
 def _copied(source: str | None, copy: str) -> str:
     if source is None:
-        raise _missing(copy)
+        raise FileNotFoundError
     keep(source, copy)
     return copy
 
@@ -300,10 +310,6 @@ def _entries(folder: str | None, scan: Callable[[str], Any] | None, *, strict: b
         if strict:
             raise
         return {}
-
-
-def _missing(path: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
 def _is_within(path: str, folder: str) -> bool:

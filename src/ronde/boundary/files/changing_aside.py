@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,7 @@ class ChangingAside:
         """The number of the error with which the function fails."""
         aside = self._aside
         if not aside.is_there(path):
-            return errno.ENOENT
+            return aside.absence(path)
         if function in ("remove", "unlink"):
             return errno.EISDIR if aside.is_folder(path) else None
         if not aside.is_folder(path):
@@ -87,7 +88,8 @@ class ChangingAside:
         own = is_exempt(paths[0])
         source = paths[0] if own else aside.resolve(paths[0], last=False)
         if not own and not aside.is_there(source):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), names[0], None, names[1])
+            number = aside.absence(source)
+            raise OSError(number, os.strerror(number), names[0], None, names[1])
         if is_exempt(paths[1]):
             copy_tree(aside.fetch(source), paths[1])
             aside.remove(source)
@@ -134,6 +136,8 @@ class ChangingAside:
                     given, named = _with(args, kwargs, 0, from_key, source)
                     return original(*given, **named)
 
+                if operation.name in _COPYING and aside.resolve(from_path, last=True) == path:
+                    raise shutil.SameFileError(f"{from_name!r} and {made!r} are the same file")
                 result = self._from(from_name, from_path, make)
         if isinstance(result, str) and result.startswith(place):
             return made if result == place else os.fspath(made) + result[len(place) :]
@@ -145,15 +149,11 @@ class ChangingAside:
             return make(name)
         found = self._aside.resolve(located, last=True)
         if self._aside.is_folder(found):
-            return make(self._aside.fetch(found))
+            copy = self._aside.fetch(found)
+            with called({copy: name}):
+                return make(copy)
 
-        def of(place: str | None) -> Any:
-            if place is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-            with called({place: name}):
-                return make(place)
-
-        return self._aside.asked(located, of)
+        return self._mediation.reading_aside(located, name, make)
 
     def _link(self, original: Callable[..., Any], name: Any, located: str | None, place: str) -> None:
         """A second name for a copy of this rank's own."""
@@ -184,6 +184,7 @@ def _with(
 
 
 _REMOVING = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
-_WRITING_ANEW = ("copy", "copy2", "copyfile", "make_archive", "unpack_archive")
+_COPYING = ("copy", "copy2", "copyfile")
+_WRITING_ANEW = (*_COPYING, "make_archive", "unpack_archive")
 # What is said about a file beside its content is of no use to those who read a copy.
 _DESCRIBING = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr", "copymode", "copystat")

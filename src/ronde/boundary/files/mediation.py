@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import pickle
 import sys
@@ -175,18 +174,37 @@ class Mediation:
         if located is None or self.paths.is_exempt(located):
             return act(path)
 
+        with self.unmediated():
+            if in_thread:
+                self.publications.before_reading(located)
+            return self.reading_aside(located, path, act, follow=follow, undo=undo) if looks else act(path)
+
+    def reading_aside(
+        self,
+        located: str,
+        path: Any,
+        act: Callable[[Any], T],
+        *,
+        follow: bool = True,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """As `reading`, where this rank is known to look aside; `located` is the absolute path."""
+
         def act_there(place: str | None) -> T:
             if place is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise FileNotFoundError
             if place == located:
                 return act(self.paths.renamed(path))
             with called({place: path}):
                 return act(place)
 
-        with self.unmediated():
-            if in_thread:
-                self.publications.before_reading(located)
-            return self.aside.asked(located, act_there, follow=follow, undo=undo) if looks else act(path)
+        try:
+            return self.aside.asked(located, act_there, follow=follow, undo=undo)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if error.filename is not None and os.fsdecode(error.filename) != os.fsdecode(path):
+                raise
+            number = self.aside.absence(self.resolve(located, last=follow))
+            raise OSError(number, os.strerror(number), path) from None
 
     def kept(self, place: Any) -> Callable[[], str | None] | None:
         """Tells where a file that is read is kept, once the main rank's threads have changed it.

@@ -50,7 +50,7 @@ def asking(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
         follow = original.__name__ not in _OF_LINKS and kwargs.get("follow_symlinks", True)
         try:
             return mediation.reading(path, asked, follow=follow)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if original.__name__ == "access":
                 return False
             raise
