@@ -122,6 +122,9 @@ class ChangingAside:
         if from_path is not None:
             target, made = self._into(operation.name, from_path, located, name)
         path = aside.resolve(target, last=operation.name in FOLLOWING)
+        is_link = path != aside.resolve(target, last=False)
+        if operation.name in _FOLDER_OR_NEW and is_link and not aside.is_folder(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         place = aside.target(path, keep=operation.name not in _WRITING_ANEW)
         args, kwargs = _with(args, kwargs, position, key, place)
         with called({place: name}):
@@ -136,7 +139,8 @@ class ChangingAside:
                     given, named = _with(args, kwargs, 0, from_key, source)
                     return original(*given, **named)
 
-                if operation.name in _COPYING and aside.resolve(from_path, last=True) == path:
+                same = operation.name in _COPYING and aside.resolve(from_path, last=True) == path
+                if same and aside.is_there(path):
                     raise shutil.SameFileError(f"{from_name!r} and {made!r} are the same file")
                 result = self._from(from_name, from_path, make)
         if isinstance(result, str) and result.startswith(place):
@@ -184,6 +188,7 @@ def _with(
 
 
 _REMOVING = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
+_FOLDER_OR_NEW = ("makedirs", "copytree")
 _COPYING = ("copy", "copy2", "copyfile")
 _WRITING_ANEW = (*_COPYING, "make_archive", "unpack_archive")
 # What is said about a file beside its content is of no use to those who read a copy.

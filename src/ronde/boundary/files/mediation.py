@@ -203,7 +203,10 @@ class Mediation:
         except (FileNotFoundError, NotADirectoryError) as error:
             if error.filename is not None and os.fsdecode(error.filename) != os.fsdecode(path):
                 raise
-            number = self.aside.absence(self.resolve(located, last=follow))
+            found = self.resolve(located, last=follow)
+            if self.aside.is_there(found):
+                raise
+            number = self.aside.absence(found)
             raise OSError(number, os.strerror(number), path) from None
 
     def kept(self, place: Any) -> Callable[[], str | None] | None:
