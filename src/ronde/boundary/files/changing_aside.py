@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -139,9 +138,8 @@ class ChangingAside:
                     given, named = _with(args, kwargs, 0, from_key, source)
                     return original(*given, **named)
 
-                same = operation.name in _COPYING and aside.resolve(from_path, last=True) == path
-                if same and aside.is_there(path):
-                    raise shutil.SameFileError(f"{from_name!r} and {made!r} are the same file")
+                if operation.name in _COPYING and aside.resolve(from_path, last=True) == path:
+                    aside.fetch(path)  # onto itself, which fails
                 result = self._from(from_name, from_path, make)
         if isinstance(result, str) and result.startswith(place):
             return made if result == place else os.fspath(made) + result[len(place) :]
