@@ -7,12 +7,14 @@ The ranks share `FOLDER/work/SCENARIO` as working directory; rank r's answers go
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -43,6 +45,14 @@ class RealRanks(Ranks):
         self._comm.store.wait([f"late/{name}/{r}" for r in range(self.world_size) if r != rank])
         time.sleep(0.1)
 
+    @contextlib.contextmanager
+    def first(self, name: str, rank: int) -> Iterator[None]:
+        if self.rank != rank:
+            self._comm.store.wait([f"first/{name}"])
+        yield
+        if self.rank == rank:
+            self._comm.store.set(f"first/{name}", "done")
+
     def total(self, number: int) -> int:
         return int(self._comm.all_reduce(torch.tensor([number])))
 
@@ -56,7 +66,9 @@ def main(rank: int, world_size: int, folder: str) -> None:
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",
     )
-    mediator = FileMediator(meeting=StoreMeeting(comm, timeout=20.0), rank=rank, paths=paths_of_rank())
+    mediator = FileMediator(
+        meeting=StoreMeeting(comm, timeout=20.0), rank=rank, world_size=world_size, paths=paths_of_rank()
+    )
     ranks = RealRanks(comm, mediator, world_size)
     answers = {}
     for name, scenario in SCENARIOS.items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bz2
 import concurrent.futures
+import contextlib
 import csv
 import gzip
 import io
@@ -32,7 +33,7 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from glob import glob
 from os import makedirs
 from pathlib import Path
@@ -51,6 +52,11 @@ class Ranks:
 
     def late(self, name: str, rank: int) -> None:
         """Let `rank` be the last to pass."""
+
+    @contextlib.contextmanager
+    def first(self, name: str, rank: int) -> Iterator[None]:
+        """Let `rank` come to the end of this before any other begins; for threads, too."""
+        yield
 
     def total(self, number: int) -> int:
         """Sum over ranks: a collective in the middle of what a scenario does."""
@@ -709,6 +715,201 @@ def threads_go_on_after_the_main_thread(ranks: Ranks) -> Any:
     found = [str(path) for path in sorted(Path().rglob("*"))]
     os.remove("runs.db")
     return [turns, found, Path("a/d.txt").read_text(), Path("low.txt").read_text()]
+
+
+def seen(name: str) -> list[Any]:
+    """What all questions about a file or folder say."""
+    folder, base = os.path.split(name)
+    questions: list[Callable[[], Any]] = [
+        lambda: [os.path.exists(name), os.path.lexists(name), os.access(name, os.R_OK)],
+        lambda: [os.path.islink(name), os.path.isfile(name), os.path.isdir(name)],
+        lambda: [Path(name).exists(), Path(name).is_symlink()],
+        lambda: os.path.samefile(name, name),
+        lambda: open(name).read(),
+        lambda: os.close(os.open(name, os.O_RDONLY)),
+        lambda: os.readlink(name),
+        lambda: os.path.relpath(os.path.realpath(name, strict=True)),
+        lambda: [stat.S_IFMT(os.stat(name).st_mode), stat.S_IFMT(os.lstat(name).st_mode)],
+        lambda: sorted(os.listdir(name)),
+        lambda: [
+            glob(name),
+            base in os.listdir(folder),
+            base in [path.name for path in Path(folder).iterdir()],
+        ],
+        lambda: [
+            [entry.is_file(), entry.is_dir(), entry.is_symlink(), entry.path]
+            for entry in os.scandir(folder)
+            if entry.name == base
+        ],
+        lambda: base in [name for _, folders, files in os.walk(folder) for name in folders + files],
+    ]
+    answers: list[Any] = []
+    for question in questions:
+        failure = failure_of(lambda question=question: answers.append(question()))
+        if failure != "nothing was raised":
+            answers.append(failure)
+    return answers
+
+
+@scenario
+def threads_see_nothing_of_other_ranks_threads(ranks: Ranks) -> Any:
+    """Whichever rank's thread comes first, all see the files as the main thread left them."""
+    answers: list[Any] = []
+    names = ("text", "link", "folder", "old/kept", "old", "taken", "written", "new")
+
+    def work(folder: str) -> None:
+        paths = [f"{folder}/{name}" for name in names]
+        answers.append([seen(path) for path in paths])
+        text, link, made, _, old, taken, written, new = paths
+        Path(text).write_text("text")
+        os.symlink("text", link)
+        os.mkdir(made)
+        os.remove(taken)
+        Path(written).write_text("anew")
+        os.rename(old, new)
+        Path(f"{new}/kept").write_text("changed")
+        answers.append([seen(path) for path in paths])
+
+    for first in (0, 1):
+        folder = f"folder-{first}"
+        os.makedirs(f"{folder}/old")
+        for name in ("old/kept", "taken", "written"):
+            Path(folder, name).write_text(f"{name} before")
+
+        def in_turn(folder: str = folder, first: int = first) -> None:
+            with ranks.first(f"leak-{first}", first):
+                work(folder)
+
+        in_thread(in_turn)
+        answers.append(sorted(glob(f"{folder}/**", recursive=True)))
+        answers.append([seen(f"{folder}/{name}") for name in names])
+    return answers
+
+
+@scenario
+def threads_keep_an_index_and_the_best(ranks: Ranks) -> Any:
+    """What a thread writes depends on what it finds."""
+
+    def save(number: int, first: int) -> None:
+        with ranks.first(f"index-{number}-{first}", first):
+            index = json.load(open("index.json")) if os.path.exists("index.json") else []
+            with open("index.json", "w") as file:
+                json.dump([*index, number], file)
+            if os.path.exists("best.pt"):
+                os.remove("best.pt")
+            torch.save(torch.ones(number), "best.pt")
+            with open("log.txt", "a") as file:
+                file.write(f"{number}\n")
+            torch.save({"step": number}, f"{number}.tmp")
+            os.replace(f"{number}.tmp", f"{number}.pt")
+            if number > 1:
+                os.remove(f"{number - 1}.pt")
+            if Path("latest").is_symlink():
+                Path("latest").unlink()
+            os.symlink(f"{number}.pt", "latest")
+
+    answers: list[Any] = []
+    for number in (1, 2, 3):
+        in_thread(lambda number=number: save(number, number % 2))
+        answers += [json.load(open("index.json")), torch.load("best.pt").tolist(), torch.load("latest")]
+        answers += [os.readlink("latest"), sorted(os.listdir("."))]
+    return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
+def threads_make_links(ranks: Ranks) -> Any:
+    """A link says what the script wrote, and leads there by whatever name."""
+    Path("of-main").write_text("main")
+
+    def work() -> list[Any]:
+        os.makedirs("runs/1")
+        Path("runs/1/weights").write_text("weights")
+        os.symlink("1", "runs/latest")
+        Path("runs/best").symlink_to("latest/weights")
+        os.symlink("../of-main", "runs/above")
+        os.symlink(os.path.abspath("runs/1"), "absolute")
+        os.symlink("nowhere", "dangling")
+        os.link("of-main", "second")
+        failures = [failure_of(lambda: os.symlink("a", "dangling")), failure_of(lambda: os.link("no", "b"))]
+        links = ("runs/latest", "runs/best", "runs/above", "dangling")
+        texts = [os.readlink(path) for path in links]
+        with open("runs/latest/log", "a") as file:  # through the link
+            file.write("log")
+        shutil.copy("runs/best", "copy")
+        shutil.copy("runs/best", "runs/latest/of-copy")
+        return [failures, texts, Path("runs/1/log").read_text(), Path("copy").read_text()]
+
+    answers: list[Any] = []
+
+    def in_turn() -> None:
+        with ranks.first("links", 0):
+            answers.append(work())
+
+    in_thread(in_turn)
+    files = ("runs/best", "runs/latest/weights", "absolute/weights", "runs/above", "second", "absolute/log")
+    answers += [Path(path).read_text() for path in files]
+    os.remove("absolute")
+    Path("runs/latest/weights").write_text("by all")
+    answers += [Path("runs/best").read_text(), sorted(os.listdir("runs/latest")), os.path.lexists("dangling")]
+    return answers
+
+
+@scenario
+def folders_of_threads_and_of_the_main_thread(ranks: Ranks) -> Any:
+    """One makes again what the other removed, or writes where the other made."""
+    os.makedirs("a/inner")
+    Path("a/inner/old").write_text("old")
+    answers: list[Any] = []
+
+    def work(first: int) -> None:
+        with ranks.first(f"folders-{first}", first):
+            answers.append(sorted(glob("**", recursive=True)))
+            shutil.rmtree("a")
+            answers.append([os.path.exists("a"), os.path.exists("a/inner/old")])
+            os.mkdir("a")
+            answers.append(
+                [os.listdir("a"), failure_of(lambda: os.mkdir("a")), failure_of(lambda: os.rmdir("b"))]
+            )
+            answers.append(failure_of(lambda: os.makedirs("a/inner", exist_ok=True)))
+            os.rmdir("a/inner")
+            os.makedirs("b", exist_ok=True)
+            answers.append(shutil.copy("c", "b"))
+            os.rmdir("a")
+
+    for first in (0, 1):
+        Path("c").write_text("c")
+        in_thread(lambda first=first: work(first))
+        answers.append(sorted(glob("**", recursive=True)))
+        os.makedirs("a/inner")
+        os.makedirs("b", exist_ok=True)
+        Path("a/inner/new").write_text("new")
+        Path("b/c").write_text("of main")
+        answers += [sorted(glob("**", recursive=True)), os.listdir("a/inner"), Path("b/c").read_text()]
+    return answers
+
+
+@scenario
+def the_main_thread_sees_no_more_than_its_own_threads_made(ranks: Ranks) -> Any:
+    """The main rank may be ahead: its thread has written what this rank's is yet to be asked for."""
+    jobs: queue.Queue[str | None] = queue.Queue()
+
+    def work() -> None:
+        while (name := jobs.get()) is not None:
+            Path(name).write_text(name)
+            jobs.task_done()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    answers = []
+    for name in ("one", "two"):
+        with ranks.first(name, 0):
+            answers.append([os.path.exists(name), os.listdir(".")])
+            jobs.put(name)
+            jobs.join()
+        answers.append([os.path.exists(name), Path(name).read_text()])
+    jobs.put(None)
+    thread.join()
+    return answers
 
 
 @scenario

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -68,11 +69,14 @@ class One:
 
     def __init__(self, rank: int, exempt: tuple[str, ...] = ()) -> None:
         self.meeting = Alone()
-        self.mediator = FileMediator(meeting=self.meeting, rank=rank, paths=paths_of_rank(*exempt))
+        self.mediator = FileMediator(
+            meeting=self.meeting, rank=rank, world_size=2, paths=paths_of_rank(*exempt)
+        )
         self.meeting.mediator = self.mediator
 
     def names(self) -> list[str]:
-        return [name for name, _ in self.meeting.calls]
+        """Of what ranks did together; not the words that they left."""
+        return [name for name, _ in self.meeting.calls if name != "tell"]
 
 
 @pytest.fixture
@@ -143,7 +147,8 @@ def test_threads_of_the_main_rank_write(main: One) -> None:
     assert Path("log.txt").read_text() == "x"
     place = os.path.realpath(".")
     assert main.meeting.calls == [  # what was not there before, for the threads of other ranks
-        ("tell", (f"0 {place}/{name}", "nothing")) for name in ("model.pt", "log.txt")
+        ("tell", (f"change {number}", json.dumps([f"{place}/{name}", None, False])))
+        for number, name in enumerate(("model.pt", "log.txt"))
     ]
 
 

@@ -130,7 +130,9 @@ class Session:
         self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
-        self.files = FileMediator(meeting=self._meeting, rank=config.rank, paths=self._paths)
+        self.files = FileMediator(
+            meeting=self._meeting, rank=config.rank, world_size=config.world_size, paths=self._paths
+        )
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)

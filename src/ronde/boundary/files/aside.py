@@ -1,67 +1,38 @@
 """What threads of the script write on other ranks than the main one: aside, where this rank alone sees it.
 
 Threads are not in step, so ranks cannot meet over what they write. The main rank's threads write the files.
-The others' do the same to a tree that lies over the real one: what a thread wrote, moved or removed is found
-so by every thread of its rank, whether or not the main rank's has come as far.
+The others' do the same to a tree that lies over the real one, as that was before the main rank's threads
+changed it: what a thread wrote, moved or removed is found so by every thread of its rank, and nothing else
+is, whether or not the main rank's has come as far.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ronde.boundary.files.beginnings import Beginnings
+from ronde.boundary.files.entries import Entries, Entry
+from ronde.boundary.files.links import resolved
+from ronde.boundary.files.paths import and_above
+from ronde.boundary.files.private_copy import keep, remove
 
 __all__ = ["Aside"]
 
+T = TypeVar("T")
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Entry:
-    """An entry of `os.scandir` under the name that the script knows."""
-
-    path: str
-    entry: os.DirEntry[str]
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.entry, name)
-
-
-class _Entries:
-    """What `os.scandir` returns."""
-
-    def __init__(self, entries: list[Any]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._entries = iter(())
+_Folder = tuple[str, str | None, str | None, dict[str, str | None]]
+"""A folder's path without links, where it lies aside, where it lies as it was, what was changed in it."""
 
 
 class Aside:
     """The tree. Its functions work on the file system directly: callers see to it that nothing mediates them.
+
+    Paths are absolute; where a function says so, by `resolve`, they have no links in them.
 
     Args:
         make_root: gives the folder, when it is first needed.
@@ -72,160 +43,160 @@ class Aside:
         self._make_root = make_root
         self._beginnings = beginnings
         self._root = ""
+        self._copies = 0
         self._gone: set[str] = set()
+        self._back: set[str] = set()
 
     @property
     def in_use(self) -> bool:
         """Whether a thread has changed anything."""
         return bool(self._root)
 
-    def find(self, located: str) -> str | None:
+    def resolve(self, located: str, *, last: bool) -> str:
+        """The path without links, as this rank sees them.
+
+        Args:
+            last: the last name is followed too.
+        """
+        return resolved(located, self._text_of, last=last)
+
+    def find(self, path: str) -> str | None:
         """Where it lies, if it lies aside."""
-        place = self._root + located
+        place = self._root + path
         return place if self._root and os.path.lexists(place) else None
 
-    def is_gone(self, located: str) -> bool:
-        """Whether a thread removed it, or a folder above, and made nothing in its place."""
-        if not self._gone or self.find(located) is not None:
-            return False
-        path = located
-        while path not in self._gone:
-            parent = os.path.dirname(path)
-            if parent == path:
-                return False
-            path = parent
-        return True
+    def where(self, path: str) -> str | None:
+        """Where a path without links lies for this rank, as far as is known; None if it is not there."""
+        place = self.find(path)
+        if place is not None:
+            return place
+        return None if self._is_taken(path) else self._beginnings.was(path)
 
-    def source(self, located: str, name: Any) -> str:
-        """Where to read it; `name` is what the script calls it.
+    def asked(
+        self,
+        located: str,
+        act: Callable[[str | None], T],
+        *,
+        follow: bool = True,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """What `act` says of where this lies.
 
-        Raises:
-            FileNotFoundError: when a thread removed it.
+        The main rank's threads say what they are about to change before they do: where they have said nothing
+        by the time that `act` is done, it saw what was there before them.
+
+        Args:
+            follow: where the link leads, if it is one.
+            undo: is given what `act` gave in vain.
         """
-        if self.is_gone(located):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return self.find(located) or located
+        return self._steady(lambda: self.where(self.resolve(located, last=follow)), act, undo)
 
-    def is_folder(self, located: str) -> bool:
+    def is_there(self, path: str) -> bool:
+        """Whether there is something of this name for this rank."""
+        return self.asked(path, lambda place: place is not None and os.path.lexists(place), follow=False)
+
+    def is_folder(self, path: str) -> bool:
         """Whether there is a folder of this name for this rank."""
-        found = self.find(located)
-        return os.path.isdir(located if found is None else found) and not self.is_gone(located)
 
-    def make_folder(self, located: str, by: Callable[[str], object]) -> None:
-        """Let `by` make it here; folders above it come along."""
-        place = self._place(located)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        by(place)
-        self._gone.discard(located)
+        def is_folder(place: str | None) -> bool:
+            return place is not None and os.path.isdir(place) and not os.path.islink(place)
 
-    def was_there(self, located: str) -> bool:
-        """Whether it is there for this rank without its threads' doing."""
-        return not self.is_gone(located) and self._beginnings.was_there(located)
+        return self.asked(path, is_folder, follow=False)
 
-    def whole(self, located: str) -> str:
-        """A folder with all that it holds for this rank, gathered here."""
-        place = self._place(located)
-        os.makedirs(place, exist_ok=True)
-        for name in self.listed(located, lambda: os.listdir(located)):
-            inner = os.path.join(located, name)
-            if self.is_folder(inner):
-                self.whole(inner)
-            elif self.find(inner) is None:
-                with contextlib.suppress(FileNotFoundError):  # the main rank's thread was faster
-                    shutil.copy2(inner, os.path.join(place, name), follow_symlinks=False)
-        return place
+    def absence(self, path: str) -> int:
+        """The number of the error of whoever looks for what is not there."""
+        for above in and_above(os.path.dirname(path)):
+            if self.is_folder(above):
+                break
+            if self.is_there(above):
+                return errno.ENOTDIR
+        return errno.ENOENT
 
-    def _place(self, located: str) -> str:
-        if not self._root:
-            self._root = self._make_root()
-        return self._root + located
+    def target(self, path: str, *, keep: bool = False) -> str:
+        """Where to write what has no links in its path.
 
-    def target(self, located: str, *, keep: bool = False) -> str:
-        """Where to write it.
-
-        The place itself where the folder around it is missing: there the failure is the script's.
+        Where the folder around it is missing, it is missing there: the failure is the script's.
 
         Args:
             keep: what it holds is kept.
         """
-        if not self.is_folder(os.path.dirname(located)):
-            return located
-        place = self._place(located)
+        place = self.place(path)
+        if not self.is_folder(os.path.dirname(path)):
+            self._fetch_obstacle(path)
+            return place
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if not os.path.lexists(place) and self.was_there(located):
-            if os.path.isdir(located):
+        if not os.path.lexists(place):
+            if self.is_folder(path):
                 os.mkdir(place)  # to be copied into
             elif keep:
-                self._beginnings.of(located, place)
-        self._gone.discard(located)
+                self.fetch(path)
         return place
 
-    def remove(self, located: str, by: Callable[[str], object]) -> None:
+    def fetch(self, path: str) -> str:
+        """Have here what it is for this rank, if it is anything: a folder with all that it holds."""
+        place = self.place(path)
+        if self.is_folder(path):
+            os.makedirs(place, exist_ok=True)
+            for name in self.listed(path):
+                self.fetch(os.path.join(path, name))
+        elif not os.path.lexists(place):
+            self._copies += 1
+            copy = f"{self._root}.{self._copies}"
+            with contextlib.suppress(FileNotFoundError):
+                self.asked(path, lambda source: _copied(source, copy), follow=False, undo=remove)
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                os.rename(copy, place)
+        return place
+
+    def remove(self, path: str) -> None:
         """Take it away from what this rank sees; the real one is the main rank's to remove."""
-        place = self.find(located)
+        place = self.find(path)
         if place is not None:
-            by(place)
-        self._place(located)
-        self._gone.add(located)
+            remove(place)
+        self.place(path)
+        self._back = {back for back in list(self._back) if not _is_within(back, path)}
+        self._gone.add(path)
 
     def move(self, source: str, target: str, *, own: bool) -> None:
-        """`own`: the source is this rank's alone, and lies where it lies."""
+        """Give it another name.
+
+        Args:
+            own: the source is this rank's alone, and lies where it lies.
+        """
+        place = source if own else self.fetch(source)
         moved = self.target(target)
         if own:
-            place = source
-        else:
-            place = self.whole(source) if self.is_folder(source) else self.source(source, source)
-        if os.path.isdir(moved) and not os.path.isdir(place):
-            moved = os.path.join(moved, os.path.basename(source))
-        if own or place != source:
             shutil.move(place, moved)
-        elif os.path.exists(place):  # else the main rank has moved it already
-            shutil.copy2(place, moved)
-        if not own:
-            self._gone.add(source)
+        elif source != target:
+            os.replace(place, moved)
+            self.remove(source)
 
-    def forget(self, located: str) -> None:
+    def back(self, path: str) -> None:
         """What counts is the real one again."""
-        place = self.find(located)
+        place = self.find(path)
         if place is not None:
-            shutil.rmtree(place) if os.path.isdir(place) and not os.path.islink(place) else os.unlink(place)
-        self._gone -= {path for path in self._gone if f"{path}/".startswith(f"{located}/")}
+            remove(place)
+        self._gone = {gone for gone in list(self._gone) if not _is_within(gone, path)}
+        self.stand(path)
 
-    def listed(self, located: str, list_real: Callable[[], list[str]]) -> list[str]:
+    def stand(self, path: str) -> None:
+        """It is there now, and so are the folders above it."""
+        hidden = [above for above in and_above(path) if self._is_taken(above) and self.find(above) is None]
+        self._back.update(hidden)
+
+    def listed(self, located: str) -> list[str]:
         """The names in a folder."""
-        place = self.find(located)
-        ours = os.listdir(place) if place else []
-        kept = self._kept(located, self._real(located, place, list_real))
-        return kept + sorted(set(ours) - set(kept))
+        return [name for name, _ in self._inside(located, None)]
 
-    def scanned(self, path: str, located: str, scan_real: Callable[[], Any]) -> Any:
-        """The entries of a folder, as `os.scandir` gives them."""
-        place = self.find(located)
-        ours = {entry.name: entry for entry in os.scandir(place)} if place else {}
-        entries = self._real(located, place, lambda: list(scan_real()))
-        names = set(self._kept(located, [entry.name for entry in entries])) - set(ours)
-        kept = [entry for entry in entries if entry.name in names]
-        return _Entries([*kept, *(_Entry(os.path.join(path, name), ours[name]) for name in sorted(ours))])
+    def scanned(self, path: str, located: str, scan: Callable[[str], Any]) -> Any:
+        """The entries of a folder, as `os.scandir` gives them.
 
-    def _kept(self, located: str, names: list[str]) -> list[str]:
-        """The real entries that this rank sees, or has in a form of its own."""
-        made = self._beginnings.made_inside(located, names)
-        return [
-            name
-            for name in names
-            if not self.is_gone(inner := os.path.join(located, name))
-            and (name not in made or self.find(inner) is not None)
-        ]
-
-    def _real(self, located: str, place: str | None, ask: Callable[[], list[Any]]) -> list[Any]:
-        if place is None and self.is_gone(located):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), located)
-        try:
-            return ask()
-        except FileNotFoundError:
-            if place is None:
-                raise
-            return []
+        Args:
+            path: the folder as the script calls it.
+            scan: gives those of a real one.
+        """
+        found = self._inside(located, scan)
+        return Entries([Entry(path, name) if entry is None else entry for name, entry in found])
 
     def visible_name(self, path: Any) -> Any:
         """A path that a function returned, by its name for the script."""
@@ -236,3 +207,110 @@ class Aside:
         """The tree is gone."""
         self._root = ""
         self._gone.clear()
+        self._back.clear()
+
+    def _inside(self, located: str, scan: Callable[[str], Any] | None) -> list[tuple[str, Any]]:
+        """Names in a folder; with entries where these are the real ones and `scan` gives them."""
+
+        def folder() -> _Folder:
+            path = self.resolve(located, last=True)
+            base = None if self._is_taken(path) else self._beginnings.was(path)
+            return path, self.find(path), base, self._beginnings.changed_inside(path)
+
+        def look(seen: _Folder) -> list[tuple[str, Any]]:
+            path, place, base, changed = seen
+            ours = os.listdir(place) if place is not None else []
+            if place is None and base is None:
+                number = self.absence(path)
+                raise OSError(number, os.strerror(number), located)
+            entries = _entries(base, scan if base == located else None, strict=place is None)
+            names = {name for name in entries if name not in changed}
+            names |= {name for name, was in changed.items() if was is not None}
+            names = {name for name in names if not self._is_taken(os.path.join(path, name))}
+            first = [(name, entries[name]) for name in entries if name in names and name not in ours]
+            seen_first = {name for name, _ in first}
+            return first + [(name, None) for name in sorted({*ours, *names} - seen_first)]
+
+        return self._steady(folder, look)
+
+    def _steady(
+        self, ask: Callable[[], Any], act: Callable[[Any], T], undo: Callable[[T], object] | None = None
+    ) -> T:
+        """`act` on what `ask` says, when that is still so afterwards."""
+        while True:
+            position = self._beginnings.position
+            known = ask()
+            failure: OSError | None = None
+            answer: Any = None
+            try:
+                answer = act(known)
+            except OSError as error:
+                failure = error
+            self._beginnings.read()
+            if self._beginnings.position == position or ask() == known:
+                if failure is not None:
+                    raise failure
+                return answer
+            if failure is None and undo is not None:
+                undo(answer)
+
+    def _text_of(self, path: str) -> str | None:
+        place = self.where(path)
+        try:
+            return None if place is None else os.readlink(place)
+        except OSError:
+            return None
+
+    def _is_taken(self, path: str) -> bool:
+        """Whether a thread removed it, or a folder above, whatever it then made in its place."""
+        for above in and_above(path) if self._gone else ():
+            if above in self._back:
+                return False
+            if above in self._gone:
+                return True
+        return False
+
+    def place(self, path: str) -> str:
+        """Where it lies if it lies aside."""
+        if not self._root:
+            self._root = self._make_root()
+        return self._root + path
+
+    def _fetch_obstacle(self, path: str) -> None:
+        """Where a file stands in the way of what is to be written, it does so here."""
+        for above in and_above(os.path.dirname(path)):
+            if self.is_folder(above):
+                return
+            if self.is_there(above):
+                self.fetch(above)
+                return
+
+
+def _copied(source: str | None, copy: str) -> str:
+    if source is None:
+        raise FileNotFoundError
+    keep(source, copy)
+    return copy
+
+
+def _entries(folder: str | None, scan: Callable[[str], Any] | None, *, strict: bool) -> dict[str, Any]:
+    """Names in a folder, if there is one, each with its entry or none.
+
+    Args:
+        strict: there must be one.
+    """
+    try:
+        if folder is None:
+            return {}
+        if scan is None:
+            return dict.fromkeys(os.listdir(folder))
+        with scan(folder) as entries:
+            return {entry.name: None if entry.is_symlink() else entry for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        if strict:
+            raise
+        return {}
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")

@@ -1,105 +1,124 @@
-"""What a file held before threads of the script first wrote to it, whichever rank's thread came first.
+"""What files were before threads of the script came to them, whichever rank's thread came first.
 
-A thread of another rank adds to a copy of its own. Copied from the file, it would hold what the main rank's
-thread may have added by then. So that one keeps a copy, and leaves word where, before it writes.
+A thread of another rank is to see the files as if it alone had run. So the main rank's threads keep what they
+are about to change, and say so in a journal, before they do it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable
 
+from ronde.boundary.files.journal import Change, Journal
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.paths import and_above
+from ronde.boundary.files.private_copy import keep
 
 __all__ = ["Beginnings"]
-
-_NOTHING, _SOMETHING = "nothing", "something"
 
 
 class Beginnings:
     """One rank's part in that; callers see to it that nothing mediates its use of files.
+
+    All paths are absolute, and none lies behind a link.
 
     Args:
         new_place: a path for a new file of this rank, that ends in a name.
     """
 
     def __init__(self, meeting: Meeting, new_place: Callable[[str], str]) -> None:
-        self._meeting = meeting
+        self._journal = Journal(meeting)
         self._new_place = new_place
-        self._changes: Counter[str] = Counter()
-        self._saved: set[str] = set()
+        self._renewed: dict[str, int] = {}
+        self._standing: dict[str, int] = {}
+        self._lock = threading.RLock()  # a collected file may remove itself in here
 
-    def renew(self, located: str) -> None:
-        """All ranks have met over this file or folder: from here on it begins anew."""
-        self._changes[located] += 1
+    @property
+    def position(self) -> int:
+        """How many changes have been told: later ones are later than what ranks do together now."""
+        return len(self._journal)
 
-    def save(self, located: str, *, content: bool = True, parents: bool = False) -> None:
-        """The main rank's thread is about to make, change or remove this.
+    def renew(self, path: str, position: int) -> None:
+        """All ranks have met over this: what was told of it, or of what lies below, by then is past."""
+        if position:
+            self._renewed[path] = position
+        self.stand(os.path.dirname(path), position)
+
+    def stand(self, folder: str, position: int) -> None:
+        """All ranks have met, and found or made this folder: it is there, whoever made it."""
+        for path in and_above(folder) if position else ():
+            self._standing[path] = position
+
+    def makes(self, path: str, *, whole: bool = False) -> None:
+        """The main rank's thread is about to make this, or to write to it.
 
         Args:
-            content: what a file holds may be needed.
-            parents: folders above that are missing are made along with it.
+            whole: it comes as a tree.
         """
-        key = self._key(located)
-        if key in self._saved:
-            return
-        self._saved.add(key)
-        word = _SOMETHING if os.path.lexists(located) else _NOTHING
-        above = os.path.dirname(located)
-        if parents and not os.path.lexists(above):
-            self.save(above, parents=True)
-        if content and os.path.isfile(located):
-            word = self._new_place(os.path.basename(located))
-            shutil.copyfile(located, word)
-        self._meeting.tell(key, word)
-
-    def of(self, located: str, place: str) -> None:
-        """Put what the file held into `place`; nothing where it was not there."""
-        key = self._key(located)
-        word = self._meeting.told(key)
-        if word is None:
-            if os.path.isfile(located):
-                shutil.copyfile(located, place)
-            # The main rank leaves word before it writes: where none is left by now, it has not written.
-            word = self._meeting.told(key)
-            if word is None:
+        with self._lock:
+            if self._is_told(path):
                 return
-        if word == _NOTHING and os.path.exists(place):
-            os.unlink(place)
-        elif os.path.isfile(word):  # on another host it is not
-            shutil.copyfile(word, place)
+            if not os.path.lexists(path):
+                self._journal.write(Change(path, None, whole))
+            elif not os.path.isdir(path):
+                self._keep(path, linked=False)
 
-    def was_there(self, located: str) -> bool:
-        """Whether this was there before threads came, or is there and none has changed it."""
-        there = os.path.lexists(located)
-        # Asked afterwards, because the main rank leaves word first: without any, it had made nothing of this.
-        word = self._meeting.told(self._key(located))
-        if word is not None:
-            return word != _NOTHING
-        return there and not self.made_around(located)
+    def makes_folder(self, path: str) -> None:
+        """As `makes`, for a folder and those above it that are missing."""
+        missing = [above for above in and_above(path) if not os.path.lexists(above)]
+        for folder in reversed(missing):
+            self.makes(folder)
 
-    def made_around(self, located: str) -> bool:
-        """Whether the main rank's threads have made a folder above it."""
-        return any(self._made(path) for path in _and_above(os.path.dirname(located)))
+    def takes(self, path: str, *, moves: bool = False) -> None:
+        """The main rank's thread is about to remove or replace this, or `moves` it elsewhere."""
+        with self._lock:
+            if os.path.lexists(path) and not self._is_told(path):
+                # What is removed changes no more, so a second name keeps it; what is moved may be written to.
+                self._keep(path, linked=not moves)
 
-    def made_inside(self, located: str, names: Iterable[str]) -> set[str]:
-        """Which of these entries of a folder the main rank's threads have made."""
-        if self._made(located) or self.made_around(located):
-            return set(names)
-        return {name for name in names if self._made(os.path.join(located, name))}
+    def read(self) -> None:
+        """Learn what the main rank's threads have told by now."""
+        self._journal.read()
 
-    def _made(self, located: str) -> bool:
-        return self._meeting.told(self._key(located)) == _NOTHING
+    def was(self, path: str) -> str | None:
+        """Where it lies as it was: at its own path, or kept; None if it was not there. As far as is known."""
+        floor = self._floor(path)
+        for above in and_above(path):
+            change = self._told(above, floor)
+            if change is None or not (above == path or change.whole):
+                continue
+            if change.place is None:
+                return None
+            if not os.path.lexists(change.place):  # on another host, or after the main rank's end
+                return path
+            return change.place + path[len(above) :]
+        return path
 
-    def _key(self, located: str) -> str:
-        """A name for the file and for how often ranks have met over it, or over folders above."""
-        return f"{sum(self._changes[path] for path in _and_above(located))} {located}"
+    def changed_inside(self, folder: str) -> dict[str, str | None]:
+        """What has been changed in a folder, by name, and where it lies as it was."""
+        paths = {name: os.path.join(folder, name) for name in self._journal.inside(folder)}
+        told = {name: path for name, path in paths.items() if self._told(path, self._floor(path)) is not None}
+        return {name: self.was(path) for name, path in told.items()}
 
+    def _keep(self, path: str, *, linked: bool) -> None:
+        place: str | None = self._new_place(os.path.basename(path))
+        try:
+            keep(path, place, linked=linked)
+        except (OSError, shutil.Error):  # no room, or not ours to read: it is seen as it comes
+            place = path
+        self._journal.write(Change(path, place, place != path))
 
-def _and_above(path: str) -> Iterator[str]:
-    yield path
-    while path != os.path.dirname(path):
-        path = os.path.dirname(path)
-        yield path
+    def _is_told(self, path: str) -> bool:
+        floor = self._floor(path)
+        changes = ((above, self._told(above, floor)) for above in and_above(path))
+        return any(change is not None and (above == path or change.whole) for above, change in changes)
+
+    def _told(self, path: str, floor: int) -> Change | None:
+        number, change = self._journal.latest(path) or (-1, None)
+        return change if number >= max(floor, self._standing.get(path, 0)) else None
+
+    def _floor(self, path: str) -> int:
+        """The number of the first change that counts for it."""
+        return max((self._renewed.get(above, 0) for above in and_above(path)), default=0)

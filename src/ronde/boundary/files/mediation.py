@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._guards import CompileContext
 
@@ -20,11 +20,14 @@ from ronde.boundary.files.announcing import Announce
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.naming import called
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.publications import Publications
 from ronde.errors import PeerLost
 
 __all__ = ["Mediation", "Outcome"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,12 +38,14 @@ class Outcome:
         operation, path: what was done and to what, by the main rank's name for it.
         value: result that the other ranks need.
         failure: the exception that the script gets, on every rank.
+        position: how many changes of files the main rank's threads had told when it was done.
     """
 
     operation: str
     path: str
     value: Any = None
     failure: Exception | None = None
+    position: int = 0
 
 
 class _Depth(threading.local):
@@ -62,7 +67,14 @@ class Mediation:
     """
 
     def __init__(
-        self, *, meeting: Meeting, rank: int, paths: Paths, aside: Aside, beginnings: Beginnings
+        self,
+        *,
+        meeting: Meeting,
+        rank: int,
+        world_size: int,
+        paths: Paths,
+        aside: Aside,
+        beginnings: Beginnings,
     ) -> None:
         self.paths = paths
         self.aside = aside
@@ -74,11 +86,14 @@ class Mediation:
         self.notes: list[str] = []
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
+        self._alone = world_size == 1
         self._meeting = meeting
         self._depth = _Depth()
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._had_threads = False
+        self._position = 0
 
     def governs(self) -> bool:
         """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
@@ -90,13 +105,21 @@ class Mediation:
 
     def in_thread(self) -> bool:
         """Whether a call made here and now is one of a thread of the script."""
-        if self._depth.value or threading.get_ident() == self._thread or os.getpid() != self._process:
+        if self._alone or self._depth.value or os.getpid() != self._process:
             return False
-        return threading.current_thread() in self._threads or self._of_script()
+        if threading.get_ident() == self._thread:
+            return False
+        if threading.current_thread() in self._threads:
+            return True
+        of_script = self._of_script()
+        self._had_threads = self._had_threads or of_script
+        return of_script
 
     def looks_aside(self) -> bool:
-        """Whether what threads of this rank wrote is to be seen by a call made here and now."""
-        return self.aside.in_use and self._depth.value == 0 and os.getpid() == self._process
+        """Whether a call made here and now is to see files as this rank's threads have them."""
+        if self.is_main or self._depth.value or os.getpid() != self._process:
+            return False
+        return self._had_threads or self.in_thread()
 
     def place_to_write(self, path: Any, *, keep: bool = False, anew: bool = False) -> str | None:
         """Where a thread of the script is to write instead of `path`; None if there, as the main rank's does.
@@ -111,40 +134,116 @@ class Mediation:
         if located is None or self.paths.is_exempt(located):
             return None
         with self.unmediated():
+            # What is to be made anew is no link.
+            found = self.resolve(located, last=not anew)
+            if self.paths.is_exempt(found):
+                return None
             if self.is_main:
-                self.beginnings.save(located, content=keep)
+                self.beginnings.makes(found)
                 return None
             if keep:
                 self.publications.before_reading(located)
-            if anew and self.aside.find(located) is None and self.aside.was_there(located):
-                return None
-            place = self.aside.target(located, keep=keep)
-            return None if place == located else place
+            return self.aside.target(found, keep=keep or anew)
 
-    def place_to_read(self, path: Any) -> str | None:
-        """Where threads of this rank have what is to be read as `path`; None if it is where it should be.
+    def resolve(self, located: str, *, last: bool) -> str:
+        """The path without links, as threads of this rank see them; see `Aside.resolve`."""
+        if not self.is_main:
+            return self.aside.resolve(located, last=last)
+        if last:
+            return os.path.realpath(located)
+        return os.path.join(os.path.realpath(os.path.dirname(located)), os.path.basename(located))
+
+    def reading(
+        self,
+        path: Any,
+        act: Callable[[Any], T],
+        *,
+        follow: bool = True,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """What `act` makes of what is called `path`: it is given where threads of this rank have that.
+
+        See `Aside.asked`.
 
         Raises:
-            FileNotFoundError: when they removed it.
+            FileNotFoundError: when it is not there for them.
         """
-        if not self.publications.all_settled and self.in_thread():
-            located = self.paths.locate(path)
-            if located is not None:
-                with self.unmediated():
-                    self.publications.before_reading(located)
-        located = self.paths.locate(path) if self.looks_aside() else None
-        if located is None:
-            return None
-        with self.unmediated():
-            place = self.aside.source(located, path)
-        return None if place == located else place
+        looks = self.looks_aside()
+        in_thread = not self.publications.all_settled and self.in_thread()
+        located = self.paths.locate(path) if looks or in_thread else None
+        if located is None or self.paths.is_exempt(located):
+            return act(path)
 
-    def met_over(self, located: str) -> None:
-        """All ranks have changed this in the main thread: what threads did to it before is past."""
-        self.beginnings.renew(located)
-        if self.aside.in_use:
+        with self.unmediated():
+            if in_thread:
+                self.publications.before_reading(located)
+            return self.reading_aside(located, path, act, follow=follow, undo=undo) if looks else act(path)
+
+    def reading_aside(
+        self,
+        located: str,
+        path: Any,
+        act: Callable[[Any], T],
+        *,
+        follow: bool = True,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """As `reading`, where this rank is known to look aside; `located` is the absolute path."""
+
+        def act_there(place: str | None) -> T:
+            if place is None:
+                raise FileNotFoundError
+            if place == located:
+                return act(self.paths.renamed(path))
+            with called({place: path}):
+                return act(place)
+
+        try:
+            return self.aside.asked(located, act_there, follow=follow, undo=undo)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if error.filename is not None and os.fsdecode(error.filename) != os.fsdecode(path):
+                raise
+            found = self.resolve(located, last=follow)
+            if self.aside.is_there(found):
+                raise
+            number = self.aside.absence(found)
+            raise OSError(number, os.strerror(number), path) from None
+
+    def kept(self, place: Any) -> Callable[[], str | None] | None:
+        """Tells where a file that is read is kept, once the main rank's threads have changed it.
+
+        Args:
+            place: as `reading` gives it. None is told of a place that those never change.
+        """
+        path = self.paths.locate(place)
+        if path is None or self.paths.is_exempt(path):
+            return None
+
+        def kept() -> str | None:
             with self.unmediated():
-                self.aside.forget(located)
+                self.beginnings.read()
+                found = self.beginnings.was(path)
+            return None if found == path else found
+
+        return kept
+
+    def met_over(self, located: str, *, follow: bool = True) -> None:
+        """All ranks have changed this in the main thread: what threads did to it before is past.
+
+        Args:
+            follow: where the link leads, if it is one.
+        """
+        with self.unmediated():
+            path = self.resolve(located, last=follow)
+            self.beginnings.renew(path, self._position)
+            self.aside.back(path)
+
+    def met_in(self, located: str) -> None:
+        """All ranks have made this folder in the main thread, or found it there."""
+        with self.unmediated():
+            path = self.resolve(located, last=True)
+            self.beginnings.stand(path, self._position)
+            self.aside.stand(path)
 
     def remember(self, thread: threading.Thread) -> None:
         """A thread is about to start.
@@ -156,6 +255,7 @@ class Mediation:
             frame = frame.f_back
         if frame is not None and is_script(frame.f_code.co_filename):
             self._threads.add(thread)
+            self._had_threads = True
 
     @staticmethod
     def _of_script() -> bool:
@@ -210,6 +310,7 @@ class Mediation:
                     failure = _failure_of(prepare)
                 self._barrier(operation, located)
             outcome = self._act(operation, located, act) if self.is_main else self._hear(operation, located)
+            self._position = outcome.position
         if outcome.failure is not None:
             raise outcome.failure
         if failure is not None:
@@ -297,8 +398,15 @@ class Mediation:
             value = act()
         except Exception as failure:
             own = failure
-        self._share(Outcome(operation=operation, path=located, value=value, failure=_portable(own)))
-        return Outcome(operation=operation, path=located, value=value, failure=own)
+        outcome = Outcome(
+            operation=operation,
+            path=located,
+            value=value,
+            failure=_portable(own),
+            position=self.beginnings.position,
+        )
+        self._share(outcome)
+        return dataclasses.replace(outcome, failure=own)
 
     def _hear(self, operation: str, located: str) -> Outcome:
         outcome = self._share(None)

@@ -24,13 +24,15 @@ import torch
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
+from ronde.boundary.files.keeping import Keeping
 from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.native_writers import NATIVE_WRITERS, NativeWriter
 from ronde.boundary.files.null_file import NullRecords
 from ronde.boundary.files.opening import Opening
-from ronde.boundary.files.operations import OPERATIONS, Operations
+from ronde.boundary.files.operation import OPERATIONS
+from ronde.boundary.files.operations import Operations
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
@@ -59,16 +61,19 @@ class FileMediator:
 
     Args:
         meeting: the other ranks.
-        rank: this one; 0 writes.
+        rank, world_size: this one, and how many there are; 0 writes.
         paths: which of them are mediated; learns which this rank makes for itself.
     """
 
-    def __init__(self, *, meeting: Meeting, rank: int, paths: Paths) -> None:
+    def __init__(self, *, meeting: Meeting, rank: int, world_size: int, paths: Paths) -> None:
         self._mirrors = Mirrors()
-        beginnings = Beginnings(meeting, self._mirrors.place)
+        self._keeping = Keeping(meeting, rank=rank, world_size=world_size)
+        self._installed = False
+        beginnings = Beginnings(meeting, self._keeping.place)
         self._mediation = Mediation(
             meeting=meeting,
             rank=rank,
+            world_size=world_size,
             paths=paths,
             aside=Aside(self._make_root, beginnings),
             beginnings=beginnings,
@@ -96,6 +101,7 @@ class FileMediator:
 
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
+        self._installed = True
         self._mediation.publications.start()
         gc.callbacks.append(self._mediation.on_collection)
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
@@ -145,6 +151,9 @@ class FileMediator:
         self._mediation.publications.stop()
         self._mirrors.remove_all()
         self._mediation.aside.clear()
+        if self._installed:
+            self._keeping.leave()
+        self._installed = False
 
     def remove_temporary(self) -> None:
         """Remove what the script made by `tempfile` and left: the main rank's is the one to be found."""

@@ -9,8 +9,10 @@ from typing import Any
 
 from ronde.boundary.files.announcing import assemble
 from ronde.boundary.files.mediation import Mediation
+from ronde.boundary.files.naming import called
 from ronde.boundary.files.null_file import NullFile
 from ronde.boundary.files.private_copy import Mirrors, open_copy
+from ronde.boundary.files.steady_file import open_steadily
 
 __all__ = ["Opening"]
 
@@ -86,14 +88,33 @@ class Opening:
         flags = set(mode) if isinstance(mode, str) else set()
         if isinstance(file, int) or rest[-1] is not None:
             return self._open(file, mode, *rest)
-        if flags & set("wax+"):
-            place = self._mediation.place_to_write(file, keep=not flags & set("wx"), anew="x" in flags)
-        else:
-            place = self._mediation.place_to_read(file)
+        if not flags & set("wax+"):
+            return self._mediation.reading(
+                file,
+                lambda place: self._open_at(place, file, mode, *rest),
+                undo=lambda opened: opened.close(),
+            )
+        place = self._mediation.place_to_write(file, keep=not flags & set("wx"), anew="x" in flags)
         if place is None:
+            return self._open(file, mode, *rest)
+        with called({place: file}):
+            return self._open_at(place, file, mode, *rest)
+
+    def _open_at(self, place: Any, file: Any, mode: Any, *rest: Any) -> Any:
+        if place is file:
             return self._open(file, mode, *rest)
         # By an opener the file keeps the name that the script gave.
         return self._open(file, mode, *rest[:-1], lambda _, flags: self._os_open(place, flags, 0o666))
+
+    def _open_steadily(self, place: Any, file: Any, mode: str, *rest: Any) -> Any:
+        """What is read later is as of now, too."""
+        buffering, encoding, errors, newline, closefd, _ = rest
+        kept = self._mediation.kept(place)
+        if kept is None:
+            return self._open_at(place, file, mode, *rest)
+        self._open(os.devnull, mode, buffering, encoding, errors, newline, closefd).close()
+        opener = None if place is file else lambda _, flags: self._os_open(place, flags)
+        return open_steadily(file, mode, buffering, encoding, errors, newline, opener=opener, kept=kept)
 
     def _raw(
         self, name: str | bytes, located: str, mode: str, opener: Callable[[str, int], int] | None
@@ -161,14 +182,16 @@ class Opening:
 
     def _descriptor_elsewhere(self, path: Any, flags: int, mode: int, dir_fd: int | None) -> int:
         """As `_open_elsewhere`, for `os.open`."""
-        place: str | None = None
-        if dir_fd is None and not (_UNNAMED and flags & _UNNAMED == _UNNAMED):
-            if flags & _WRITING:
-                anew = bool(flags & os.O_EXCL)
-                place = self._mediation.place_to_write(path, keep=not (anew or flags & os.O_TRUNC), anew=anew)
-            else:
-                place = self._mediation.place_to_read(path)
-        return self._os_open(path if place is None else place, flags, mode, dir_fd=dir_fd)
+        if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
+            return self._os_open(path, flags, mode, dir_fd=dir_fd)
+        if not flags & _WRITING:
+            return self._mediation.reading(
+                path, lambda place: self._os_open(place, flags, mode), undo=self._os_close
+            )
+        anew = bool(flags & os.O_EXCL)
+        place = self._mediation.place_to_write(path, keep=not (anew or flags & os.O_TRUNC), anew=anew)
+        with called({place: path} if place is not None else {}):
+            return self._os_open(path if place is None else place, flags, mode)
 
     def _descriptor(self, path: Any, located: str, flags: int, mode: int) -> tuple[int, str]:
         opened: list[int] = []

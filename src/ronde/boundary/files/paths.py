@@ -8,10 +8,10 @@ import re
 import site
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Paths", "caches", "interpreter_folders", "paths_of_rank"]
+__all__ = ["Paths", "and_above", "caches", "interpreter_folders", "paths_of_rank"]
 
 _CACHE_VARIABLES = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR",
@@ -29,6 +29,13 @@ def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
     folders += [environment[name] for name in _CACHE_VARIABLES if environment.get(name)]
     folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{_user()}"))
     return tuple(folders)
+
+
+def and_above(path: str) -> Iterator[str]:
+    """An absolute path, and the folders above it up to the root."""
+    yield path
+    while path != (path := os.path.dirname(path)):
+        yield path
 
 
 def _user() -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
-__all__ = ["Mirrors", "copy_tree", "discard", "open_copy"]
+__all__ = ["Mirrors", "copy_tree", "discard", "keep", "open_copy", "remove"]
 
 
 def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
@@ -44,6 +44,34 @@ def copy_tree(source: str, target: str) -> None:
         shutil.copytree(source, target, symlinks=True)
     else:
         shutil.copy2(source, target)
+
+
+def keep(source: str, place: str, *, linked: bool = False) -> None:
+    """Put a file, a folder with all below it, or a link as it stands, at `place`.
+
+    Args:
+        linked: what a file holds may be shared where that costs nothing.
+    """
+    copy = _link if linked else shutil.copy2
+    if os.path.isdir(source) and not os.path.islink(source):
+        shutil.copytree(source, place, symlinks=True, copy_function=copy)
+    else:
+        copy(source, place, follow_symlinks=False)
+
+
+def remove(place: str) -> None:
+    """Remove it, whatever it is."""
+    if os.path.isdir(place) and not os.path.islink(place):
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        os.unlink(place)
+
+
+def _link(source: str, place: str, *, follow_symlinks: bool = True) -> None:
+    try:
+        os.link(source, place, follow_symlinks=follow_symlinks)
+    except OSError:  # another file system, or one that has none
+        shutil.copy2(source, place, follow_symlinks=follow_symlinks)
 
 
 class Mirrors:

@@ -15,6 +15,7 @@ QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink")
 """Functions of `os` whose first argument, `path`, is asked about; `os.path` and `pathlib` stand on them."""
 
 _LISTINGS = ("listdir", "scandir")
+_OF_LINKS = ("lstat", "readlink")
 
 
 def asking(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,39 +25,50 @@ def asking(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
 
     @functools.wraps(original)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        aside = mediation.looks_aside()
+        looks = mediation.looks_aside()
         settled = publications.all_settled and not paths.has_aliases
-        governed = not (settled and not aside) and mediation.governs()
-        if not (governed or aside):
+        governed = not (settled and not looks) and mediation.governs()
+        if not (governed or looks) or kwargs.get("dir_fd") is not None:
             return original(*args, **kwargs)
         path = args[0] if args else kwargs.get("path")
-        if path is None and original.__name__ in _LISTINGS:
+        lists = original.__name__ in _LISTINGS
+        if path is None and lists:
             path = "."
         located = paths.locate(path)
         if located is None:
             return original(*args, **kwargs)
         if governed:
             mediation.before_reading(located)
-        renamed = paths.renamed(path)
 
         def asked(path: Any) -> Any:
             return original(path, *args[1:], **kwargs) if args else original(**{**kwargs, "path": path})
 
-        return _ask_aside(mediation, asked, original.__name__, renamed, located) if aside else asked(renamed)
+        if lists and looks and not isinstance(path, bytes) and not paths.is_exempt(located):
+            return _list_aside(mediation, asked, original.__name__, paths.renamed(path), located)
+        if not looks:
+            return asked(paths.renamed(path))
+        follow = original.__name__ not in _OF_LINKS and kwargs.get("follow_symlinks", True)
+        try:
+            return mediation.reading(path, asked, follow=follow)
+        except (FileNotFoundError, NotADirectoryError):
+            if original.__name__ == "access":
+                return False
+            raise
 
     return ask
 
 
-def _ask_aside(mediation: Mediation, asked: Callable[[Any], Any], name: str, path: Any, located: str) -> Any:
-    """The answer, with what threads of this rank have made or removed."""
+def _list_aside(mediation: Mediation, asked: Callable[[Any], Any], name: str, path: Any, located: str) -> Any:
+    """The names or entries, as threads of this rank have them."""
     aside = mediation.aside
     with mediation.unmediated():
-        if name in _LISTINGS and not isinstance(path, bytes):
+        try:
             if name == "listdir":
-                return aside.listed(located, lambda: asked(path))
-            return aside.scanned(os.fspath(path), located, lambda: asked(path))
-        place = aside.source(located, path)
-    return asked(path if place == located else place)
+                return aside.listed(located)
+            return aside.scanned(os.fspath(path), located, lambda _: asked(path))
+        except OSError as error:
+            error.filename = path
+            raise
 
 
 def starting(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., Any]:

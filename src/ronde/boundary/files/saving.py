@@ -94,7 +94,10 @@ class Saving:
             getattr(original, OF_ALL_RANKS, lambda: None)()
             given = [materialize(value) for value in args]
             named = {key: materialize(value) for key, value in kwargs.items()}
-            return self._mediation.meet(label, located, lambda: original(*given, **named)).value
+            outcome = self._mediation.meet(label, located, lambda: original(*given, **named))
+            # Into a folder it may have written anything, beside what threads have there.
+            (self._mediation.met_in if os.path.isdir(located) else self._mediation.met_over)(located)
+            return outcome.value
 
         return write
 

@@ -40,6 +40,8 @@ def making(mediation: Mediation, original: Callable[..., Any]) -> Callable[..., 
         )
         located = mediation.paths.locate(given.get("dir"))
         if located is not None and not _is_passing(mediation, located):
+            if in_thread and mediation.is_main:
+                return original(**given)  # what it calls for that is mediated
             if in_thread:
                 given["dir"] = mediation.place_to_write(located) or given["dir"]
             elif stays:
