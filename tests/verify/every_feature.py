@@ -1,4 +1,7 @@
-"""A small script with all that a fault can hit: loader, dropout, batch norm, tied weight, clipping, files."""
+"""A small script with all that a fault can hit: loader, dropout, batch norm, tied weight, clipping, files,
+also one that a thread writes."""
+
+import threading
 
 import torch
 from torch import nn
@@ -20,6 +23,11 @@ class Model(nn.Module):
         return self.head(torch.tanh(self.hidden(self.dropout(x))))
 
 
+def note_last(epoch):
+    with open("last.txt", "w") as file:
+        file.write(f"{epoch}\n")
+
+
 def main():
     tokens = torch.randint(11, (64, 5))
     targets = tokens.sum(1) % 11
@@ -36,6 +44,9 @@ def main():
             print(f"{epoch} {step} loss {loss.item():.6f} norm {norm:.6f}")
         with open("log.csv", "a") as log:
             log.write(f"{epoch},{loss.item():.6f}\n")
+        saver = threading.Thread(target=note_last, args=(epoch,))
+        saver.start()
+        saver.join()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "model.pt")
 
 

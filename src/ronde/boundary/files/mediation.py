@@ -88,7 +88,7 @@ class Mediation:
         self._rank = rank
         self._alone = world_size == 1
         self._meeting = meeting
-        self._depth = _Depth()
+        self._depth, self._elsewhere = _Depth(), _Depth()
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -277,6 +277,18 @@ class Mediation:
                 return False
             frame = frame.f_back
         return False
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What this thread opens inside lies elsewhere than its name says."""
+        self._elsewhere.value += 1
+        try:
+            yield
+        finally:
+            self._elsewhere.value -= 1
+
+    def is_elsewhere(self) -> bool:
+        return self._elsewhere.value > 0
 
     @contextmanager
     def unmediated(self) -> Iterator[None]:

@@ -165,6 +165,10 @@ class FileMediator:
         """Whether the code that runs now is the script's own, which all ranks run together."""
         return self._mediation.governs()
 
+    def is_elsewhere(self) -> bool:
+        """Whether this thread opens a file just now that lies elsewhere than its name says."""
+        return self._mediation.is_elsewhere()
+
     @contextmanager
     def unmediated(self) -> Iterator[None]:
         """Inside, this rank's file operations are its own and no meetings: for ronde's own files, and

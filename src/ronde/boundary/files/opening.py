@@ -104,7 +104,8 @@ class Opening:
         if place is file:
             return self._open(file, mode, *rest)
         # By an opener the file keeps the name that the script gave.
-        return self._open(file, mode, *rest[:-1], lambda _, flags: self._os_open(place, flags, 0o666))
+        with self._mediation.elsewhere():
+            return self._open(file, mode, *rest[:-1], lambda _, flags: self._os_open(place, flags, 0o666))
 
     def _open_steadily(self, place: Any, file: Any, mode: str, *rest: Any) -> Any:
         """What is read later is as of now, too."""
