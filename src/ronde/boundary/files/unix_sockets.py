@@ -28,7 +28,7 @@ class UnixSockets:
     def __init__(self, mediation: Mediation) -> None:
         self._mediation = mediation
         self._run = os.urandom(8).hex()
-        self._asked: dict[bytes, Any] = {}
+        self._asked: dict[bytes, str | bytes] = {}
 
     def install(self, patches: Patches) -> None:
         kind = socket.socket
@@ -56,11 +56,20 @@ class UnixSockets:
             if not mediation.is_main:
                 own = self._own(address)
                 plain(of, own)
-                self._asked[own] = address
+                if located is not None and not met:
+                    self._leave_file(located)
+                self._asked[own] = os.fsdecode(address) if _has_file(address) else os.fsencode(address)
             elif not met:
                 plain(of, address)
 
         return bind
+
+    def _leave_file(self, located: str) -> None:
+        """For threads of this rank, which look for a socket's file, and remove it."""
+        place = self._mediation.place_to_write(located)
+        if place is not None:
+            with self._mediation.unmediated(), open(place, "wb"):
+                pass
 
     def _connecting(self, plain: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(plain)
