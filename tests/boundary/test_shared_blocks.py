@@ -76,6 +76,8 @@ def test_every_rank_has_a_block_of_its_own(host: Host) -> None:
         first.unlink()
         with pytest.raises(FileNotFoundError):
             SharedMemory(host.name)
+        with block(f"{host.name}_2", 1):
+            pass
     assert host.notes == [
         f"the shared memory block {host.name!r} is the main rank's: every other rank makes one under a name "
         f"of its own, which .name tells"

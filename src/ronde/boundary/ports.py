@@ -21,6 +21,7 @@ from ronde.boundary.patches import Patches
 __all__ = ["PortTable", "Ports"]
 
 _PORTS = 1 << 16
+_NAMED = 3  # so many are named in a note
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _KINDS: dict[int, int] = {socket.SOCK_STREAM: 0, socket.SOCK_DGRAM: 1}
 # Where the kernel lists sockets, and the state of those that take connections, or datagrams.
@@ -103,10 +104,15 @@ class Ports:
 
     def notes(self) -> list[str]:
         """What the user should know about ports."""
+        ports = self._table.all_asked()
+        if not ports:
+            return []
+        named = ", ".join(map(str, ports[:_NAMED]))
+        more = f" and {len(ports) - _NAMED} more" if len(ports) > _NAMED else ""
+        which = f"port {named} is" if len(ports) == 1 else f"ports {named}{more} are"
         return [
-            f"port {port} is the main rank's: every other rank opens a free one in its place, which is not "
-            f"reached from outside"
-            for port in self._table.all_asked()
+            f"{which} the main rank's: every other rank opens a free one instead, which is not reached from "
+            f"outside"
         ]
 
     def _binding(self, plain: Callable[..., None]) -> Callable[..., None]:

@@ -34,7 +34,7 @@ class SharedBlocks:
         first: whether this rank is the first of its host.
         suffix: what is added to names on another rank, unlike any other's.
         marks: the beginning of these files' paths, the same on all ranks of the host.
-        note: takes what the user should know.
+        note: takes what the user should know; it is said of the first block.
     """
 
     def __init__(self, *, first: bool, suffix: str, marks: str, note: Callable[[str], None]) -> None:
@@ -42,6 +42,7 @@ class SharedBlocks:
         self._suffix = suffix
         self._marks = marks
         self._note = note
+        self._noted = False
         self._removed: set[str] = set()  # of others' blocks, those that the script has removed
 
     def install(self, patches: Patches) -> None:
@@ -85,6 +86,9 @@ class SharedBlocks:
         except BaseException:
             _discard(mark)
             raise
+        if self._noted:  # a script may make one for every batch
+            return
+        self._noted = True
         self._note(
             f"the shared memory block {name!r} is the main rank's: every other rank makes one under a name "
             f"of its own, which .name tells"
