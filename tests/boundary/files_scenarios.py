@@ -875,4 +875,12 @@ def other_unix_sockets(ranks: Ranks) -> Any:
             answers.append(server.getsockname() in (name, name.encode()))
     with socket.socket(socket.AF_UNIX) as server:
         answers.append(failure_of(lambda: server.bind("none/d.sock")))
+    with socket.socket(socket.AF_UNIX) as old, socket.socket(socket.AF_UNIX) as new:
+        for server in (old, new):
+            server.bind("e.sock")
+            server.listen()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect("e.sock")
+                server.accept()[0].close()
+            os.unlink("e.sock")
     return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import socket
 import threading
@@ -97,6 +98,9 @@ def test_names_of_both_ends(machine: Machine) -> None:
                 assert accepted.getpeername() == client.getsockname()
         with socket.socket() as another:
             assert another.connect_ex((HOST, machine.port)) == 0
+        server.close()
+        with socket.socket() as late:  # the main rank's is there for longer, and not meant
+            assert late.connect_ex((HOST, machine.port)) == errno.ECONNREFUSED
 
 
 def test_ports_that_the_system_gives_are_left_alone(machine: Machine) -> None:

@@ -21,14 +21,10 @@ from ronde.boundary.patches import Patches
 __all__ = ["PortTable", "Ports"]
 
 _PORTS = 1 << 16
+_PARTS = 4  # of the table: for each kind of socket so many numbers a port
 _NAMED = 3  # so many are named in a note
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _KINDS: dict[int, int] = {socket.SOCK_STREAM: 0, socket.SOCK_DGRAM: 1}
-# Where the kernel lists sockets, and the state of those that take connections, or datagrams.
-_LISTENING: dict[int, tuple[tuple[str, str], ...]] = {
-    socket.SOCK_STREAM: (("tcp", "0A"), ("tcp6", "0A")),
-    socket.SOCK_DGRAM: (("udp", "07"), ("udp6", "07")),
-}
 
 
 class PortTable:
@@ -40,7 +36,7 @@ class PortTable:
 
     def __init__(self) -> None:
         # Pages that nothing is written to take no memory.
-        self._entries = memoryview(mmap.mmap(-1, 6 * _PORTS * 2)).cast("H")
+        self._entries = memoryview(mmap.mmap(-1, len(_KINDS) * _PARTS * _PORTS * 2)).cast("H")
 
     def real(self, kind: int, asked: int) -> int:
         """The port in place of `asked`; 0 where there is none."""
@@ -54,6 +50,10 @@ class PortTable:
         """Whether this rank was given the port by the system, so that no other has it."""
         return bool(self._entries[self._index(kind, 2, port)])
 
+    def is_served(self, kind: int, asked: int) -> bool:
+        """Whether a server of this rank was ever at this port, and not only tried whether it is free."""
+        return bool(self._entries[self._index(kind, 3, asked)])
+
     def put(self, kind: int, asked: int, real: int) -> None:
         before = self.real(kind, asked)
         if before:
@@ -63,6 +63,9 @@ class PortTable:
 
     def find(self, kind: int, port: int) -> None:
         self._entries[self._index(kind, 2, port)] = 1
+
+    def serve(self, kind: int, asked: int) -> None:
+        self._entries[self._index(kind, 3, asked)] = 1
 
     def all_asked(self) -> list[int]:
         """Every port that the script opened by its number."""
@@ -74,7 +77,7 @@ class PortTable:
 
     @staticmethod
     def _index(kind: int, part: int, port: int) -> int:
-        return (_KINDS[kind] * 3 + part) * _PORTS + port
+        return (_KINDS[kind] * _PARTS + part) * _PORTS + port
 
 
 class Ports:
@@ -96,6 +99,7 @@ class Ports:
         patches.set(kind, "bind", self._binding(kind.bind))
         if self._first:
             return
+        patches.set(kind, "listen", self._listening(kind.listen))
         patches.set(kind, "connect", self._reaching(kind.connect))
         patches.set(kind, "connect_ex", self._reaching(kind.connect_ex))
         patches.set(kind, "sendto", self._sending(kind.sendto))
@@ -151,6 +155,19 @@ class Ports:
             self._plain_bind(of, _with_port(address, 0))
             self._table.put(of.type, asked, self._plain_name(of)[1])
         holders.add(of)
+        if of.type == socket.SOCK_DGRAM:
+            self._table.serve(of.type, asked)
+
+    def _listening(self, plain: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(plain)
+        def listen(of: socket.socket, *backlog: Any) -> None:
+            plain(of, *backlog)
+            port = _port(of, self._plain_name(of))
+            asked = self._table.asked(of.type, port) if port else 0
+            if asked:
+                self._table.serve(of.type, asked)
+
+        return listen
 
     def _reaching(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -169,12 +186,11 @@ class Ports:
         return sendto
 
     def _own(self, of: socket.socket, address: Any) -> Any:
-        """Where this rank's server is, if `address` means one that is there."""
+        """Where this rank's server is or was, if `address` means one."""
         port = _port(of, address)
-        real = self._table.real(of.type, port) if port else 0
-        if real and _listens(of.type, real) and self._is_local(of, address[0]):
-            return _with_port(address, real)
-        return address
+        if not port or not self._table.is_served(of.type, port) or not self._is_local(of, address[0]):
+            return address
+        return _with_port(address, self._table.real(of.type, port))
 
     def _is_local(self, of: socket.socket, host: Any) -> bool:
         """Whether it is an address of this host, by any of its names."""
@@ -211,20 +227,3 @@ def _port(of: socket.socket, address: Any) -> int | None:
 
 def _with_port(address: Any, port: int) -> Any:
     return (address[0], port, *address[2:])
-
-
-def _listens(kind: int, port: int) -> bool:
-    """Whether some socket takes what is sent to this port; one that was tried and closed does not.
-
-    To ask by binding or connecting could get in a server's way.
-    """
-    ending = f":{port:04X}"
-    for name, state in _LISTENING[kind]:
-        try:
-            with open(f"/proc/net/{name}") as table:
-                rows = [line.split(maxsplit=4) for line in table]
-        except OSError:  # no such family here
-            continue
-        if any(row[1].endswith(ending) and row[3] == state for row in rows):
-            return True
-    return False

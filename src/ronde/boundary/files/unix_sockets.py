@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class UnixSockets:
     def __init__(self, mediation: Mediation) -> None:
         self._mediation = mediation
         self._run = os.urandom(8).hex()
+        self._turns: defaultdict[str, int] = defaultdict(int)
         self._asked: dict[bytes, str | bytes] = {}
 
     def install(self, patches: Patches) -> None:
@@ -54,15 +56,25 @@ class UnixSockets:
             if met and located is not None:
                 mediation.meet("socket.bind", located, lambda: plain(of, address))
             if not mediation.is_main:
-                own = self._own(address)
-                plain(of, own)
+                self._bind_own(plain, of, address, met=met)
                 if located is not None and not met:
                     self._leave_file(located)
-                self._asked[own] = os.fsdecode(address) if _has_file(address) else os.fsencode(address)
             elif not met:
                 plain(of, address)
 
         return bind
+
+    def _bind_own(self, plain: Callable[..., None], of: socket.socket, address: Any, *, met: bool) -> None:
+        """Under another name where the main rank could bind: that is so beside a socket whose file is gone."""
+        try:
+            plain(of, self._own(address))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not met:
+                raise
+            self._turns[self._key(address)] += 1
+            plain(of, self._own(address))
+        asked = os.fsdecode(address) if _has_file(address) else os.fsencode(address)
+        self._asked[self._own(address)] = asked
 
     def _leave_file(self, located: str) -> None:
         """For threads of this rank, which look for a socket's file, and remove it."""
@@ -78,7 +90,8 @@ class UnixSockets:
                 try:
                     return plain(of, self._own(address))
                 except ConnectionRefusedError:  # no process of this rank serves it
-                    pass
+                    if self._has_ended(address):
+                        raise
             plain(of, address)
 
         return connect
@@ -88,7 +101,7 @@ class UnixSockets:
         def connect_ex(of: socket.socket, address: Any, /) -> int:
             if self._is_shared(of, address):
                 code = plain(of, self._own(address))
-                if code != errno.ECONNREFUSED:
+                if code != errno.ECONNREFUSED or self._has_ended(address):
                     return code
             return plain(of, address)
 
@@ -101,7 +114,8 @@ class UnixSockets:
                 try:
                     return plain(of, data, *rest[:-1], self._own(rest[-1]))
                 except ConnectionRefusedError:
-                    pass
+                    if self._has_ended(rest[-1]):
+                        raise
             return plain(of, data, *rest)
 
         return sendto
@@ -125,11 +139,19 @@ class UnixSockets:
             return False
         return not self._mediation.paths.is_exempt(located)
 
+    def _has_ended(self, address: Any) -> bool:
+        """Whether it was this rank's: then the main rank's, which may be there for longer, is not meant."""
+        return self._own(address) in self._asked and (not _has_file(address) or os.path.exists(address))
+
     def _own(self, address: Any) -> bytes:
         """This rank's name for it, of the kind that has no file: it ends with its sockets."""
-        name = self._mediation.paths.locate(address) if _has_file(address) else os.fsdecode(address)
-        digest = hashlib.sha256(os.fsencode(name or "")).hexdigest()[:32]
-        return f"\0ronde-{self._run}-{digest}".encode()
+        key = self._key(address)
+        digest = hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
+        return f"\0ronde-{self._run}-{digest}-{self._turns[key]}".encode()
+
+    def _key(self, address: Any) -> str:
+        located = self._mediation.paths.locate(address) if _has_file(address) else None
+        return os.fsdecode(address) if located is None else located
 
 
 def _has_file(address: str | bytes) -> bool:
