@@ -223,10 +223,13 @@ def test_the_main_rank_opens_what_it_is_told(machine: Machine) -> None:
             socket.create_server((HOST, machine.port))
         assert ports.notes() == []
         machine.server.close()
+        with socket.socket() as probe:
+            probe.bind((HOST, machine.port))
+        assert ports.notes() == []
         with socket.create_server((HOST, machine.port)) as server:
             assert machine.true_name(server) == (HOST, machine.port)
         told = "the main rank's: every other rank opens a free one instead, which is not reached from outside"
         assert ports.notes() == [f"port {machine.port} is {told}"]
         for port in (1, 2, 3, 4):
-            ports._table.put(socket.SOCK_STREAM, port, port)
+            ports._table.serve(socket.SOCK_STREAM, port)
         assert ports.notes() == [f"ports 1, 2, 3 and 2 more are {told}"]

@@ -67,9 +67,9 @@ class PortTable:
     def serve(self, kind: int, asked: int) -> None:
         self._entries[self._index(kind, 3, asked)] = 1
 
-    def all_asked(self) -> list[int]:
-        """Every port that the script opened by its number."""
-        return sorted({port for kind in _KINDS for port, real in enumerate(self._part(kind, 0)) if real})
+    def all_served(self) -> list[int]:
+        """Every port at which the script has had a server, by its number in the script."""
+        return sorted({port for kind in _KINDS for port, served in enumerate(self._part(kind, 3)) if served})
 
     def _part(self, kind: int, part: int) -> memoryview[int]:
         begin = self._index(kind, part, 0)
@@ -97,9 +97,9 @@ class Ports:
     def install(self, patches: Patches) -> None:
         kind = socket.socket
         patches.set(kind, "bind", self._binding(kind.bind))
+        patches.set(kind, "listen", self._listening(kind.listen))
         if self._first:
             return
-        patches.set(kind, "listen", self._listening(kind.listen))
         patches.set(kind, "connect", self._reaching(kind.connect))
         patches.set(kind, "connect_ex", self._reaching(kind.connect_ex))
         patches.set(kind, "sendto", self._sending(kind.sendto))
@@ -108,7 +108,7 @@ class Ports:
 
     def notes(self) -> list[str]:
         """What the user should know about ports."""
-        ports = self._table.all_asked()
+        ports = self._table.all_served()
         if not ports:
             return []
         named = ", ".join(map(str, ports[:_NAMED]))
@@ -130,11 +130,14 @@ class Ports:
                 self._table.find(of.type, self._plain_name(of)[1])
             elif self._table.is_found(of.type, port):
                 plain(of, address)
-            elif self._first:
-                plain(of, address)
-                self._table.put(of.type, port, port)
             else:
-                self._bind_elsewhere(of, address, port)
+                if self._first:
+                    plain(of, address)
+                    self._table.put(of.type, port, port)
+                else:
+                    self._bind_elsewhere(of, address, port)
+                if of.type == socket.SOCK_DGRAM:
+                    self._table.serve(of.type, port)
 
         return bind
 
@@ -155,8 +158,6 @@ class Ports:
             self._plain_bind(of, _with_port(address, 0))
             self._table.put(of.type, asked, self._plain_name(of)[1])
         holders.add(of)
-        if of.type == socket.SOCK_DGRAM:
-            self._table.serve(of.type, asked)
 
     def _listening(self, plain: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(plain)

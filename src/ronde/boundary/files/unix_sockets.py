@@ -65,7 +65,7 @@ class UnixSockets:
         return bind
 
     def _bind_own(self, plain: Callable[..., None], of: socket.socket, address: Any, *, met: bool) -> None:
-        """Under another name where the main rank could bind: that is so beside a socket whose file is gone."""
+        """Under another name where the main rank could bind: beside a socket whose file is gone, that is."""
         try:
             plain(of, self._own(address))
         except OSError as error:
