@@ -65,6 +65,8 @@ UNSAID = {
     "could not create a primitive descriptor": "torch's words, by which we know it",
     "default_collate: batch must contain": "torch's words, by which we know it",
     "must be Tensor, not (list|tuple|numpy\\.ndarray)\\b": "a pattern",
+    "address already in use": "the system's words, by which we know it",
+    "failed to bind to address": "gRPC's words, by which we know it",
     "are not at the same device": "torch's words, by which we know it",
     "No CUDA GPUs are available": "torch's words, by which we know it",
     "Torch not compiled with CUDA enabled": "torch's words, by which we know it",

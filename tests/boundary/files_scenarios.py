@@ -9,6 +9,7 @@ the files in the working directory.
 
 from __future__ import annotations
 
+import asyncio
 import bz2
 import concurrent.futures
 import contextlib
@@ -23,6 +24,7 @@ import os
 import pickle
 import queue
 import shutil
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -1016,3 +1018,70 @@ def folder_of_a_unique_name_is_made_once(ranks: Ranks) -> Any:
     names = os.listdir(".")
     os.rename(folder, "run")
     return [len(names), names[0].startswith("run_"), os.listdir("run")]
+
+
+@scenario
+def a_unix_socket_is_every_ranks_own(ranks: Ranks) -> Any:
+    """Whoever comes late finds the main rank's file, and its own server all the same."""
+    answers: list[Any] = []
+    for late in (0, 1):
+        ranks.late(f"socket-{late}", late)
+        if os.path.exists("a.sock"):  # as of an earlier run
+            os.unlink("a.sock")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("a.sock")
+            server.listen()
+            answers.append([server.getsockname(), os.path.exists("a.sock")])
+            ranks.total(1)
+            for connect in (socket.socket.connect, socket.socket.connect_ex):
+                with socket.socket(socket.AF_UNIX) as client:
+                    answers.append(connect(client, os.path.abspath("a.sock")))
+                    client.sendall(f"rank {ranks.rank}".encode())
+                    with server.accept()[0] as accepted:
+                        answers.append(accepted.recv(9) == f"rank {ranks.rank}".encode())
+            with socket.socket(socket.AF_UNIX) as again:
+                answers.append(failure_of(lambda again=again: again.bind("a.sock")))
+        with socket.socket(socket.AF_UNIX) as client:
+            answers.append(failure_of(lambda client=client: client.connect("a.sock")))
+    os.unlink("a.sock")
+    with socket.socket(socket.AF_UNIX) as client:
+        answers.append(failure_of(lambda: client.connect("a.sock")))
+    return answers
+
+
+@scenario
+def other_unix_sockets(ranks: Ranks) -> Any:
+    """Of asyncio, for datagrams, without a file, and in a folder that is not there."""
+    answers: list[Any] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(9))
+        writer.close()
+
+    async def ask() -> str:
+        async with await asyncio.start_unix_server(echo, "b.sock"):
+            reader, writer = await asyncio.open_unix_connection("b.sock")
+            writer.write(f"rank {ranks.rank}".encode())
+            heard = await reader.read()
+            writer.close()
+            return heard.decode()
+
+    answers.append(asyncio.run(ask()) == f"rank {ranks.rank}")
+    for name in ("c.sock", "\0" + os.getcwd()[-90:]):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server, server.dup() as sender:
+            server.bind(name)
+            ranks.total(1)
+            sender.sendto(f"rank {ranks.rank}".encode(), name)
+            answers.append(server.recv(9).decode() == f"rank {ranks.rank}")
+            answers.append(server.getsockname() in (name, name.encode()))
+    with socket.socket(socket.AF_UNIX) as server:
+        answers.append(failure_of(lambda: server.bind("none/d.sock")))
+    with socket.socket(socket.AF_UNIX) as old, socket.socket(socket.AF_UNIX) as new:
+        for server in (old, new):
+            server.bind("e.sock")
+            server.listen()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect("e.sock")
+                server.accept()[0].close()
+            os.unlink("e.sock")
+    return answers

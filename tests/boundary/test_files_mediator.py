@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import _socket
 import builtins
 import functools
 import json
 import os
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 import types
 from collections.abc import Iterator
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +435,37 @@ def test_caches_follow_the_environment() -> None:
     assert "/models" in folders
     assert os.path.expanduser("~/.cache") in folders
     assert any(os.path.basename(folder).startswith("torchinductor_") for folder in folders)
+
+
+def test_unix_sockets_of_multiprocessing_are_left_alone(other: One) -> None:
+    """Their paths are new on every rank, and spawned processes are told them."""
+    with Listener(family="AF_UNIX") as listener:
+        assert stat.S_ISSOCK(os.stat(str(listener.address)).st_mode)
+    assert "share" not in other.names()
+
+
+def test_a_unix_socket_of_another_ranks_thread(other: One) -> None:
+    """It is nowhere among the files, and reached all the same; no rank is met."""
+
+    def serve() -> None:
+        with Listener("a.sock") as listener, Client("a.sock") as client, listener.accept() as accepted:
+            client.send("own")
+            heard.append(accepted.recv())
+
+    heard: list[str] = []
+    _in_thread(serve)
+    assert heard == ["own"]
+    assert os.listdir() == []
+    assert other.names() == []
+
+
+def test_a_unix_socket_of_another_program(other: One) -> None:
+    server = _socket.socket(socket.AF_UNIX)  # which no patch of ours knows
+    server.bind("theirs.sock")
+    server.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect("theirs.sock")
+        assert client.getpeername() == "theirs.sock"
+    with socket.socket(socket.AF_UNIX) as client:
+        assert client.connect_ex(b"theirs.sock") == 0
+    server.close()

@@ -151,8 +151,10 @@ def test_a_script_that_starts_ranks_itself(tmp_path: Path) -> None:
     done = run(tmp_path, SPAWNED.format(port=port))
     assert done.returncode == 1
     advice = (
-        "ronde: several ranks open the port that the script names: it is written for many ranks already, and "
-        "starts or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out\n"
+        "ronde: another program on this host has the address, a Unix socket's file was left there, or "
+        "several ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. "
+        "Give each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script "
+        "that starts ranks itself runs by python, or with --ranks 1\n"
     )
     assert normal(done.stderr, tmp_path).count(advice) == 1
 

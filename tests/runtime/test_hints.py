@@ -137,11 +137,30 @@ def test_semaphores_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert hint(OSError(errno.ENOSPC, "No space left on device"), config()) == ""
 
 
-def test_a_port_that_several_ranks_open() -> None:
-    error = RuntimeError("The server socket has failed to listen. port: 29533, code: -98, name: EADDRINUSE")
+class ZMQError(Exception):
+    """As that of ZMQ: no OSError."""
+
+    def __init__(self) -> None:
+        super().__init__("Address in use (addr='tcp://*:5555')")
+        self.errno = errno.EADDRINUSE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The server socket has failed to listen. port: 29533, code: -98, name: EADDRINUSE"),
+        RuntimeError("Failed to bind to address [::]:50051; set GRPC_VERBOSITY=debug environment variable"),
+        OSError(errno.EADDRINUSE, "error while attempting to bind on address: address already in use"),
+        ZMQError(),
+    ],
+    ids=["torch", "grpc", "system", "zmq"],
+)
+def test_an_address_in_use(error: Exception) -> None:
     assert hint(error, config()) == (
-        "several ranks open the port that the script names: it is written for many ranks already, and starts "
-        "or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+        "another program on this host has the address, a Unix socket's file was left there, or several "
+        "ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. Give "
+        "each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script that "
+        "starts ranks itself runs by python, or with --ranks 1"
     )
     assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
 

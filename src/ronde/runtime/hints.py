@@ -28,6 +28,8 @@ _IN_PARTS = re.compile(r"\b(GlobalTensor|DeferredScalar|ShardedParameter)\b")
 _NO_KERNEL = ("could not create a primitive descriptor",)
 # What plain python says of a plain tensor too.
 _OF_ANY_TENSOR = ("has no attribute", "unsupported operand")
+# Of torch, of the system, and of gRPC, which says no more.
+_IN_USE = ("eaddrinuse", "address already in use", "failed to bind to address")
 _NO_SHARED_MEMORY = ("unable to allocate shared memory", "out of shared memory")
 
 
@@ -45,10 +47,12 @@ def hint(error: BaseException, config: RankConfig) -> str:
             f"{config.local_world_size} ranks: make it larger (docker run --shm-size=8g), or use a smaller "
             "num_workers"
         )
-    if "EADDRINUSE" in text and config.local_world_size > 1:
+    if _of_an_address(error, text) and config.local_world_size > 1:
         return (
-            "several ranks open the port that the script names: it is written for many ranks already, and "
-            "starts or numbers them itself. Run it by python or with --ranks 1, or leave its ranks out"
+            "another program on this host has the address, a Unix socket's file was left there, or several "
+            "ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. Give"
+            " each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script "
+            "that starts ranks itself runs by python, or with --ranks 1"
         )
     if _has(text, _NO_KERNEL):
         return (
@@ -121,6 +125,11 @@ def _are_apart(text: str) -> bool:
 
 def _has(text: str, words: Sequence[str]) -> bool:
     return any(each in text for each in words)
+
+
+def _of_an_address(error: BaseException, text: str) -> bool:
+    """ZMQ's error is no OSError, but has its number."""
+    return getattr(error, "errno", None) == errno.EADDRINUSE or _has(text.lower(), _IN_USE)
 
 
 def _of_a_semaphore(error: BaseException) -> bool:

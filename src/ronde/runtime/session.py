@@ -45,8 +45,10 @@ from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.parameter_order import ParameterOrder
 from ronde.boundary.patches import Patches
+from ronde.boundary.ports import Ports
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
+from ronde.boundary.shared_blocks import SharedBlocks
 from ronde.cluster.own_address import own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
@@ -68,6 +70,7 @@ from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.unseen_calls import with_own_call
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.run_directory import block_marks
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 
@@ -138,6 +141,7 @@ class Session:
         self.agreement = Agreement(boundary_comm)
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._children = ChildProcesses()
+        self._ports = Ports(first=config.local_rank == 0)
         self._handles: list[Any] = []
 
     def _in_step(self) -> bool:
@@ -170,7 +174,19 @@ class Session:
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
         self._children.install(self.patches)
+        if self.config.local_world_size > 1:
+            self._ports.install(self.patches)
+            self._shared_blocks().install(self.patches)
         self.files.install()
+
+    def _shared_blocks(self) -> SharedBlocks:
+        config, random = self.config, os.urandom(4).hex()
+        return SharedBlocks(
+            first=config.local_rank == 0,
+            suffix=f".ronde-{config.rank}-{random}",
+            marks=block_marks(Path(config.run_dir), config.rank - config.local_rank),
+            note=self.context.note,
+        )
 
     def install_boundary(self) -> None:
         """All of it but the mediation of files."""
@@ -389,7 +405,7 @@ class Session:
 
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
-        notes = [*self.context.notes, *self.files.notes, *self._sharding.notes()]
+        notes = [*self.context.notes, *self.files.notes, *self._sharding.notes(), *self._ports.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
         cuts = compute.cuts_batches(self.plan, self.config.world_size)
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""

@@ -40,6 +40,7 @@ from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
 from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
+from ronde.boundary.files.unix_sockets import UnixSockets
 from ronde.boundary.patches import Patches
 
 __all__ = ["FileMediator"]
@@ -116,6 +117,7 @@ class FileMediator:
         for name in MAKERS:
             self._replace(tempfile, name, functools.partial(making, self._mediation))
         self._patch_threads()
+        UnixSockets(self._mediation).install(self._patches)
         child = functools.partial(starting, self._mediation)
         for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds")):
             self._replace(owner, name, child)
