@@ -70,7 +70,9 @@ def verified(
 
 def test_a_broken_law_is_exit_code_1(verified: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     # The script reads its own process number: no two processes give the same answer.
-    (tmp_path / "train.py").write_text(SCRIPT.replace("lr=0.1", "lr=__import__('os').getpid() / 1e5"))
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("lr=0.1", "lr=0.1, weight_decay=__import__('os').getpid() / 1e5")
+    )
     code, out, err = verified("--ranks", "2", "--dtype", "float64", "train.py")
     assert code == 1, out + err
     assert "L2 update     BROKEN" in out

@@ -123,6 +123,8 @@ class Context:
     @property
     def region(self) -> Region:
         """Where execution stands; other threads of the script are never inside what its main one is in."""
+        if torch.compiler.is_compiling():  # which knows no threads, and guards by what it reads
+            return self._region
         return self._region if self.is_in_step() else Region.SCRIPT
 
     def on_main_thread(self) -> bool:
