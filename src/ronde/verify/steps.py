@@ -13,17 +13,11 @@ import numpy
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ronde.verify.early_end import end_early
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
 
-__all__ = ["EnoughSteps", "StepRecorder"]
-
-
-class EnoughSteps(SystemExit):
-    """Ends a script after the asked number of steps, as `sys.exit(0)` would, past `except Exception`."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+__all__ = ["StepRecorder"]
 
 
 class StepRecorder:
@@ -62,7 +56,7 @@ class StepRecorder:
         )
         if self._done >= self._limit:
             self._writer.event("stopped")
-            raise EnoughSteps
+            end_early()
 
     def _named(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]

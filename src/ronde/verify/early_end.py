@@ -1,0 +1,46 @@
+"""The end of a script that is ended before its own: threads may wait for what it does not send any more."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from typing import Any
+
+__all__ = ["EnoughSteps", "end_early"]
+
+# How long the interpreter waits for such threads.
+_PATIENCE_S = 2.0
+
+
+class EnoughSteps(SystemExit):
+    """Ends a script after the asked number of steps, as `sys.exit(0)` would, past `except Exception`."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def end_early() -> None:
+    """End the script here.
+
+    Raises:
+        EnoughSteps: always.
+    """
+    # Called before the interpreter waits for threads, which `atexit` is not.
+    register: Any = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
+    register(_leave_behind)
+    raise EnoughSteps
+
+
+def _leave_behind() -> None:
+    """Exit without threads that do not end, one that waits for its queue's last item, say."""
+    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    for thread in others:
+        if not thread.daemon:
+            thread.join(_PATIENCE_S)
+            if thread.is_alive():
+                atexit._run_exitfuncs()
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                os._exit(0)
