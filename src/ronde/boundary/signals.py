@@ -2,8 +2,8 @@
 
 A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
 saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
-when it comes; before each step a rank writes its counts on a board, reads those that all ranks had at the step
-before, and calls the handler until it has been called as often as some rank had received the signal.
+when it comes; before each step a rank writes its counts on a board, reads those that all ranks had at the
+step before, and calls the handler until it has been called as often as some rank had received the signal.
 
 A rank comes to a step when it has the gradients of all ranks, which have then all come to the step before: so
 nobody waits for what is read. Where that is not so (an optimizer that steps without gradients of its own, a
@@ -21,7 +21,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
 from types import FrameType
 from typing import Any
@@ -86,6 +86,7 @@ class HandledSignals:
         self._step = 0
         self._received = [0] * len(COUNTED)
         self._handled = [0] * len(COUNTED)
+        self._latest: Sequence[int] = (0,) * len(COUNTED)
         self._overdue: set[int] = set()
         self._came = self._took = 0.0
         self._ended = False
@@ -145,19 +146,20 @@ class HandledSignals:
             self._took, self._came = now - self._came, now
             self._board.write(self._step, self._received)
             most = self._agreed(self._board)
-            if most != self._handled:
+            if most != self._latest:
                 for number, count in zip(COUNTED, most, strict=True):
                     self._handle(number, count, None)
+                self._latest = most
 
-    def _agreed(self, board: SignalBoard) -> list[int]:
+    def _agreed(self, board: SignalBoard) -> Sequence[int]:
         """Of each signal the most that any rank had received at the step before."""
         begun = 0.0
         while (most := board.most(self._step - 1)) is None:
             begun = begun or monotonic()
             if monotonic() - begun > _PATIENCE_S:
-                return self._handled
+                return self._latest
             sleep(_LOOK_EVERY_S)
-        return most or self._handled
+        return most
 
     def _handle(self, number: int, count: int, frame: FrameType | None) -> None:
         """Call the script's handler until it has been called so often."""

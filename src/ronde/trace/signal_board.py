@@ -3,7 +3,7 @@
 A rank writes its entry of a step when it comes there, and never again. Whoever reads the entries of one step
 after all ranks have written them finds the same numbers as everybody else, whenever each of them reads.
 
-    per rank:  header (number of the latest entry), then SLOTS entries (number, counts)
+    per rank:  SLOTS entries (counts, number)
     number:    that of the step, and one more; 0: none yet
 """
 
@@ -19,8 +19,6 @@ __all__ = ["SignalBoard"]
 
 # A rank reads the entries of the step before its own, and others may be one or two steps ahead of it.
 SLOTS = 8
-_NUMBER = struct.Struct("<Q")
-_HEADER_SIZE = 64
 _ENDED = 2**64 - 1
 
 
@@ -34,40 +32,41 @@ class SignalBoard:
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, signals: int) -> None:
-        self._entry = struct.Struct(f"<{1 + signals}Q")
-        self._counts = struct.Struct(f"<{signals}Q")
-        size = _HEADER_SIZE + SLOTS * self._entry.size
+        # The number last: an entry counts when its number is there.
+        self._entry = struct.Struct(f"<{signals + 1}Q")
+        size = SLOTS * self._entry.size
         self._memory = shared_file(path, ranks * size, make=True)
-        self._headers = [each * size for each in range(ranks)]
+        self._rings = [each * size for each in range(ranks)]
         self._own = rank * size
+        self._nothing = (0,) * signals
 
     def write(self, step: int, counts: Sequence[int]) -> None:
         """This rank has come to `step`, and has received so many of each signal."""
-        place = self._place(self._own, step)
-        # The counts before the number: an entry counts when its number is there.
-        self._counts.pack_into(self._memory, place + _NUMBER.size, *counts)
-        _NUMBER.pack_into(self._memory, place, step + 1)
-        _NUMBER.pack_into(self._memory, self._own, step + 1)
+        place = self._own + step % SLOTS * self._entry.size
+        self._entry.pack_into(self._memory, place, *counts, step + 1)
 
-    def most(self, step: int) -> list[int] | None:
+    def most(self, step: int) -> tuple[int, ...] | None:
         """Of each signal the most that any rank had received at `step`; None until all have come there.
 
         Nobody waits for ranks that have written nothing yet, or only of later steps, or that have ended.
         """
-        found: list[tuple[int, ...]] = []
-        for header in self._headers:
-            latest = _NUMBER.unpack_from(self._memory, header)[0]
-            if 0 < latest <= step:
-                return None
-            number, *counts = self._entry.unpack_from(self._memory, self._place(header, step))
+        offset, read, memory = step % SLOTS * self._entry.size, self._entry.unpack_from, self._memory
+        most = self._nothing
+        for ring in self._rings:
+            *counts, number = read(memory, ring + offset)
             if number == step + 1:
-                found.append(tuple(counts))
-        return [max(each) for each in zip(*found, strict=True)]
+                if any(counts):
+                    most = tuple(map(max, most, counts))
+            elif 0 < self._latest(ring) <= step:
+                return None
+        return most
 
     def close(self) -> None:
         """This rank comes to no further step."""
-        _NUMBER.pack_into(self._memory, self._own, _ENDED)
+        for slot in range(SLOTS):
+            self._entry.pack_into(self._memory, self._own + slot * self._entry.size, *self._nothing, _ENDED)
         self._memory.close()
 
-    def _place(self, header: int, step: int) -> int:
-        return header + _HEADER_SIZE + step % SLOTS * self._entry.size
+    def _latest(self, ring: int) -> int:
+        places = range(ring, ring + SLOTS * self._entry.size, self._entry.size)
+        return max(self._entry.unpack_from(self._memory, place)[-1] for place in places)
