@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ronde.boundary.patches import Patches
 from ronde.boundary.signals import COUNTED, HandledSignals
@@ -194,6 +195,40 @@ def test_alarms_and_handlers_of_the_standard_library_come_at_once(pair: Pair) ->
         await handled.wait()
 
     asyncio.run(wait())
+
+
+def test_a_library_that_puts_the_scripts_handler_back(pair: Pair) -> None:
+    came: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    pair.step()
+    library: dict[str, Any] = {"signal": signal, "wait": lambda: come(signal.SIGUSR1)}
+    text = """
+def guarded():
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    wait()
+    signal.signal(signal.SIGUSR1, before)
+    return heard
+"""
+    exec(compile(text, os.path.join(os.path.dirname(torch.__file__), "guard.py"), "exec"), library)
+    assert library["guarded"]() == [signal.SIGUSR1]
+    come(signal.SIGUSR1)
+    assert came == []
+    pair.step()
+    pair.step()
+    assert came == [signal.SIGUSR1]
+
+
+def test_what_a_forked_process_sets_is_its_own(pair: Pair) -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    pair.step()
+    come(signal.SIGUSR1)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+        come(signal.SIGUSR1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_forked_process_handles_signals_as_they_come(pair: Pair) -> None:

@@ -87,6 +87,7 @@ class HandledSignals:
         self._received = [0] * len(COUNTED)
         self._handled = [0] * len(COUNTED)
         self._latest: Sequence[int] = (0,) * len(COUNTED)
+        self._scripts: dict[int, Any] = {}
         self._overdue: set[int] = set()
         self._came = self._took = 0.0
         self._ended = False
@@ -97,8 +98,13 @@ class HandledSignals:
 
         @functools.wraps(plain)
         def set_handler(signalnum: int, handler: Any) -> Any:
+            if not self._in_step() or signalnum not in _PLACES:
+                return _own(plain(signalnum, handler))
             self._handle_pending(signalnum)
-            if called_by_script(or_by=_TRAINERS) and self._counts(signalnum, handler):
+            if called_by_script(or_by=_TRAINERS):
+                self._scripts[signalnum] = handler
+            # A library that has had one of its own for a while puts the script's back.
+            if handler == self._scripts.get(signalnum) and self._counts(handler):
                 handler = _Counting(self, handler)
             else:
                 self._overdue.discard(signalnum)
@@ -120,7 +126,7 @@ class HandledSignals:
 
     def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
         """A signal has come that `handler` is for."""
-        if self._ended or os.getpid() != self._process:  # a fork, as a worker that loads samples
+        if not self._in_step():
             handler(number, frame)
             return
         place = _PLACES[number]
@@ -170,16 +176,17 @@ class HandledSignals:
             if isinstance(counting, _Counting):
                 counting.handler(number, frame or _frame_of_script())
 
+    def _in_step(self) -> bool:
+        """In another thread nobody sets handlers, and a fork (a worker that loads samples) is not in step."""
+        main = threading.current_thread() is threading.main_thread()
+        return main and not self._ended and os.getpid() == self._process
+
     def _handle_pending(self, number: int) -> None:
         """Before another handler takes its place, the present one is called for what has come."""
-        place = _PLACES.get(number)
-        if place is not None and threading.current_thread() is threading.main_thread():
-            self._handle(number, self._received[place], None)
+        self._handle(number, self._received[_PLACES[number]], None)
 
-    def _counts(self, number: int, handler: Any) -> bool:
+    def _counts(self, handler: Any) -> bool:
         """Whether calls of this handler are to be counted; the first such opens the board."""
-        if self._ended or number not in _PLACES:
-            return False
         if not callable(handler) or handler is signal.default_int_handler:
             return False
         if self._board is None:
