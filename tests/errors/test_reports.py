@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from errors.normal import ADVICE, normal
-from ronde.launch.failure_report import ErrorFile, RankDeath, RankFailure, first_failure, report
+from ronde.launch.failure_report import (
+    ErrorFile,
+    RankDeath,
+    RankFailure,
+    failure_beside,
+    first_failure,
+    report,
+)
 from ronde.trace.run_directory import RunDirectory
 
 BOARD = """
@@ -242,6 +249,33 @@ def test_what_outlives_the_script(experiment: Any) -> None:
         0,
         "ronde: ended what the script had left running: sleep (process N)\n",
     )
+
+
+def peer(rank: int) -> ErrorFile:
+    return ErrorFile(rank=rank, time=9.0, kind="peer", type="PeerLost", message="x", traceback="")
+
+
+def test_what_a_signal_brings_with_it_is_no_failure() -> None:
+    ended = [RankDeath(rank=rank, time=1.0, code=-signal.SIGTERM) for rank in (0, 1)]
+    left = [RankDeath(rank=rank, time=1.0, code=3) for rank in (0, 1)]
+    numbers = {signal.SIGTERM, signal.SIGINT}
+    assert failure_beside(numbers, ended, {}) is None
+    assert failure_beside(numbers, left, {}) is None
+    assert failure_beside(numbers, [ended[1]], {0: peer(0)}) is None
+    assert failure_beside(numbers, [left[0]], {1: peer(1)}) is None
+
+
+def test_what_goes_wrong_beside_a_signal_is_a_failure() -> None:
+    diverged = ErrorFile(rank=1, time=2.0, kind="diverged", type="DivergedError", message="x", traceback="")
+    left = RankDeath(rank=1, time=1.0, code=3)
+    crashed = RankDeath(rank=1, time=1.0, code=-signal.SIGSEGV)
+    found = [
+        failure_beside({signal.SIGTERM}, [], {0: peer(0), 1: diverged}),
+        failure_beside({signal.SIGTERM}, [left], {0: peer(0)}),
+        failure_beside({signal.SIGTERM}, [crashed], {0: peer(0)}),
+        failure_beside({signal.SIGTERM}, [RankDeath(rank=1, time=1.0, code=0)], {0: peer(0)}),
+    ]
+    assert [each.kind for each in found if each is not None] == ["diverged", "exit", "signal", "peer"]
 
 
 def test_an_error_of_ours_is_told_without_its_class() -> None:

@@ -57,6 +57,47 @@ def test_a_script_that_handles_sigterm_decides_its_own_code(experiment: Any) -> 
     assert (result.code, result.out, result.err) == (5, b"saved\n", "")
 
 
+def test_where_a_signal_takes_the_ranks_apart_the_user_is_told(experiment: Any) -> None:
+    process = experiment.start(
+        """
+        def leave(number, frame):
+            if rank == 1:
+                sys.exit(3)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            wait_for_end_of("rank1")
+            raise LookupError("peer")
+        signal.signal(signal.SIGTERM, leave)
+        note(f"rank{rank}")
+        wait_for_ever()
+        """
+    )
+    _pids(experiment, 2)
+    process.terminate()
+    result = experiment.finish(process)
+    assert (result.code, result.out) == (143, b"")
+    assert result.err.startswith("ronde: rank 1 exited with code 3; logs of all ranks: ")
+
+
+def test_an_error_after_a_signal_is_told(experiment: Any) -> None:
+    process = experiment.start(
+        """
+        came = []
+        signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+        note(f"rank{rank}")
+        while not came:
+            time.sleep(0.01)
+        if rank == 1:
+            raise ValueError("cannot save")
+        wait_for_end_of("rank1")
+        """
+    )
+    _pids(experiment, 2)
+    process.terminate()
+    result = experiment.finish(process)
+    assert result.code == 0  # the main rank's own
+    assert result.err.startswith("ronde: rank 1 failed: ValueError: cannot save; logs of all ranks: ")
+
+
 def test_the_main_rank_may_save_longer_than_its_peers_take_to_end(experiment: Any) -> None:
     process = experiment.start(
         """

@@ -119,6 +119,22 @@ def test_a_run_ends_after_its_steps(host: WarmHost, project: Path, tmp_path: Pat
     assert not run.files
 
 
+WAITING = """
+import queue, threading
+thread = threading.Thread(target=queue.Queue().get)
+thread.start()
+"""
+
+
+def test_a_run_ends_after_its_steps_though_a_thread_waits_for_more(
+    host: WarmHost, project: Path, tmp_path: Path
+) -> None:
+    script = project / "train.py"
+    script.write_text(WAITING + script.read_text())
+    run = record(host, project, tmp_path / "run", steps=5)
+    assert run.records[0].stopped
+
+
 def test_plain_python_equals_itself(host: WarmHost, project: Path, tmp_path: Path) -> None:
     first, second = (record(host, project, tmp_path / name) for name in "ab")
     proof = judge(Job(script="train.py", dtype="float64"), first, second, ranks=1)

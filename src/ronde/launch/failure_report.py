@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,16 @@ from ronde.launch.standstill import who_waits
 from ronde.trace.lockstep_board import Standing, State
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["ErrorFile", "RankDeath", "RankFailure", "first_failure", "read_error", "report", "shell_code"]
+__all__ = [
+    "ErrorFile",
+    "RankDeath",
+    "RankFailure",
+    "failure_beside",
+    "first_failure",
+    "read_error",
+    "report",
+    "shell_code",
+]
 
 Kind = Literal["script", "ronde", "diverged", "peer", "exit", "signal", "standstill"]
 LOG_TAIL_LINES = 12
@@ -150,6 +159,23 @@ def first_failure(deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]) 
                 RankFailure(rank=death.rank, time=death.time, kind=kind, exit_code=shell_code(death.code))
             )
     return min(failures, key=lambda failure: (failure.kind == "peer", failure.time), default=None)
+
+
+def failure_beside(
+    signals: Collection[int], deaths: Sequence[RankDeath], errors: Mapping[int, ErrorFile]
+) -> RankFailure | None:
+    """The first failure that is more than what one of `signals`, sent to all ranks, brings with it.
+
+    It ends ranks, or they leave as the script has it, and those that still waited for them lose their peers.
+    But where the main rank is left so, others have gone another way, and what it was to save may be lost.
+    """
+    by_signal = {death.rank for death in deaths if -death.code in signals}
+    own = {rank: error for rank, error in errors.items() if error.type != "KeyboardInterrupt"}
+    first = first_failure([death for death in deaths if death.rank not in by_signal], own)
+    if first is None or first.kind not in ("exit", "peer"):
+        return first
+    main_is_left = 0 in own and own[0].kind == "peer" and not by_signal
+    return first if main_is_left else None
 
 
 def report(

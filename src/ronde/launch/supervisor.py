@@ -27,6 +27,7 @@ from ronde.launch.failure_report import (
     ErrorFile,
     RankDeath,
     RankFailure,
+    failure_beside,
     first_failure,
     read_error,
     shell_code,
@@ -98,11 +99,13 @@ class Supervisor:
         return message is not None and message.si_signo in ENDING
 
     def failure(self) -> RankFailure | None:
-        """The first failure; None when no rank failed or the user has ended the run."""
-        if self.interrupted_by is not None:
+        """The first failure; None when no rank failed, or only by the signal that has ended the run."""
+        if self._killed_by_user:
             return None
         if self.standstill:
             return RankFailure(rank=0, time=time.time(), kind="standstill", exit_code=1)
+        if self.interrupted_by is not None:
+            return failure_beside(ENDING, self.deaths, self.errors)
         return first_failure(self.deaths, self.errors)
 
     def exit_code(self) -> int:
@@ -196,7 +199,7 @@ class Supervisor:
         if self._debugged():
             self._waiting.forgive()
             return
-        if len(self._ranks) > 1 and self._failed_at is None and self.interrupted_by is None:
+        if len(self._ranks) > 1 and self._failed_at is None:
             self.standstill = self._waiting.look()
             if self.standstill:
                 self._failed_at = time.monotonic()

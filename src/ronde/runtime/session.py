@@ -49,6 +49,7 @@ from ronde.boundary.ports import Ports
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.boundary.shared_blocks import SharedBlocks
+from ronde.boundary.signals import COUNTED, HandledSignals
 from ronde.cluster.own_address import own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
@@ -71,6 +72,7 @@ from ronde.runtime.unseen_calls import with_own_call
 from ronde.sync.reducer import Reducer
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.run_directory import block_marks
+from ronde.trace.signal_board import SignalBoard
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 
@@ -142,7 +144,13 @@ class Session:
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._children = ChildProcesses()
         self._ports = Ports(first=config.local_rank == 0)
+        self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone)
         self._handles: list[Any] = []
+
+    def _signal_board(self) -> SignalBoard:
+        config = self.config
+        path = board_path(Path(config.run_dir), "signals")
+        return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
 
     def _in_step(self) -> bool:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
@@ -177,6 +185,8 @@ class Session:
         if self.config.local_world_size > 1:
             self._ports.install(self.patches)
             self._shared_blocks().install(self.patches)
+        if 1 < self.config.world_size == self.config.local_world_size:
+            self._signals.install(self.patches)
         self.files.install()
 
     def _shared_blocks(self) -> SharedBlocks:
@@ -258,6 +268,7 @@ class Session:
             # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.
             if not nested:
                 self.context.comm.mark("backward")
+                self._signals.training = True
             divide = self.context.gradient_factor == 1 and not nested
             lossy = divide and self.config.world_size > 1
             scaled = self._scaling is not None and self._scaling.active
@@ -306,6 +317,7 @@ class Session:
         def before_step(optimizer: Any, *_: Any) -> None:
             if not self.context.on_main_thread():
                 return  # every rank trains there what no rank has cut
+            self._signals.before_step()
             self.reducer.adopt_all(optimizer)
             self._sharding.before_step()
             self.tally.begin_step()
@@ -397,6 +409,7 @@ class Session:
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
+        self._signals.uninstall()
         self.patches.restore()
         self._entropy.restore()
         for handle in self._handles:
@@ -463,6 +476,7 @@ class Session:
             self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
+        self._signals.uninstall()
         for group in self._groups:
             group.close()
 

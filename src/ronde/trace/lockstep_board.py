@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import mmap
-import os
 import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic  # bound here: the module's own is replaced for scripts
+
+from ronde.trace.shared_file import shared_file
 
 __all__ = ["Entry", "LockstepBoard", "Standing", "State", "board_path"]
 
@@ -83,7 +83,7 @@ class LockstepBoard:
     """
 
     def __init__(self, path: Path, rank: int | None, ranks: int) -> None:
-        self._memory = _shared(path, ranks * _RANK_SIZE, make=rank is not None)
+        self._memory = shared_file(path, ranks * _RANK_SIZE, make=rank is not None)
         self._ranks = ranks
         self._rank = rank
         self._number = 0
@@ -189,17 +189,3 @@ class LockstepBoard:
             text = what.encode("utf-8", "replace")[:space] + b"\0" + place
             text = self._texts[what, where] = text.ljust(_TEXT_SIZE, b"\0")
         return text
-
-
-def _shared(path: Path, size: int, *, make: bool) -> mmap.mmap:
-    """The file as memory; its blocks are reserved, as a write into a hole of a full disk is a bus error."""
-    # os.open is never mediated.
-    handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o666)
-    try:
-        if make:
-            os.posix_fallocate(handle, 0, size)
-        elif os.fstat(handle).st_size < size:
-            raise OSError(f"{path} is not complete")
-        return mmap.mmap(handle, size)
-    finally:
-        os.close(handle)

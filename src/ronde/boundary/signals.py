@@ -1,0 +1,228 @@
+"""Signals that the script handles: its handler runs before the same optimizer step on all ranks.
+
+A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
+saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
+when it comes; before each step a rank writes its counts on a board, reads those that all ranks had at the
+step before, and calls the handler until it has been called as often as some rank had received the signal.
+
+A rank comes to a step when it has the gradients of all ranks, which have then all come to the step before: so
+nobody waits for what is read. Where that is not so (an optimizer that steps without gradients of its own, a
+device that works on while its host is ahead), it waits a little.
+
+What has been received and not handled when no step comes for long (an evaluation, the end of the script) is
+handled as in plain python, wherever the rank is.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
+from types import FrameType
+from typing import Any
+
+from ronde.boundary.caller import called_by_script, is_script
+from ronde.boundary.patches import Patches
+from ronde.trace.signal_board import SignalBoard
+
+__all__ = ["COUNTED", "HandledSignals"]
+
+# Those that are sent from outside, and that the launcher passes on. An alarm is not: it is the script's own
+# way to end what takes too long, and comes too late if it waits.
+COUNTED = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_PLACES = {int(number): place for place, number in enumerate(COUNTED)}
+# Libraries that train for the script, and save at a signal.
+_TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
+# How long a signal waits for steps: some of the latest length, and never so long that the job is killed first
+# (batch systems allow half a minute).
+_STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
+# How long a rank waits for others to come to the step before its own.
+_PATIENCE_S, _LOOK_EVERY_S = 2.0, 0.0005
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class _Counting:
+    """What the interpreter calls in the place of the script's handler."""
+
+    def __init__(self, signals: HandledSignals, handler: Handler) -> None:
+        self.handler = handler
+        self._signals = signals
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._signals.receive(number, frame, self.handler)
+
+
+class HandledSignals:
+    """Replaces the functions by which a script says how it handles signals.
+
+    Args:
+        open_board: shared by all ranks.
+        alone: whether this rank is in a debugger, and the others are not.
+
+    Attributes:
+        training: whether a backward has begun; before, no step may come for long, and a signal is handled as
+            it comes.
+    """
+
+    def __init__(self, open_board: Callable[[], SignalBoard], alone: Callable[[], bool]) -> None:
+        self.training = False
+        self._open_board = open_board
+        self._alone = alone
+        self._board: SignalBoard | None = None
+        self._process = os.getpid()
+        self._step = 0
+        self._received = [0] * len(COUNTED)
+        self._handled = [0] * len(COUNTED)
+        self._latest: Sequence[int] = (0,) * len(COUNTED)
+        self._scripts: dict[int, Any] = {}
+        self._overdue: set[int] = set()
+        self._came = self._took = 0.0
+        self._ended = False
+        self._plain: Callable[[int], Any] = signal.getsignal
+
+    def install(self, patches: Patches) -> None:
+        plain: Callable[[int, Any], Any] = signal.signal
+
+        @functools.wraps(plain)
+        def set_handler(signalnum: int, handler: Any) -> Any:
+            if not self._in_step() or signalnum not in _PLACES:
+                return _own(plain(signalnum, handler))
+            self._handle_pending(signalnum)
+            if called_by_script(or_by=_TRAINERS):
+                self._scripts[signalnum] = handler
+            # A library that has had one of its own for a while puts the script's back.
+            if handler == self._scripts.get(signalnum) and self._counts(handler):
+                handler = _Counting(self, handler)
+            else:
+                self._overdue.discard(signalnum)
+            return _own(plain(signalnum, handler))
+
+        @functools.wraps(self._plain)
+        def get_handler(signalnum: int) -> Any:
+            return _own(self._plain(signalnum))
+
+        patches.set(signal, "signal", set_handler)
+        patches.set(signal, "getsignal", get_handler)
+
+    def uninstall(self) -> None:
+        """From here on signals are handled as they come; the functions are the register's to put back."""
+        self._ended = True
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()
+
+    def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
+        """A signal has come that `handler` is for."""
+        if not self._in_step():
+            handler(number, frame)
+            return
+        place = _PLACES[number]
+        if number in self._overdue:
+            self._overdue.discard(number)
+        else:
+            self._received[place] += 1
+            if self.training and not self._alone():
+                self._handle_later(number)
+                return
+            if not self.training and self._board is not None:
+                self._board.write(self._step, self._received)
+        self._handle(number, self._received[place], frame)
+
+    def before_step(self) -> None:
+        """An optimizer is about to step, on all ranks: the place where they handle what has come."""
+        self.training = True
+        if self._alone():
+            return
+        self._step += 1
+        if self._board is not None:
+            now = monotonic()
+            self._took, self._came = now - self._came, now
+            self._board.write(self._step, self._received)
+            most = self._agreed(self._board)
+            if most != self._latest:
+                for number, count in zip(COUNTED, most, strict=True):
+                    self._handle(number, count, None)
+                self._latest = most
+
+    def _agreed(self, board: SignalBoard) -> Sequence[int]:
+        """Of each signal the most that any rank had received at the step before."""
+        begun = 0.0
+        while (most := board.most(self._step - 1)) is None:
+            begun = begun or monotonic()
+            if monotonic() - begun > _PATIENCE_S:
+                return self._latest
+            sleep(_LOOK_EVERY_S)
+        return most
+
+    def _handle(self, number: int, count: int, frame: FrameType | None) -> None:
+        """Call the script's handler until it has been called so often."""
+        place = _PLACES[number]
+        while self._handled[place] < count:
+            self._handled[place] += 1
+            counting = self._plain(number)
+            if isinstance(counting, _Counting):
+                counting.handler(number, frame or _frame_of_script())
+
+    def _in_step(self) -> bool:
+        """In another thread nobody sets handlers, and a fork (a worker that loads samples) is not in step."""
+        main = threading.current_thread() is threading.main_thread()
+        return main and not self._ended and os.getpid() == self._process
+
+    def _handle_pending(self, number: int) -> None:
+        """Before another handler takes its place, the present one is called for what has come."""
+        self._handle(number, self._received[_PLACES[number]], None)
+
+    def _counts(self, handler: Any) -> bool:
+        """Whether calls of this handler are to be counted; the first such opens the board."""
+        if not callable(handler) or handler is signal.default_int_handler:
+            return False
+        if self._board is None:
+            try:
+                self._board = self._open_board()
+            except OSError:  # a full disk, say: signals are handled as they come
+                return False
+            self._came = monotonic()
+            self._board.write(self._step, self._received)
+        return True
+
+    def _handle_later(self, number: int) -> None:
+        place = _PLACES[number]
+        if self._received[place] > self._handled[place]:  # else it has been, as another rank had it first
+            patience = min(max(_LEAST_S, _STEPS * self._took), _MOST_S)
+            # Not by `threading`, one of whose locks the main thread may hold that was interrupted.
+            _thread.start_new_thread(self._remind, (number, place, patience))
+
+    def _remind(self, number: int, place: int, patience: float) -> None:
+        """In a thread: if no step has come in time, have the handler called where the main thread is."""
+        sleep(patience)
+        pending = self._received[place] > self._handled[place] and not self._ended
+        if pending and isinstance(self._plain(number), _Counting):
+            self._overdue.add(number)
+            main = threading.main_thread().ident
+            if main is not None:
+                signal.pthread_kill(main, number)  # which also ends its sleep, if it sleeps
+
+
+def _own(handler: Any) -> Any:
+    """What the script has given, where there is something of ours in its place."""
+    return handler.handler if isinstance(handler, _Counting) else handler
+
+
+def _frame_of_script() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_script(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

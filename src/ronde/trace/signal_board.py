@@ -1,0 +1,72 @@
+"""How often each rank of a host has received each signal, as of each optimizer step, in shared memory.
+
+A rank writes its entry of a step when it comes there, and never again. Whoever reads the entries of one step
+after all ranks have written them finds the same numbers as everybody else, whenever each of them reads.
+
+    per rank:  SLOTS entries (counts, number)
+    number:    that of the step, and one more; 0: none yet
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from ronde.trace.shared_file import shared_file
+
+__all__ = ["SignalBoard"]
+
+# A rank reads the entries of the step before its own, and others may be one or two steps ahead of it.
+SLOTS = 8
+_ENDED = 2**64 - 1
+
+
+class SignalBoard:
+    """One rank's view of the board: it writes its own entries and reads all.
+
+    Args:
+        path: the file, the same for all `ranks` processes.
+        rank: whose entries to write, counted on this host.
+        signals: how many signals are counted.
+    """
+
+    def __init__(self, path: Path, rank: int, ranks: int, signals: int) -> None:
+        # The number last: an entry counts when its number is there.
+        self._entry = struct.Struct(f"<{signals + 1}Q")
+        size = SLOTS * self._entry.size
+        self._memory = shared_file(path, ranks * size, make=True)
+        self._rings = [each * size for each in range(ranks)]
+        self._own = rank * size
+        self._nothing = (0,) * signals
+
+    def write(self, step: int, counts: Sequence[int]) -> None:
+        """This rank has come to `step`, and has received so many of each signal."""
+        place = self._own + step % SLOTS * self._entry.size
+        self._entry.pack_into(self._memory, place, *counts, step + 1)
+
+    def most(self, step: int) -> tuple[int, ...] | None:
+        """Of each signal the most that any rank had received at `step`; None until all have come there.
+
+        Nobody waits for ranks that have written nothing yet, or only of later steps, or that have ended.
+        """
+        offset, read, memory = step % SLOTS * self._entry.size, self._entry.unpack_from, self._memory
+        most = self._nothing
+        for ring in self._rings:
+            *counts, number = read(memory, ring + offset)
+            if number == step + 1:
+                if any(counts):
+                    most = tuple(map(max, most, counts))
+            elif 0 < self._latest(ring) <= step:
+                return None
+        return most
+
+    def close(self) -> None:
+        """This rank comes to no further step."""
+        for slot in range(SLOTS):
+            self._entry.pack_into(self._memory, self._own + slot * self._entry.size, *self._nothing, _ENDED)
+        self._memory.close()
+
+    def _latest(self, ring: int) -> int:
+        places = range(ring, ring + SLOTS * self._entry.size, self._entry.size)
+        return max(self._entry.unpack_from(self._memory, place)[-1] for place in places)
