@@ -55,6 +55,7 @@ class Context:
         comm: collectives of the boundary, apart from the reducer's: their order is the script's.
         batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
         adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
+        main_region: where the main thread's execution stands.
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
@@ -91,7 +92,7 @@ class Context:
         self.world_size = comm.world_size
         self.batch_dim = batch_dim
         self.adopt = adopt
-        self._region = Region.SCRIPT
+        self.main_region = Region.SCRIPT
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
@@ -124,8 +125,8 @@ class Context:
     def region(self) -> Region:
         """Where execution stands; other threads of the script are never inside what its main one is in."""
         if torch.compiler.is_compiling():  # which knows no threads, and guards by what it reads
-            return self._region
-        return self._region if self.is_in_step() else Region.SCRIPT
+            return self.main_region
+        return self.main_region if self.is_in_step() else Region.SCRIPT
 
     def on_main_thread(self) -> bool:
         """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
@@ -155,12 +156,12 @@ class Context:
     @contextmanager
     def enter(self, region: Region, rows: int | None, *, batchless: bool = False) -> Iterator[None]:
         """Execute in another region."""
-        before = self._region, self.rows, self.batchless
-        self._region, self.rows, self.batchless = region, rows, batchless
+        before = self.main_region, self.rows, self.batchless
+        self.main_region, self.rows, self.batchless = region, rows, batchless
         try:
             yield
         finally:
-            self._region, self.rows, self.batchless = before
+            self.main_region, self.rows, self.batchless = before
 
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""

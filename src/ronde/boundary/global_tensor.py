@@ -89,9 +89,10 @@ class GlobalTensor(torch.Tensor):
         kwargs = kwargs or {}
         first = next(_each((args, kwargs)))
         context = first._context
-        if context.region is Region.REHEARSAL:
+        region = context.region
+        if region is Region.REHEARSAL:
             raise Refusal("it uses a batch that is not among its arguments")
-        if context.region is Region.SHARDED:
+        if region is Region.SHARDED:
             raise RondeError(
                 "a model used a batch that is not among its arguments, as it did not in its rehearsal; "
                 "pass it to the model as an argument"
@@ -99,7 +100,7 @@ class GlobalTensor(torch.Tensor):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.region is Region.SCRIPT and not context.in_transform() and not _mixed(types):
+        if region is Region.SCRIPT and not context.in_transform() and not _mixed(types):
             rule = first._rules.get(func)
             if rule is not None:
                 args, kwargs = spelled(func, args, kwargs)

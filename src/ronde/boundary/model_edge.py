@@ -74,7 +74,8 @@ class ModelEdge:
         context = self._context
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if context.region is not Region.SCRIPT:
+            # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
+            if context.main_region is not Region.SCRIPT:
                 return plain(module, *args, **kwargs)
             if not context.on_main_thread():
                 context.called_beside = True
