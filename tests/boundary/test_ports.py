@@ -173,6 +173,11 @@ def test_datagrams(machine: Machine) -> None:
         assert [server.recv(9) for _ in range(3)] == [b"one", b"two", b"three"]
         assert server.getsockname() == (HOST, machine.port)
         assert machine.true_name(server)[1] != machine.port
+        with socket.socket(**own) as other:
+            other.sendmsg([b"fo", b"ur"], [], 0, (HOST, machine.port))
+            assert server.recv(9) == b"four"
+            server.sendto(b"five", other.getsockname())
+            assert other.recvfrom(9) == (b"five", (HOST, machine.port))
 
 
 def test_a_server_of_asyncio_on_both_families(machine: Machine) -> None:

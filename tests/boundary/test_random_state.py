@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
 from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Model
 
-from ronde.boundary.random_state import may_draw, may_draw_on_host, preserved_random_state
+from ronde.boundary.random_state import may_draw_on_host, preserved_random_state
 from ronde.boundary.reach import Reach
 
 DRAWS: dict[str, Callable[[], float]] = {
@@ -129,18 +128,3 @@ def test_a_librarys_model_may_draw_by_functions_beside_it() -> None:
     module = nn.Sequential()
     module.__class__ = type("Own", (Wav2Vec2Model,), {})
     assert may_draw_on_host(module, Reach())
-
-
-class Augmented(Dataset[Any]):
-    def __getitem__(self, index: int) -> Any:
-        return torch.ones(2) * torch.randn(2)
-
-
-class Still(Dataset[Any]):
-    def __getitem__(self, index: int) -> Any:
-        return torch.ones(2)
-
-
-def test_datasets_that_may_draw() -> None:
-    tensors = TensorDataset(torch.ones(2))
-    assert [may_draw(each) for each in (Augmented(), Still(), tensors)] == [True, False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -176,6 +177,54 @@ def _reads_ahead() -> Iterator[Any]:
     thread.join()
 
 
+class Unexpected(nn.Module):
+    """Draws at its last call, which no rehearsal has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        return self.a(x) if gc.isenabled() else self.a(x) * torch.rand(len(x), 1, dtype=x.dtype)
+
+
+def _draws_at_last() -> Iterator[Any]:
+    """A thread is there, and idle."""
+    model = Unexpected().double()
+    with Beside(lambda: None):
+        for x, _ in loader():
+            yield model(x)
+        gc.disable()
+        try:
+            yield model(x)
+        finally:
+            gc.enable()
+
+
+class AugmentedAtLast(Dataset[Any]):
+    """Its samples begin to draw in the second epoch."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data().tensors
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] * (1 if gc.isenabled() else random.random()), self.y[index]
+
+
+def _augmented_at_last() -> Iterator[Any]:
+    batches = loader(dataset=AugmentedAtLast())
+    with Beside(lambda: None):
+        yield [x.sum().item() for x, _ in batches]
+        gc.disable()
+        try:
+            yield [x.sum().item() for x, _ in batches]
+        finally:
+            gc.enable()
+
+
 MEANWHILE = {
     "draws from Python's generator": _trained(random.random, _number),
     "draws from numpy's generator": _trained(np.random.rand, _number),
@@ -186,5 +235,7 @@ MEANWHILE = {
 HAZARDS = {
     **{name: Hazard(script, "whole") for name, script in MEANWHILE.items()},
     "changes what a model looks at": Hazard(_shared, "parts", "another thread of the script may change it"),
+    "is there when a model draws at last": Hazard(_draws_at_last, "refused", "its rehearsal did not"),
+    "is there when samples draw at last": Hazard(_augmented_at_last, "refused", "Use --loading full"),
     "works for a dataset": Hazard(_reads_ahead, "parts", "a thread works for it"),
 }

@@ -1,7 +1,7 @@
 """Scripts that save and leave at a signal, on two ranks: they do it at the same step.
 
-A rank sends itself signals where a test wants them at places of its own; else the launcher is sent one, once
-the script has said by a file how far it is.
+A rank gets signals where a test wants them at places of its own, by a way that scripts do not use; else the
+launcher is sent one, once the script has said by a file how far it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 BOUND_S = 100.0
 SCRIPT = """\
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import torch
 own = int("rank-1" in os.readlink("/proc/self/fd/1"))  # which rank this is; a script has no business to know
 model = torch.nn.Linear(4, 2)
@@ -101,7 +101,7 @@ def test_wherever_the_ranks_get_it_they_leave_at_one_step(
         while not flag and step < 20:
             train()
             if step == {steps}[own]:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert len(flag) == 1
         save()
         sys.exit(3)

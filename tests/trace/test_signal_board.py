@@ -58,3 +58,15 @@ def test_a_rank_that_counts_later_is_not_waited_for_at_earlier_steps(boards: lis
     boards[0].write(3, [1, 0])
     boards[1].write(4, [5, 5])
     assert boards[0].most(3) == (1, 0)
+
+
+def test_slower_ranks_read_what_one_had_received_that_has_ended(tmp_path: Path) -> None:
+    first, second = (SignalBoard(tmp_path / "signals.board", rank, 2, 2) for rank in range(2))
+    for step in range(1, 5):
+        first.write(step, [step, 0])
+        second.write(step, [0, 0])
+    first.close()
+    assert second.most(3) == (3, 0)
+    assert second.most(4) == (4, 0)
+    second.write(5, [0, 0])
+    assert second.most(5) == (0, 0)

@@ -29,7 +29,7 @@ class ChildProcesses:
         def start(process: Any) -> None:
             if os.getpid() == self._process:
                 # `torch.multiprocessing.spawn` gives the function to one of its own.
-                for each in (process._target, *process._args[:1]):
+                for each in (getattr(process, "_target", None), *getattr(process, "_args", ())[:1]):
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))
             plain(process)

@@ -124,7 +124,7 @@ class Context:
     @property
     def region(self) -> Region:
         """Where execution stands; other threads of the script are never inside what its main one is in."""
-        if torch.compiler.is_compiling():  # which knows no threads, and guards by what it reads
+        if torch.compiler.is_dynamo_compiling():  # which knows no threads, and guards by what it reads
             return self.main_region
         return self.main_region if self.is_in_step() else Region.SCRIPT
 

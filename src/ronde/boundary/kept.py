@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextvars
 import copy
 import io
 import multiprocessing.pool
@@ -294,10 +295,17 @@ def _books(held: Any) -> Iterator[dict[Any, Any]]:
 def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
     """Something that goes on when it is used, and cannot go back: an iterator, an open file, a queue."""
     # By the class itself: an object may say something else, or raise, when it is asked for its class.
-    found = ((name, value) for name, value in values if issubclass(type(value), _IRREVOCABLE))
+    found = ((name, value) for name, value in values if _is_irrevocable(value))
     return next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
 
+def _is_irrevocable(value: Any) -> bool:
+    if isinstance(value, contextvars.ContextVar):  # none that was set can be as if it never had been
+        return value.get(_UNSET) is _UNSET
+    return issubclass(type(value), _IRREVOCABLE)
+
+
+_UNSET = object()
 # What is handed to others in these is gone.
 _IRREVOCABLE = (
     *(Iterator, io.IOBase, queue.Queue, queue.SimpleQueue, threading.Semaphore, concurrent.futures.Executor),

@@ -34,7 +34,7 @@ from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
-from ronde.boundary.random_state import may_draw, preserved_random_state
+from ronde.boundary.random_state import preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import redirected
@@ -170,8 +170,8 @@ class LoaderEdge:
                     data = plain_fetch(fetcher, index)
                 moved = not torch.equal(drawn, torch.default_generator.get_state())
                 moved = moved or not generators.same(before, generators.state())
-                if moved and others_run():  # one of which may have drawn: samples do not begin to at last
-                    moved = loading.flag.value != _STILL and may_draw(fetcher.dataset)
+                if moved and others_run():  # one of which may have drawn
+                    moved = not _repeats(plain_fetch, fetcher, index, data)
                 if moved:
                     loading.flag.value = _MOVED
                 elif loading.book:

@@ -19,9 +19,9 @@ from ronde.boundary.reach import Reach, is_users, names_in
 
 __all__ = ["changed_by_others", "others_run", "reads_ahead_for"]
 
-# Whose threads run no code of a script's: feeders of queues, monitors of progress bars, writers of logs.
+# Whose threads run no code of a script's: ours, feeders of queues, monitors of progress bars, loggers'.
 _BACKSTAGE = (
-    "multiprocessing.queues", "torch.utils.data.", "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
+    "ronde.", "multiprocessing.queues", "torch.", "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
 )  # fmt: skip
 # Of methods that change what they are called on.
 _CHANGING = {

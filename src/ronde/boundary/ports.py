@@ -22,6 +22,7 @@ __all__ = ["PortTable", "Ports"]
 
 _PORTS = 1 << 16
 _PARTS = 4  # of the table: for each kind of socket so many numbers a port
+_BEFORE_ADDRESS = 2  # ancillary data and flags
 _NAMED = 3  # so many are named in a note
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _KINDS: dict[int, int] = {socket.SOCK_STREAM: 0, socket.SOCK_DGRAM: 1}
@@ -103,6 +104,9 @@ class Ports:
         patches.set(kind, "connect", self._reaching(kind.connect))
         patches.set(kind, "connect_ex", self._reaching(kind.connect_ex))
         patches.set(kind, "sendto", self._sending(kind.sendto))
+        patches.set(kind, "sendmsg", self._sending_parts(kind.sendmsg))
+        for name in ("recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into"):
+            patches.set(kind, name, self._receiving(getattr(kind, name)))
         patches.set(kind, "getsockname", self._naming(kind.getsockname))
         patches.set(kind, "getpeername", self._naming(kind.getpeername, peer=True))
 
@@ -186,6 +190,23 @@ class Ports:
 
         return sendto
 
+    def _sending_parts(self, plain: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(plain)
+        def sendmsg(of: socket.socket, buffers: Any, *rest: Any) -> int:
+            if len(rest) == _BEFORE_ADDRESS + 1:
+                rest = (*rest[:-1], self._own(of, rest[-1]))
+            return plain(of, buffers, *rest)
+
+        return sendmsg
+
+    def _receiving(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def receive(of: socket.socket, *args: Any, **options: Any) -> Any:
+            *content, address = plain(of, *args, **options)
+            return (*content, self._known(of, address))
+
+        return receive
+
     def _own(self, of: socket.socket, address: Any) -> Any:
         """Where this rank's server is or was, if `address` means one."""
         port = _port(of, address)
@@ -206,13 +227,17 @@ class Ports:
         @functools.wraps(plain)
         def name(of: socket.socket, /) -> Any:
             address = plain(of)
-            port = _port(of, address)
-            asked = self._table.asked(of.type, port) if port else 0
-            if not asked or (peer and not self._is_local(of, address[0])):
-                return address
-            return _with_port(address, asked)
+            return self._known(of, address, peer=peer)
 
         return name
+
+    def _known(self, of: socket.socket, address: Any, *, peer: bool = True) -> Any:
+        """What the script calls this address; a `peer` may be another host's."""
+        port = _port(of, address)
+        asked = self._table.asked(of.type, port) if port else 0
+        if not asked or (peer and not self._is_local(of, address[0])):
+            return address
+        return _with_port(address, asked)
 
 
 def _port(of: socket.socket, address: Any) -> int | None:

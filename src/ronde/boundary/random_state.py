@@ -26,7 +26,6 @@ from ronde.boundary.reach import GENERATORS, Reach, is_users, names_in
 
 __all__ = [
     "host_states",
-    "may_draw",
     "may_draw_on_host",
     "preserved_random_state",
     "same_states",
@@ -43,23 +42,6 @@ _DRAWING = {
     "fork_rng",
     "default_generator",
 }
-# Of torch's functions that draw.
-_TENSORS_OF = {
-    *(
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "normal",
-        "bernoulli",
-    ),
-    *("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "multinomial", "dropout", "Dropout"),
-}
-# Packages of which nothing draws that is not named.
-_KNOWN = {"builtins", "torch", "numpy", "collections", "functools", "types", "threading", "queue", "_thread"}
 
 
 def torch_states() -> list[torch.Tensor]:
@@ -110,17 +92,6 @@ class _Drawn(TorchDispatchMode):
         kwargs = kwargs or {}
         self.any = self.any or (is_random(func, args, kwargs) and kwargs.get("generator") is None)
         return func(*args, **kwargs)
-
-
-def may_draw(value: Any) -> bool:
-    """Whether an object's code names what draws, from whatever generator, or is a library's in some part."""
-    reach = Reach(libraries=True)
-    reach.visit(value)
-    kinds = {type(each) for _, each in reach.values}
-    foreign = (
-        kind for kind in kinds if kind.__module__.partition(".")[0] not in _KNOWN and not is_users(kind)
-    )
-    return not _DRAWING.isdisjoint(reach.names) or not _TENSORS_OF.isdisjoint(reach.names) or any(foreign)
 
 
 def may_draw_on_host(module: torch.nn.Module, reach: Reach) -> bool:

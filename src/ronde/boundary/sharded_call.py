@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.candidates import Batch
+from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
 from ronde.boundary.other_threads import others_run
@@ -51,7 +52,7 @@ class ShardedCall:
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
-            return _NoDraws(self.context)
+            return _NoDraws(self.context, self.module)
         if cut.count(self.context.rank) == cut.rows:  # the whole batch, as on one device
             return nullcontext()
         if self.stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
@@ -73,13 +74,15 @@ def at_once(call: ShardedCall) -> Any:
 class _NoDraws(TorchDispatchMode):
     """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks.
 
-    It moves the generator. Where other threads of the script move it too, every operation is looked at.
+    It moves the generator. Other threads of the script may move it too: while there are any, operations are
+    looked at, but for code that was compiled, until they are known to draw.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, module: torch.nn.Module) -> None:
         super().__init__()
         self._context = context
-        self._watches = context.others_draw
+        compiled = not context.others_draw and others_run() and any(map(is_compiled, module.modules()))
+        self._watches = context.others_draw or (others_run() and not compiled)
 
     def __enter__(self) -> Any:
         self._before = torch.default_generator.get_state()

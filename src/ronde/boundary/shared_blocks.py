@@ -76,7 +76,7 @@ class SharedBlocks:
 
     def _first_make(self, attempt: Callable[[str], None], name: str, create: bool) -> None:
         mark = self._mark(name)
-        if not create or os.path.exists(mark) or _is_there(name):
+        if not create or os.path.exists(mark) or _number(name) is not None:
             attempt(name)
             return
         # Before the block is there, so that no rank takes it for another program's.
@@ -120,14 +120,23 @@ class SharedBlocks:
 
     def _is_others(self, name: str) -> bool:
         """Whether a block of this name is there, and no rank has made it."""
-        return name not in self._removed and _is_there(name) and not os.path.exists(self._mark(name))
+        if name in self._removed:
+            return False
+        before = _number(name)
+        # The first rank marks its block before it is there, and until it is there no more.
+        marked = os.path.exists(self._mark(name))
+        return before is not None and not marked and _number(name) == before
 
     def _mark(self, name: str) -> str:
-        return self._marks + hashlib.sha256(name.encode()).hexdigest()[:16]
+        return self._marks + hashlib.sha256(name.lstrip("/").encode()).hexdigest()[:16]
 
 
-def _is_there(name: str) -> bool:
-    return os.path.exists(os.path.join(_FOLDER, name))
+def _number(name: str) -> int | None:
+    """Tells a block from others; None where there is none of this name."""
+    try:
+        return os.stat(os.path.join(_FOLDER, name.lstrip("/"))).st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _discard(path: str) -> None:

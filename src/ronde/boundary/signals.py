@@ -3,7 +3,7 @@
 A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
 saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
 when it comes; before each step a rank writes its counts on a board, reads those that all ranks had at the
-step before, and calls the handler until it has been called as often as some rank had received the signal.
+step before, and calls the handler if some rank had received the signal since.
 
 A rank comes to a step when it has the gradients of all ranks, which have then all come to the step before: so
 nobody waits for what is read. Where that is not so (an optimizer that steps without gradients of its own, a
@@ -89,6 +89,7 @@ class HandledSignals:
         self._latest: Sequence[int] = (0,) * len(COUNTED)
         self._scripts: dict[int, Any] = {}
         self._overdue: set[int] = set()
+        self._own: set[int] = set()
         self._came = self._took = 0.0
         self._ended = False
         self._plain: Callable[[int], Any] = signal.getsignal
@@ -114,8 +115,31 @@ class HandledSignals:
         def get_handler(signalnum: int) -> Any:
             return _own(self._plain(signalnum))
 
+        self._install_sending(patches)
         patches.set(signal, "signal", set_handler)
         patches.set(signal, "getsignal", get_handler)
+
+    def _install_sending(self, patches: Patches) -> None:
+        """What a script sends to itself all ranks do at the same place, so it comes there."""
+        plain_raise, plain_kill = signal.raise_signal, os.kill
+
+        @functools.wraps(plain_raise)
+        def raise_signal(signalnum: int, /) -> None:
+            self._expect(signalnum)
+            plain_raise(signalnum)
+
+        @functools.wraps(plain_kill)
+        def kill(pid: int, sig: int, /) -> None:
+            if pid == self._process:
+                self._expect(sig)
+            plain_kill(pid, sig)
+
+        patches.set(signal, "raise_signal", raise_signal)
+        patches.set(os, "kill", kill)
+
+    def _expect(self, number: int) -> None:
+        if self._in_step() and isinstance(self._plain(number), _Counting):
+            self._own.add(number)
 
     def uninstall(self) -> None:
         """From here on signals are handled as they come; the functions are the register's to put back."""
@@ -126,7 +150,8 @@ class HandledSignals:
 
     def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
         """A signal has come that `handler` is for."""
-        if not self._in_step():
+        if not self._in_step() or number in self._own:
+            self._own.discard(number)
             handler(number, frame)
             return
         place = _PLACES[number]
@@ -168,10 +193,13 @@ class HandledSignals:
         return most
 
     def _handle(self, number: int, count: int, frame: FrameType | None) -> None:
-        """Call the script's handler until it has been called so often."""
+        """Call the script's handler if that is more often than was seen to: what came together is one call.
+
+        So it is for the system, and launchers pass on what ranks have got already.
+        """
         place = _PLACES[number]
-        while self._handled[place] < count:
-            self._handled[place] += 1
+        if self._handled[place] < count:
+            self._handled[place] = count
             counting = self._plain(number)
             if isinstance(counting, _Counting):
                 counting.handler(number, frame or _frame_of_script())

@@ -75,6 +75,7 @@ from ronde.trace.run_directory import block_marks
 from ronde.trace.signal_board import SignalBoard
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
+from ronde.trace.told_count import ToldCount
 
 __all__ = ["Session"]
 
@@ -136,7 +137,11 @@ class Session:
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self._meeting = StoreMeeting(boundary_comm)
         self.files = FileMediator(
-            meeting=self._meeting, rank=config.rank, world_size=config.world_size, paths=self._paths
+            meeting=self._meeting,
+            rank=config.rank,
+            world_size=config.world_size,
+            paths=self._paths,
+            told=self._told_count(),
         )
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
@@ -146,6 +151,14 @@ class Session:
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone)
         self._handles: list[Any] = []
+
+    def _told_count(self) -> ToldCount | None:
+        if not 1 < self.config.world_size == self.config.local_world_size:
+            return None
+        try:
+            return ToldCount(board_path(Path(self.config.run_dir), "files"))
+        except OSError:  # a full disk, say: ranks ask each other
+            return None
 
     def _signal_board(self) -> SignalBoard:
         config = self.config
@@ -353,6 +366,8 @@ class Session:
             """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
             if not tensor.requires_grad or not tensor.is_leaf:
                 return plain(tensor, hook)  # torch's own error
+            if not self.context.on_main_thread():
+                return plain(tensor, hook)
             self.reducer.adopt(tensor)
             return self.reducer.hooks.register(tensor, hook)
 

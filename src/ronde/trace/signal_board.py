@@ -39,9 +39,11 @@ class SignalBoard:
         self._rings = [each * size for each in range(ranks)]
         self._own = rank * size
         self._nothing = (0,) * signals
+        self._step = 0
 
     def write(self, step: int, counts: Sequence[int]) -> None:
         """This rank has come to `step`, and has received so many of each signal."""
+        self._step = step
         place = self._own + step % SLOTS * self._entry.size
         self._entry.pack_into(self._memory, place, *counts, step + 1)
 
@@ -62,8 +64,8 @@ class SignalBoard:
         return most
 
     def close(self) -> None:
-        """This rank comes to no further step."""
-        for slot in range(SLOTS):
+        """This rank comes to no further step; slower ones have yet to read its latest entries."""
+        for slot in {*range(SLOTS)} - {step % SLOTS for step in (self._step, self._step - 1)}:
             self._entry.pack_into(self._memory, self._own + slot * self._entry.size, *self._nothing, _ENDED)
         self._memory.close()
 

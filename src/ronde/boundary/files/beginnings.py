@@ -14,7 +14,8 @@ from collections.abc import Callable
 from ronde.boundary.files.journal import Change, Journal
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.paths import and_above
-from ronde.boundary.files.private_copy import keep
+from ronde.boundary.files.private_copy import keep, remove
+from ronde.trace.told_count import ToldCount
 
 __all__ = ["Beginnings"]
 
@@ -26,10 +27,13 @@ class Beginnings:
 
     Args:
         new_place: a path for a new file of this rank, that ends in a name.
+        count: see `Journal`.
     """
 
-    def __init__(self, meeting: Meeting, new_place: Callable[[str], str]) -> None:
-        self._journal = Journal(meeting)
+    def __init__(
+        self, meeting: Meeting, new_place: Callable[[str], str], count: ToldCount | None = None
+    ) -> None:
+        self._journal = Journal(meeting, count)
         self._new_place = new_place
         self._renewed: dict[str, int] = {}
         self._standing: dict[str, int] = {}
@@ -107,6 +111,7 @@ class Beginnings:
         try:
             keep(path, place, linked=linked)
         except (OSError, shutil.Error):  # no room, or not ours to read: it is seen as it comes
+            remove(place)
             place = path
         self._journal.write(Change(path, place, place != path))
 

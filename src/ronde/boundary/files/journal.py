@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 
 from ronde.boundary.files.meeting import Meeting
+from ronde.trace.told_count import ToldCount
 
 __all__ = ["Change", "Journal"]
 
@@ -27,10 +28,15 @@ class Change:
 
 
 class Journal:
-    """One rank's copy of it; the main rank's alone is written to."""
+    """One rank's copy of it; the main rank's alone is written to.
 
-    def __init__(self, meeting: Meeting) -> None:
+    Args:
+        count: of changes that have been told, for ranks of one host; None: the meeting is asked each time.
+    """
+
+    def __init__(self, meeting: Meeting, count: ToldCount | None = None) -> None:
         self._meeting = meeting
+        self._count = count
         self._length = 0
         self._latest: dict[str, tuple[int, Change]] = {}
         self._inside: defaultdict[str, set[str]] = defaultdict(set)
@@ -44,10 +50,14 @@ class Journal:
             number = self._length
             self._length += 1
             self._meeting.tell(_key(number), json.dumps([change.path, change.place, change.whole]))
+            if self._count is not None:
+                self._count.tell(self._length)
             self._keep(number, change)
 
     def read(self) -> None:
         """Come to know all that has been told by now; where nothing has, that is one question."""
+        if self._count is not None and self._count.told() == self._length:
+            return
         with self._lock:
             while (text := self._meeting.told(_key(self._length))) is not None:
                 self._keep(self._length, Change(*json.loads(text)))

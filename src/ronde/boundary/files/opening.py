@@ -91,7 +91,7 @@ class Opening:
         if not flags & set("wax+"):
             return self._mediation.reading(
                 file,
-                lambda place: self._open_at(place, file, mode, *rest),
+                lambda place: self._open_steadily(place, file, mode, *rest),
                 undo=lambda opened: opened.close(),
             )
         place = self._mediation.place_to_write(file, keep=not flags & set("wx"), anew="x" in flags)
@@ -110,7 +110,7 @@ class Opening:
     def _open_steadily(self, place: Any, file: Any, mode: str, *rest: Any) -> Any:
         """What is read later is as of now, too."""
         buffering, encoding, errors, newline, closefd, _ = rest
-        kept = self._mediation.kept(place)
+        kept = self._mediation.kept(place) if self._mediation.looks_aside() else None
         if kept is None:
             return self._open_at(place, file, mode, *rest)
         self._open(os.devnull, mode, buffering, encoding, errors, newline, closefd).close()
