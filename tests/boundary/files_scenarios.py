@@ -43,6 +43,7 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 
@@ -816,6 +817,38 @@ def threads_keep_an_index_and_the_best(ranks: Ranks) -> Any:
         answers += [json.load(open("index.json")), torch.load("best.pt").tolist(), torch.load("latest")]
         answers += [os.readlink("latest"), sorted(os.listdir("."))]
     return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
+def threads_read_on_what_they_have_opened(ranks: Ranks) -> Any:
+    """The main rank's thread has written to the file by the time that the other reads the rest of it."""
+    Path("data.txt").write_text("old " * 10_000)
+    found: list[Any] = []
+
+    def work() -> None:
+        with ranks.first("opened", 1):
+            file = open("data.txt")
+            found.append(file.read(3))
+        with ranks.first("rewritten", 0), file:
+            found.append(sorted(set(file.read().split())))
+            with open("data.txt", "r+") as same:
+                same.write("new " * 10_000)
+
+    in_thread(work)
+    return found, sorted(set(Path("data.txt").read_text().split()))
+
+
+@scenario
+def threads_touch_files(ranks: Ranks) -> Any:
+    def work() -> list[Any]:
+        Path("done").touch()
+        with pytest.raises(FileNotFoundError, match="missing"):
+            os.chmod("missing", 0o600)
+        return [os.path.exists("done")]
+
+    found: list[Any] = []
+    in_thread(lambda: found.extend(work()))
+    return found
 
 
 @scenario

@@ -40,7 +40,10 @@ class Pair:
     """This rank's signals, and the other rank; both take their steps together."""
 
     def __init__(self, path: Path) -> None:
-        self.signals = HandledSignals(lambda: SignalBoard(path, 0, 2, len(COUNTED)), lambda: False)
+        self.in_script = True
+        self.signals = HandledSignals(
+            lambda: SignalBoard(path, 0, 2, len(COUNTED)), lambda: False, lambda: self.in_script
+        )
         self.other = Other(path)
 
     def step(self) -> None:
@@ -179,6 +182,20 @@ def test_before_another_handler_takes_its_place_the_present_one_is_called(pair: 
     assert came == ["first"]
 
 
+def test_inside_a_model_or_a_loader_it_waits(pair: Pair) -> None:
+    """What the handler writes there would be written by every rank."""
+    came: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    pair.in_script = False
+    come(signal.SIGUSR1)
+    assert not came
+    pair.in_script = True
+    until = time.monotonic() + 60
+    while not came and time.monotonic() < until:
+        time.sleep(0.01)
+    assert came == [signal.SIGUSR1]
+
+
 def test_what_the_script_sends_to_itself_comes_at_once(pair: Pair) -> None:
     """All ranks do so at the same place."""
     came: list[int] = []
@@ -276,7 +293,7 @@ def test_without_a_board_signals_are_handled_as_they_come(tmp_path: Path) -> Non
         raise OSError("no space")
 
     came: list[int] = []
-    signals, patches = HandledSignals(full, lambda: False), Patches()
+    signals, patches = HandledSignals(full, lambda: False, lambda: True), Patches()
     signals.install(patches)
     before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     try:

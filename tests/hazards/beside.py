@@ -214,6 +214,29 @@ class AugmentedAtLast(Dataset[Any]):
         return self.x[index] * (1 if gc.isenabled() else random.random()), self.y[index]
 
 
+class Augmented(AugmentedAtLast):
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] * (0.5 + random.random()) + np.random.rand(), self.y[index]
+
+
+class AugmentedByTorch(AugmentedAtLast):
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] * torch.rand((), dtype=D), self.y[index]
+
+
+def _augmented(make: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+    """A thread is there, and idle."""
+
+    def script() -> Iterator[Any]:
+        model = nn.Linear(4, 3).double()
+        with Beside(lambda: None):
+            for x, y in [*loader(dataset=make()), *loader(dataset=make())]:
+                yield F.cross_entropy(model(x), y).item()
+        yield random.random(), np.random.rand(), torch.rand(()).item()
+
+    return script
+
+
 def _augmented_at_last() -> Iterator[Any]:
     batches = loader(dataset=AugmentedAtLast())
     with Beside(lambda: None):
@@ -237,5 +260,7 @@ HAZARDS = {
     "changes what a model looks at": Hazard(_shared, "parts", "another thread of the script may change it"),
     "is there when a model draws at last": Hazard(_draws_at_last, "refused", "its rehearsal did not"),
     "is there when samples draw at last": Hazard(_augmented_at_last, "refused", "Use --loading full"),
+    "is there when samples are augmented": Hazard(_augmented(Augmented), "right"),
+    "is there when torch augments samples": Hazard(_augmented(AugmentedByTorch), "right"),
     "works for a dataset": Hazard(_reads_ahead, "parts", "a thread works for it"),
 }

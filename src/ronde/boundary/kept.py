@@ -12,10 +12,15 @@ import concurrent.futures
 import contextvars
 import copy
 import io
+import multiprocessing.connection
+import multiprocessing.managers
 import multiprocessing.pool
 import multiprocessing.queues
+import multiprocessing.sharedctypes
+import multiprocessing.synchronize
 import queue
 import random
+import socket
 import threading
 import types
 import weakref
@@ -310,6 +315,8 @@ _UNSET = object()
 _IRREVOCABLE = (
     *(Iterator, io.IOBase, queue.Queue, queue.SimpleQueue, threading.Semaphore, concurrent.futures.Executor),
     *(multiprocessing.queues.Queue, multiprocessing.queues.SimpleQueue, multiprocessing.pool.Pool),
+    *(multiprocessing.connection.Connection, multiprocessing.synchronize.SemLock, socket.socket),
+    *(multiprocessing.sharedctypes.SynchronizedBase, multiprocessing.managers.BaseProxy),
 )
 
 

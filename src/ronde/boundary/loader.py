@@ -34,7 +34,7 @@ from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
-from ronde.boundary.random_state import preserved_random_state
+from ronde.boundary.random_state import Drawn, names_draws, preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import redirected
@@ -69,6 +69,15 @@ class _Loading:
         self.reason = reason
         self.sliceable = sliceable
         self.proven = always
+        self._draws: bool | None = None
+
+    def may_draw(self, dataset: Any) -> bool:
+        """Whether its code names what draws from Python's or numpy's generator."""
+        if self._draws is None:
+            reach = Reach(libraries=True)
+            reach.visit(dataset)
+            self._draws = names_draws(reach)
+        return self._draws
 
     @property
     def shown(self) -> str:
@@ -156,22 +165,24 @@ class LoaderEdge:
                 data = plain_fetch(fetcher, index)
                 self._notice_draws(drawn)
                 return data
-            before = generators.state()
+            before, loading = generators.state(), watched.loading
+            # Another thread may draw meanwhile; torch's draws are told by thread.
+            own = Drawn() if others_run() else None
             # Modules that samples go through are no models: each rank has samples of its own.
-            with self._context.enter(Region.REPLICATED, None):
-                loading = watched.loading
+            with self._context.enter(Region.REPLICATED, None), own or nullcontext():
                 asked = self._is_asked(loading)
-                if asked and others_run() and _has_threads(fetcher.dataset):
+                if asked and own is not None and _has_threads(fetcher.dataset):
                     asked, loading.flag.value = False, _BESIDE
                 # What a worker changes on its copy of the dataset, no script sees.
                 if asked and get_worker_info() is None:
                     data, loading.book = _booking(plain_fetch, fetcher, index)
                 else:
                     data = plain_fetch(fetcher, index)
-                moved = not torch.equal(drawn, torch.default_generator.get_state())
-                moved = moved or not generators.same(before, generators.state())
-                if moved and others_run():  # one of which may have drawn
-                    moved = not _repeats(plain_fetch, fetcher, index, data)
+                on_host = not generators.same(before, generators.state())
+                if own is None:
+                    moved = on_host or not torch.equal(drawn, torch.default_generator.get_state())
+                else:
+                    moved = own.any or (on_host and loading.may_draw(fetcher.dataset))
                 if moved:
                     loading.flag.value = _MOVED
                 elif loading.book:
@@ -413,7 +424,7 @@ def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> 
     if any(isinstance(value, Iterator) and not isinstance(value, io.IOBase) for value in values):
         return False  # it goes on when it is used, which could not be put back; a file is read at a place
     try:
-        with restored(reach.places, values), preserved_random_state():
+        with restored(reach.places, values), preserved_random_state(names_draws(reach)):
             alone = list(leaves(fetch(fetcher, list(index)[:1])))
         batch = list(leaves(data))
         if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):

@@ -21,7 +21,8 @@ __all__ = ["changed_by_others", "others_run", "reads_ahead_for"]
 
 # Whose threads run no code of a script's: ours, feeders of queues, monitors of progress bars, loggers'.
 _BACKSTAGE = (
-    "ronde.", "multiprocessing.queues", "torch.", "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
+    "ronde.", "multiprocessing.queues", "torch._", "torch.utils.data.",
+    "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
 )  # fmt: skip
 # Of methods that change what they are called on.
 _CHANGING = {
@@ -55,16 +56,25 @@ def changed_by_others() -> Reach | None:
     Found by the functions that a thread is in, and what they lead to; of one that waits for work nothing is
     known.
     """
-    frames, reach, codes = sys._current_frames(), Reach(), list[types.CodeType]()
-    for thread in _others():
-        frame = frames.get(thread.ident or 0)
-        while frame is not None:
-            if is_users(frame.f_code):
-                codes.append(frame.f_code)
-                reach.visit_frame(frame)
-            frame = frame.f_back
+    idents = {thread.ident for thread in _others()}
+    if not idents:
+        return None
+    reach, codes = Reach(), list[types.CodeType]()
+    # Not in a variable of this function, whose frame is among them: what all have in hand would wait for the
+    # collector.
+    for frame in [frame for ident, frame in sys._current_frames().items() if ident in idents]:
+        codes += _visit(reach, frame)
     codes += [value.__code__ for _, value in reach.values if isinstance(value, types.FunctionType)]
     return reach if any(map(_changes_something, codes)) else None
+
+
+def _visit(reach: Reach, frame: types.FrameType | None) -> Iterator[types.CodeType]:
+    """The user's functions that a thread is in, from the innermost."""
+    while frame is not None:
+        if is_users(frame.f_code):
+            reach.visit_frame(frame)
+            yield frame.f_code
+        frame = frame.f_back
 
 
 def _changes_something(code: types.CodeType) -> bool:

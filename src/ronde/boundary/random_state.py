@@ -25,8 +25,10 @@ from ronde.boundary.randomness import is_random
 from ronde.boundary.reach import GENERATORS, Reach, is_users, names_in
 
 __all__ = [
+    "Drawn",
     "host_states",
     "may_draw_on_host",
+    "names_draws",
     "preserved_random_state",
     "same_states",
     "torch_states",
@@ -42,6 +44,8 @@ _DRAWING = {
     "fork_rng",
     "default_generator",
 }
+# Packages whose objects draw from none of these unless that is named.
+_STILL = {"builtins", "torch", "numpy", "collections", "functools", "types", "threading", "queue", "_thread"}
 
 
 def torch_states() -> list[torch.Tensor]:
@@ -70,7 +74,7 @@ def preserved_random_state(draws_on_host: bool = False) -> Iterator[None]:
         draws_on_host: what runs in here may draw from Python's or numpy's generator.
     """
     alone = not others_run()
-    host, states, drawn = host_states(), torch_states(), _Drawn()
+    host, states, drawn = host_states(), torch_states(), Drawn()
     try:
         with nullcontext() if alone else drawn:
             yield
@@ -83,7 +87,7 @@ def preserved_random_state(draws_on_host: bool = False) -> Iterator[None]:
             torch.cuda.set_rng_state_all(states[1:])
 
 
-class _Drawn(TorchDispatchMode):
+class Drawn(TorchDispatchMode):
     """Whether this thread draws from torch's generators."""
 
     any = False
@@ -94,6 +98,18 @@ class _Drawn(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def names_draws(reach: Reach) -> bool:
+    """Whether what was reached names what draws from Python's or numpy's generator, or is a library's."""
+    kinds = {type(value) for _, value in reach.values}
+    foreign = (kind.__module__.partition(".")[0] not in _STILL for kind in kinds if not is_users(kind))
+    return _names_draws(reach) or any(foreign)
+
+
+def _names_draws(reach: Reach) -> bool:
+    bound = any(isinstance(getattr(value, "__self__", None), GENERATORS) for _, value in reach.values)
+    return bound or not _DRAWING.isdisjoint(reach.names)
+
+
 def may_draw_on_host(module: torch.nn.Module, reach: Reach) -> bool:
     """Whether the code of a module names what draws from Python's or numpy's generator.
 
@@ -101,9 +117,8 @@ def may_draw_on_host(module: torch.nn.Module, reach: Reach) -> bool:
         reach: of the module: all that code of the user's reaches. Of a library all is looked at that stands
             beside a class.
     """
-    bound = any(isinstance(getattr(value, "__self__", None), GENERATORS) for _, value in reach.values)
     kinds = {type(part) for part in module.modules()}
-    return bound or bool(reach.names & _DRAWING) or any(map(_library_names_draws, kinds))
+    return _names_draws(reach) or any(map(_library_names_draws, kinds))
 
 
 @functools.lru_cache(maxsize=4096)

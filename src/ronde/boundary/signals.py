@@ -21,7 +21,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
 from types import FrameType
 from typing import Any
@@ -50,6 +51,8 @@ _TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
 _STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
 # How long a rank waits for others to come to the step before its own.
 _PATIENCE_S, _LOOK_EVERY_S = 2.0, 0.0005
+# How long until it is asked again whether execution is in the script.
+_LOOK_AGAIN_S = 0.05
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -71,16 +74,20 @@ class HandledSignals:
     Args:
         open_board: shared by all ranks.
         alone: whether this rank is in a debugger, and the others are not.
+        in_script: whether execution is where the script's code does what all ranks do: a handler may save.
 
     Attributes:
         training: whether a backward has begun; before, no step may come for long, and a signal is handled as
             it comes.
     """
 
-    def __init__(self, open_board: Callable[[], SignalBoard], alone: Callable[[], bool]) -> None:
+    def __init__(
+        self, open_board: Callable[[], SignalBoard], alone: Callable[[], bool], in_script: Callable[[], bool]
+    ) -> None:
         self.training = False
         self._open_board = open_board
         self._alone = alone
+        self._in_script = in_script
         self._board: SignalBoard | None = None
         self._process = os.getpid()
         self._step = 0
@@ -125,21 +132,26 @@ class HandledSignals:
 
         @functools.wraps(plain_raise)
         def raise_signal(signalnum: int, /) -> None:
-            self._expect(signalnum)
-            plain_raise(signalnum)
+            with self._expected(signalnum):
+                plain_raise(signalnum)
 
         @functools.wraps(plain_kill)
         def kill(pid: int, sig: int, /) -> None:
-            if pid == self._process:
-                self._expect(sig)
-            plain_kill(pid, sig)
+            with self._expected(sig) if pid == self._process else nullcontext():
+                plain_kill(pid, sig)
 
         patches.set(signal, "raise_signal", raise_signal)
         patches.set(os, "kill", kill)
 
-    def _expect(self, number: int) -> None:
-        if self._in_step() and isinstance(self._plain(number), _Counting):
+    @contextmanager
+    def _expected(self, number: int) -> Iterator[None]:
+        """Inside, the script sends itself this signal, which comes by the end."""
+        if number in _PLACES and self._in_step() and isinstance(self._plain(number), _Counting):
             self._own.add(number)
+        try:
+            yield
+        finally:
+            self._own.discard(number)
 
     def uninstall(self) -> None:
         """From here on signals are handled as they come; the functions are the register's to put back."""
@@ -160,11 +172,14 @@ class HandledSignals:
         else:
             self._received[place] += 1
             if self.training and not self._alone():
-                self._handle_later(number)
+                self._handle_later(number, min(max(_LEAST_S, _STEPS * self._took), _MOST_S))
                 return
             if not self.training and self._board is not None:
                 self._board.write(self._step, self._received)
-        self._handle(number, self._received[place], frame)
+        if self._in_script() or self._alone():
+            self._handle(number, self._received[place], frame)
+        else:  # inside a model, or where samples are loaded: what the handler writes would be every rank's
+            self._handle_later(number, _LOOK_AGAIN_S)
 
     def before_step(self) -> None:
         """An optimizer is about to step, on all ranks: the place where they handle what has come."""
@@ -226,10 +241,9 @@ class HandledSignals:
             self._board.write(self._step, self._received)
         return True
 
-    def _handle_later(self, number: int) -> None:
+    def _handle_later(self, number: int, patience: float) -> None:
         place = _PLACES[number]
         if self._received[place] > self._handled[place]:  # else it has been, as another rank had it first
-            patience = min(max(_LEAST_S, _STEPS * self._took), _MOST_S)
             # Not by `threading`, one of whose locks the main thread may hold that was interrupted.
             _thread.start_new_thread(self._remind, (number, place, patience))
 

@@ -309,10 +309,16 @@ def remember_view(
     nearest = Origin(weakref.ref(base), same_view, may_copy(func), leaves_graph(func))
     # With those that are gone here: ranks vote on each of them, and one may be there on another rank.
     view._origins = [nearest, *(_through(nearest, origin) for origin in base._origins)]
+    if len(view._origins) in _VOTES:
+        _agree_on_origins(view)
     _keep(base, view)
     for ancestor, _ in _lineage(view):
         ancestor._views = [reference for reference in ancestor._views if reference() is not None]
         ancestor._views.append(weakref.ref(view))
+
+
+# Of so many origins most will be gone, in a chain of views of views; ranks have equally many.
+_VOTES = {2**power for power in range(4, 32)}
 
 
 def _keep(base: GlobalTensor, view: GlobalTensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -149,7 +150,7 @@ class Session:
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._children = ChildProcesses()
         self._ports = Ports(first=config.local_rank == 0)
-        self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone)
+        self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
         self._handles: list[Any] = []
 
     def _told_count(self) -> ToldCount | None:
@@ -509,11 +510,11 @@ def _listens_on(config: RankConfig) -> str | None:
 def _rates(optimizer: Any) -> str:
     """By what rates an optimizer steps: a thread or the clock of one rank may have changed them."""
     rates = [group.get("lr") for group in optimizer.param_groups]
-    numbers = [rate for rate in rates if isinstance(rate, float)]
-    if not numbers:
+    texts = [repr(float(rate)) for rate in rates if isinstance(rate, float)]
+    if not texts:
         return ""
-    several = f", ... (digest {hash(tuple(numbers)) & 0xFFFFFFFF:08x})" if len(set(numbers)) > 1 else ""
-    return f" at lr {numbers[0]!r}{several}"
+    several = f", ... (digest {zlib.crc32(' '.join(texts).encode()):08x})" if len(set(texts)) > 1 else ""
+    return f" at lr {texts[0]}{several}"
 
 
 def _whole(value: Any, convert: Any) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread
+import contextlib
+import gc
+import io
 import os
-import sys
 import threading
+import time
 from typing import Any
 
 __all__ = ["EnoughSteps", "end_early"]
@@ -35,12 +39,19 @@ def end_early() -> None:
 
 def _leave_behind() -> None:
     """Exit without threads that do not end, one that waits for its queue's last item, say."""
+    workers: Any = concurrent.futures.thread
+    workers._shutdown = True
+    for queue in list(workers._threads_queues.values()):
+        queue.put(None)  # as pools do at their end, which wait without a limit
     others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    until = time.monotonic() + _PATIENCE_S
     for thread in others:
         if not thread.daemon:
-            thread.join(_PATIENCE_S)
-            if thread.is_alive():
-                atexit._run_exitfuncs()
-                for stream in (sys.stdout, sys.stderr):
-                    stream.flush()
-                os._exit(0)
+            thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() and not thread.daemon for thread in others):
+        atexit._run_exitfuncs()
+        for each in gc.get_objects():
+            with contextlib.suppress(Exception):
+                if isinstance(each, io.IOBase) and not each.closed:
+                    each.flush()
+        os._exit(0)

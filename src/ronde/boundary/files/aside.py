@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -43,7 +45,8 @@ class Aside:
         self._make_root = make_root
         self._beginnings = beginnings
         self._root = ""
-        self._copies = 0
+        self._copies = itertools.count(1)
+        self._lock = threading.Lock()
         self._gone: set[str] = set()
         self._back: set[str] = set()
 
@@ -89,7 +92,12 @@ class Aside:
             follow: where the link leads, if it is one.
             undo: is given what `act` gave in vain.
         """
-        return self._steady(lambda: self.where(self.resolve(located, last=follow)), act, undo)
+        return self._steady(lambda: self._place_of(located, follow=follow), act, undo)
+
+    def _place_of(self, located: str, *, follow: bool) -> str | None:
+        if not self._root and not self._beginnings.position:
+            return located  # nothing has been told, and no thread of this rank has changed anything
+        return self.where(self.resolve(located, last=follow))
 
     def is_there(self, path: str) -> bool:
         """Whether there is something of this name for this rank."""
@@ -140,8 +148,7 @@ class Aside:
             for name in self.listed(path):
                 self.fetch(os.path.join(path, name))
         elif not os.path.lexists(place):
-            self._copies += 1
-            copy = f"{self._root}.{self._copies}"
+            copy = f"{self._root}.{next(self._copies)}"
             with contextlib.suppress(FileNotFoundError):
                 self.asked(path, lambda source: _copied(source, copy), follow=False, undo=remove)
                 os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -154,7 +161,7 @@ class Aside:
         if place is not None:
             remove(place)
         self.place(path)
-        self._back = {back for back in list(self._back) if not _is_within(back, path)}
+        self._back.difference_update([back for back in list(self._back) if _is_within(back, path)])
         self._gone.add(path)
 
     def move(self, source: str, target: str, *, own: bool) -> None:
@@ -176,7 +183,7 @@ class Aside:
         place = self.find(path)
         if place is not None:
             remove(place)
-        self._gone = {gone for gone in list(self._gone) if not _is_within(gone, path)}
+        self._gone.difference_update([gone for gone in list(self._gone) if _is_within(gone, path)])
         self.stand(path)
 
     def stand(self, path: str) -> None:
@@ -272,8 +279,9 @@ class Aside:
 
     def place(self, path: str) -> str:
         """Where it lies if it lies aside."""
-        if not self._root:
-            self._root = self._make_root()
+        with self._lock:
+            if not self._root:
+                self._root = self._make_root()
         return self._root + path
 
     def _fetch_obstacle(self, path: str) -> None:

@@ -42,6 +42,7 @@ class ChangingAside:
             paths: that it changes, absolute.
         """
         if operation.name in _DESCRIBING:
+            self._describe(operation.name, paths[-1], args)
             return None
         names = [
             args[position] if position < len(args) else kwargs.get(name, operation.default)
@@ -53,6 +54,13 @@ class ChangingAside:
             lenient = kwargs.get("ignore_errors") or (operation.name == "rmtree" and args[1:2] == (True,))
             return self._remove(operation.name, paths[0], names[0], lenient=bool(lenient))
         return self._make(operation, original, paths[0], names[0], args, kwargs)
+
+    def _describe(self, function: str, located: str, args: Arguments) -> None:
+        path = self._aside.resolve(located, last=True)
+        if not self._aside.is_there(path):
+            number = self._aside.absence(path)
+            named = (args[0] if args else located,) if function != "utime" else ()  # whose error has no name
+            raise OSError(number, os.strerror(number), *named)
 
     def _remove(self, function: str, located: str, name: Any, *, lenient: bool) -> None:
         path = self._aside.resolve(located, last=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import glob
 import importlib
 import io
 import multiprocessing.util
@@ -224,12 +225,13 @@ class FileMediator:
         self._patches.set(threading.Thread, "start", start)
 
     def _patch_pathlib(self) -> None:
-        """Python 3.10's paths hold the functions of `os` in a class of their own."""
-        accessor = getattr(pathlib, "_NormalAccessor", None)
-        for name, value in list(vars(accessor).items()) if accessor is not None else ():
-            found = self._replaced.get(id(value))
-            if found is not None:
-                self._patches.set(accessor, name, staticmethod(found[1]))
+        """Paths hold functions of `os` in a class: of their own in Python 3.10, of glob's from 3.13 on."""
+        owners = (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None))
+        for owner in filter(None, owners):
+            for name, value in list(vars(owner).items()):
+                found = self._replaced.get(id(getattr(value, "__func__", value)))
+                if found is not None:
+                    self._patches.set(owner, name, staticmethod(found[1]))
 
     def _patch_capabilities(self) -> None:
         """What `os` says its functions can do (as sets of functions) holds for the replacements too."""

@@ -89,9 +89,10 @@ class Opening:
         if isinstance(file, int) or rest[-1] is not None:
             return self._open(file, mode, *rest)
         if not flags & set("wax+"):
+            opened = self._open_steadily if self._mediation.looks_aside() else self._open_at
             return self._mediation.reading(
                 file,
-                lambda place: self._open_steadily(place, file, mode, *rest),
+                lambda place: opened(place, file, mode, *rest),
                 undo=lambda opened: opened.close(),
             )
         place = self._mediation.place_to_write(file, keep=not flags & set("wx"), anew="x" in flags)
@@ -110,7 +111,7 @@ class Opening:
     def _open_steadily(self, place: Any, file: Any, mode: str, *rest: Any) -> Any:
         """What is read later is as of now, too."""
         buffering, encoding, errors, newline, closefd, _ = rest
-        kept = self._mediation.kept(place) if self._mediation.looks_aside() else None
+        kept = self._mediation.kept(place)
         if kept is None:
             return self._open_at(place, file, mode, *rest)
         self._open(os.devnull, mode, buffering, encoding, errors, newline, closefd).close()

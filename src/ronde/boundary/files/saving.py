@@ -205,6 +205,7 @@ class Saving:
             lambda: made.append(genuine()),
             prepare=lambda: made.append(on_copy(self._mirrors.make(located, companions))),
         )
+        mediation.met_over(located)
         return made[0]
 
     def _elsewhere(self, path: Any, *, keep: bool = False) -> Any:

@@ -70,7 +70,9 @@ def remove_all(paths: Iterable[str]) -> None:
 def _kept_folder(
     mediation: Mediation, original: Callable[..., Any], located: str, given: dict[str, Any]
 ) -> Any:
-    return mediation.meet("tempfile.mkdtemp", located, lambda: original(**given)).value
+    path = mediation.meet("tempfile.mkdtemp", located, lambda: original(**given)).value
+    mediation.met_over(os.path.abspath(path))
+    return path
 
 
 def _kept_descriptor(
@@ -99,7 +101,9 @@ def _new_file(mediation: Mediation, label: str, located: str, given: dict[str, A
         os.close(descriptor)
         return path
 
-    return mediation.meet(label, located, make).value
+    path = mediation.meet(label, located, make).value
+    mediation.met_over(os.path.abspath(path))
+    return path
 
 
 _KEPT = {"mkdtemp": _kept_folder, "mkstemp": _kept_descriptor, "NamedTemporaryFile": _kept_file}

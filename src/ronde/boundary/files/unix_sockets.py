@@ -55,6 +55,7 @@ class UnixSockets:
             met = located is not None and mediation.governs()
             if met and located is not None:
                 mediation.meet("socket.bind", located, lambda: plain(of, address))
+                mediation.met_over(located)
             if not mediation.is_main:
                 self._bind_own(plain, of, address, met=met)
                 if located is not None and not met:
