@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy
 
+from ronde.boundary.random_state import same_states
+
 __all__ = ["HostGenerators"]
 
 _WORDS = 624
@@ -64,7 +66,7 @@ class HostGenerators:
     @staticmethod
     def same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
         """Whether neither has moved from one state to the other."""
-        return (a[0] is b[0] or a[0] == b[0]) and (a[1] is b[1] or _same_numpy(a[1], b[1]))
+        return (a[0] is b[0] and a[1] is b[1]) or same_states(a, b)
 
 
 def _words_of_python() -> Any:
@@ -76,10 +78,3 @@ def _words_of_python() -> Any:
     words = (ctypes.c_uint32 * 3).from_address(id(generator) + begin)
     state = random.getstate()[1]
     return words if tuple(words) == (state[-1], state[0], state[1]) else None
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    if a["bit_generator"] != b["bit_generator"] or a["has_gauss"] != b["has_gauss"]:
-        return False
-    one, other = a["state"], b["state"]
-    return all(numpy.array_equal(one[name], other[name]) for name in one)

@@ -74,9 +74,7 @@ class _Loading:
     def may_draw(self, dataset: Any) -> bool:
         """Whether its code names what draws from Python's or numpy's generator."""
         if self._draws is None:
-            reach = Reach(libraries=True)
-            reach.visit(dataset)
-            self._draws = names_draws(reach)
+            self._draws = names_draws(_reached(dataset))
         return self._draws
 
     @property
@@ -361,16 +359,19 @@ def _rows(data: Any, dim: int) -> int | None:
 
 def _uses_generator(dataset: Any) -> bool:
     """Whether a dataset or its code, transforms and closures among it, uses a random generator of its own."""
+    return bool(_reached(dataset).generators())
+
+
+def _reached(dataset: Any) -> Reach:
+    """What a dataset and its code lead to, objects of libraries among it."""
     reach = Reach(libraries=True)
     reach.visit(dataset)
-    return bool(reach.generators())
+    return reach
 
 
 def _has_threads(dataset: Any) -> bool:
     """Whether threads work for a dataset, so that it changes by itself."""
-    reach = Reach(libraries=True)
-    reach.visit(dataset)
-    return reads_ahead_for(dataset, reach)
+    return reads_ahead_for(dataset, _reached(dataset))
 
 
 def _booking(fetch: Callable[..., Any], fetcher: Any, index: Any) -> tuple[Any, str]:

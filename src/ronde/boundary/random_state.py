@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.randomness import is_random
+from ronde.boundary.randomness import draws_from_default
 from ronde.boundary.reach import GENERATORS, Reach, is_users, names_in
 
 __all__ = [
@@ -93,9 +93,8 @@ class Drawn(TorchDispatchMode):
     any = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.any = self.any or (is_random(func, args, kwargs) and kwargs.get("generator") is None)
-        return func(*args, **kwargs)
+        self.any = self.any or draws_from_default(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 def names_draws(reach: Reach) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "RecordedDraws",
     "SlicedDraws",
     "UnknownDraw",
+    "draws_from_default",
     "find_axis",
     "is_random",
 ]
@@ -84,6 +85,11 @@ def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None
             given = args[place] if place < len(args) else argument.default_value
             return bool((kwargs or {}).get(argument.name, given))
     return True
+
+
+def draws_from_default(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
+    """Whether this call draws from a generator of the process, and not from one that it is given."""
+    return is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None
 
 
 def _is_made_of_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:

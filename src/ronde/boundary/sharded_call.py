@@ -15,7 +15,7 @@ from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.randomness import SlicedDraws, is_random
+from ronde.boundary.randomness import SlicedDraws, draws_from_default
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rehearsal import Verdict
 from ronde.errors import RondeError
@@ -90,7 +90,7 @@ class _NoDraws(TorchDispatchMode):
         return super().__enter__() if self._watches else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None:
+        if draws_from_default(func, args, kwargs):
             raise _drew()
         return func(*args, **(kwargs or {}))
 

@@ -153,8 +153,13 @@ class Session:
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
         self._handles: list[Any] = []
 
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether there are other ranks, and all of them are on this host."""
+        return 1 < self.config.world_size == self.config.local_world_size
+
     def _told_count(self) -> ToldCount | None:
-        if not 1 < self.config.world_size == self.config.local_world_size:
+        if not self._shares_memory:
             return None
         try:
             return ToldCount(board_path(Path(self.config.run_dir), "files"))
@@ -199,7 +204,7 @@ class Session:
         if self.config.local_world_size > 1:
             self._ports.install(self.patches)
             self._shared_blocks().install(self.patches)
-        if 1 < self.config.world_size == self.config.local_world_size:
+        if self._shares_memory:
             self._signals.install(self.patches)
         self.files.install()
 

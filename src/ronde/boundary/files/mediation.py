@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -49,9 +49,17 @@ class Outcome:
 
 
 class _Depth(threading.local):
-    """How deep a thread is in operations that are this rank's own."""
+    """How deep a thread is in operations of some kind."""
 
     value = 0
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        self.value += 1
+        try:
+            yield
+        finally:
+            self.value -= 1
 
 
 class Mediation:
@@ -278,26 +286,16 @@ class Mediation:
             frame = frame.f_back
         return False
 
-    @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def elsewhere(self) -> AbstractContextManager[None]:
         """What this thread opens inside lies elsewhere than its name says."""
-        self._elsewhere.value += 1
-        try:
-            yield
-        finally:
-            self._elsewhere.value -= 1
+        return self._elsewhere.deeper()
 
     def is_elsewhere(self) -> bool:
         return self._elsewhere.value > 0
 
-    @contextmanager
-    def unmediated(self) -> Iterator[None]:
+    def unmediated(self) -> AbstractContextManager[None]:
         """File operations inside, of this thread, are this rank's own."""
-        self._depth.value += 1
-        try:
-            yield
-        finally:
-            self._depth.value -= 1
+        return self._depth.deeper()
 
     def meet(
         self,
