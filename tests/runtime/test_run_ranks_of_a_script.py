@@ -162,6 +162,41 @@ def test_a_script_that_trains_in_a_thread_is_told_so(tmp_path: Path) -> None:
     assert "and this script called its modules in another\n" in run.stderr
 
 
+SERVED = """
+import queue, threading, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+asked, answered = queue.Queue(), queue.Queue()
+def serve():
+    answered.put(model(asked.get()))
+threading.Thread(target=serve, daemon=True).start()
+model(torch.ones(4, 4)).sum().backward()
+optimizer.step()
+asked.put(torch.ones(1, WIDTH))
+print(answered.get(TIMEOUT))
+"""
+
+
+def test_a_thread_that_is_refused_something_ends_the_run(tmp_path: Path) -> None:
+    """The main thread waits for its answer."""
+    script = SERVED.replace("WIDTH", "4").replace("TIMEOUT", "")
+    run = ronde(tmp_path, script, "--plan", "zero3", "--timeout", "60")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "a parameter that is spread over the ranks was used in another thread" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_what_ends_a_thread_is_told_without_our_frames(tmp_path: Path) -> None:
+    script = SERVED.replace("WIDTH", "5").replace("TIMEOUT", "timeout=1")
+    run = ronde(tmp_path, script)
+    assert run.returncode == 1
+    assert "Exception in thread Thread-1 (serve):\nTraceback" in run.stderr
+    assert "mat1 and mat2 shapes cannot be multiplied" in run.stderr
+    assert "_queue.Empty" in run.stderr
+    assert "/ronde/" not in run.stderr.replace(str(tmp_path), "")
+
+
 def test_a_script_that_trains_in_a_process_of_its_own_is_told_so(tmp_path: Path) -> None:
     script = """
         import torch, torch.multiprocessing

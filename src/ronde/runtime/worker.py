@@ -13,15 +13,12 @@ import faulthandler
 import importlib
 import json
 import os
-import re
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
@@ -29,7 +26,7 @@ from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
-from ronde.trace.script_line import RONDE
+from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Also in what a loader's worker has sent: its traceback is the text of an error here.
-_OUR_FRAME = re.compile(rf'^  File "{re.escape(RONDE)}.*\n(?:    .*\n)*', re.MULTILINE)
 # How long a rank that lost a peer waits to be ended by the launcher, which knows who failed first.
 _WAIT_FOR_END = 10
 # The same for torchrun, which ends ranks as soon as one of their host is gone, but not those of other hosts.
@@ -55,13 +50,7 @@ def main() -> None:
         _report_exit(config, end)
         raise
     except DivergedError as diverged:
-        _report(config, "diverged", diverged, str(diverged))
-        if not config.store.startswith("file://"):  # there is no launcher of ours to say it
-            print(f"ronde: error: {diverged}", file=sys.stderr)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        # Without exit handlers: they might meet the other ranks again.
-        os._exit(1)
+        _end_diverged(config, diverged)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
         ours = config.store.startswith("file://")
@@ -74,20 +63,46 @@ def main() -> None:
         while True:
             signal.pause()
     except KeyboardInterrupt as interrupt:
-        _show(interrupt)
+        show(interrupt)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except RondeError as error:
-        _report(config, "ronde", error, str(error))
-        print(f"ronde: error: {error}", file=sys.stderr)
+        _refuse(config, error)
         sys.exit(error.exit_code)
     except BaseException as error:
         advice = hint(error, config)
         words = f"ronde: {advice}\n" if advice else ""
         _report(config, "script", error, formatted(error) + words, advice=advice)
-        _show(error)
+        show(error)
         sys.stderr.write(words)
         sys.exit(1)
+
+
+def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
+    _report(config, "diverged", diverged, str(diverged))
+    if not config.store.startswith("file://"):  # there is no launcher of ours to say it
+        print(f"ronde: error: {diverged}", file=sys.stderr)
+    # Exit handlers might meet the other ranks again.
+    _end_without_handlers(1)
+
+
+def _refuse(config: RankConfig, error: RondeError) -> None:
+    _report(config, "ronde", error, str(error))
+    print(f"ronde: error: {error}", file=sys.stderr)
+
+
+def _end_from_a_thread(config: RankConfig, error: DivergedError | RondeError) -> NoReturn:
+    """The main thread may wait for the one that has ended, and is not to be asked."""
+    if isinstance(error, DivergedError):
+        _end_diverged(config, error)
+    _refuse(config, error)
+    _end_without_handlers(error.exit_code)
+
+
+def _end_without_handlers(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _run(config: RankConfig) -> None:
@@ -113,6 +128,7 @@ def _run(config: RankConfig) -> None:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
     _hear_interrupts()
+    show_those_of_threads(lambda error: _end_from_a_thread(config, error))
     tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
@@ -194,38 +210,6 @@ def _conclude(
         give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
     elif not session.retired:
         give_account(config, session.summary())
-
-
-def formatted(error: BaseException) -> str:
-    """The traceback as Python prints it, without ronde's own frames."""
-    described = traceback.TracebackException.from_exception(error)
-    pending = [described]
-    while pending:
-        part = pending.pop()
-        own = [frame for frame in part.stack if not _is_ours(frame.filename)]
-        part.stack = traceback.StackSummary.from_list(own)
-        pending.extend(linked for linked in (part.__cause__, part.__context__) if linked is not None)
-    return _OUR_FRAME.sub("", "".join(described.format()))
-
-
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((RONDE, "<frozen runpy>"))
-
-
-def _show(error: BaseException) -> None:
-    """Print what ended the script, by its own hook where it set one."""
-    if sys.excepthook is not sys.__excepthook__:
-        kind, trace = type(error), error.__traceback__
-        sys.excepthook(kind, error, _without_ours(trace))
-    else:
-        sys.stderr.write(formatted(error))
-    sys.stderr.flush()
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace
 
 
 def _report_exit(config: RankConfig, end: SystemExit) -> None:
