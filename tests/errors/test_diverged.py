@@ -80,6 +80,32 @@ def test_learning_rates_of_each_ranks_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_process_gives_in_an_order_of_each_ranks_own(tmp_path: Path, held: bool) -> None:
+    """By memory that it shares: a batch, and what a data set holds."""
+    before = f"""
+        import multiprocessing
+        def fill(shared, value):
+            shared[:] = [value] * len(shared)
+        shared = multiprocessing.Array("d", 32 * 4)
+        process = multiprocessing.Process(target=fill, args=(shared, {OWN} + 1.0))
+        process.start()
+        process.join()
+        given = torch.tensor(shared[:]).float().view(32, 4)
+        class Given(torch.utils.data.Dataset):
+            def __len__(self):
+                return 32
+            def __getitem__(self, index):
+                return given[index], 1
+        if {held}:
+            TensorDataset = lambda *_: Given()
+        else:
+            torch.nn.Linear(4, 2)(given)"""
+    text = re.sub(r"digest [0-9a-f]+", "digest N", said(tmp_path, before=before))
+    what = "a first batch" if held else "Linear on 32 rows"
+    assert re.findall(r"rank \d at train.py:\d+: (.*)", text) == [f"{what} (digest N)"] * 2
+
+
 @pytest.mark.soak
 def test_parameters_of_each_ranks_own(tmp_path: Path) -> None:
     before = f"""

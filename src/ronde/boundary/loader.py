@@ -12,6 +12,7 @@ datasets, values that are no tensors, and batches with fewer samples than ranks.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import io
 import multiprocessing
@@ -28,6 +29,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context, Region
+from ronde.boundary.fingerprint import fingerprint
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
@@ -228,6 +230,12 @@ class LoaderEdge:
             iterator._ronde_queue.clear()
             self._say(iterator._dataset, loading.shown)
 
+    def _compare(self, data: Any) -> None:
+        """Of a first batch, which every rank has loaded: a dataset may hold what threads have gathered."""
+        if self._context.others_began:
+            with contextlib.suppress(Opaque):
+                self._context.comm.mark(f"a first batch (digest {fingerprint(leaves(data))})")
+
     def _say(self, dataset: Any, reason: str) -> None:
         self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
 
@@ -300,6 +308,7 @@ class LoaderEdge:
             still = loading.flag.value == _STILL and _is_batch(data, rows)
         if not sliced:
             if not loading.proven and self._context.on_main_thread():
+                self._compare(data)
                 self._agree(iterator, loading, still)
             return data
         layout = self._context.layout(0, rows)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ronde.boundary.reach import Reach, is_users, names_in
 
-__all__ = ["changed_by_others", "others_run", "reads_ahead_for"]
+__all__ = ["changed_by_others", "is_of_script", "others", "others_run", "reads_ahead_for"]
 
 # Whose threads run no code of a script's: ours, feeders of queues, monitors of progress bars, loggers'.
 _BACKSTAGE = (
@@ -36,18 +36,20 @@ _POOLS = (threading.Thread, concurrent.futures.Executor, multiprocessing.pool.Po
 
 def others_run() -> bool:
     """Whether threads are there beside this one that may run code of the script's."""
-    return any(True for _ in _others())
+    return any(True for _ in others())
 
 
-def _is_of_script(thread: threading.Thread) -> bool:
+def is_of_script(thread: threading.Thread) -> bool:
+    """Whether it may run code of the script's, and is no feeder, monitor or logger of a library's."""
     target: Any = getattr(thread, "_target", None) or type(thread).run
     began = not isinstance(thread, threading._DummyThread)  # Python has not started that
     return began and not str(getattr(target, "__module__", "")).startswith(_BACKSTAGE)
 
 
-def _others() -> Iterator[threading.Thread]:
+def others() -> Iterator[threading.Thread]:
+    """The threads beside this one that may run code of the script's."""
     here = threading.current_thread()
-    return (each for each in threading.enumerate() if each is not here and _is_of_script(each))
+    return (each for each in threading.enumerate() if each is not here and is_of_script(each))
 
 
 def changed_by_others() -> Reach | None:
@@ -56,7 +58,7 @@ def changed_by_others() -> Reach | None:
     Found by the functions that a thread is in, and what they lead to; of one that waits for work nothing is
     known.
     """
-    idents = {thread.ident for thread in _others()}
+    idents = {thread.ident for thread in others()}
     if not idents:
         return None
     reach, codes = Reach(), list[types.CodeType]()
@@ -94,6 +96,6 @@ def reads_ahead_for(value: Any, reach: Reach) -> bool:
     if any(isinstance(each, _POOLS) for _, each in reach.values):
         return True
     led = Reach(libraries=True)
-    for thread in _others():
+    for thread in others():
         led.visit(getattr(thread, "_target", None))
     return any(each is value for _, each in led.values)

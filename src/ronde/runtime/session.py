@@ -33,8 +33,9 @@ from ronde.boundary import (
     torchscript,
 )
 from ronde.boundary.agreement import Agreement
-from ronde.boundary.child_processes import ChildProcesses
+from ronde.boundary.arrivals import Arrivals
 from ronde.boundary.circumstances import Circumstances
+from ronde.boundary.completions import Completions
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
@@ -51,6 +52,7 @@ from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.boundary.shared_blocks import SharedBlocks
 from ronde.boundary.signals import COUNTED, HandledSignals
+from ronde.boundary.started import Started
 from ronde.cluster.own_address import own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
@@ -148,7 +150,9 @@ class Session:
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
-        self._children = ChildProcesses()
+        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step)
+        self._completions = Completions(boundary_comm, self.agreement, self._in_step)
+        self._started = Started(self.context)
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
         self._handles: list[Any] = []
@@ -200,7 +204,10 @@ class Session:
         self.install_boundary()
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
-        self._children.install(self.patches)
+        self._started.install(self.patches)
+        if self.config.world_size > 1:
+            self._arrivals.install(self.patches)
+            self._completions.install(self.patches)
         if self.config.local_world_size > 1:
             self._ports.install(self.patches)
             self._shared_blocks().install(self.patches)
@@ -472,7 +479,7 @@ class Session:
                 f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
                 f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
             )
-        if started := ", ".join(list(self._children.functions)[:3]):
+        if started := ", ".join(list(self._started.functions)[:3]):
             return (
                 f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
                 f"calls of a torch.nn.Module in the script's own process, and it started others for {started}"

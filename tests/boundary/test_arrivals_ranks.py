@@ -1,0 +1,325 @@
+"""What threads and processes give, in another order on each rank, is taken as on the main rank."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.dummy
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.boundary.agreement import Agreement
+from ronde.boundary.arrivals import Arrivals
+from ronde.boundary.completions import Completions
+from ronde.boundary.patches import Patches
+from ronde.testing.run_ranks import Rank
+
+Ranks = Callable[..., list[Any]]
+FORK = multiprocessing.get_context("fork")
+
+
+@contextmanager
+def in_order_of_main(rank: Rank) -> Iterator[None]:
+    patches, thread, comm = Patches(), threading.current_thread(), rank.groups["boundary"]
+
+    def in_step() -> bool:
+        return threading.current_thread() is thread
+
+    agree = Agreement(comm)
+    Arrivals(comm, agree, in_step).install(patches)
+    Completions(comm, agree, in_step).install(patches)
+    try:
+        yield
+    finally:
+        patches.restore()
+
+
+def _mixed(rank: Rank, names: str = "abc") -> list[str]:
+    """In another order on each rank."""
+    return list(names)[rank.rank :] + list(names)[: rank.rank]
+
+
+def _run(*works: Callable[[], Any]) -> None:
+    """One after another, each in a thread of its own."""
+    for work in works:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+def _several_threads(rank: Rank) -> list[Any]:
+    with in_order_of_main(rank):
+        batches: queue.Queue[Any] = queue.Queue()
+        _run(*(lambda name=name: batches.put({"name": name, "of": rank.rank}) for name in _mixed(rank)))
+        return [batches.get() for _ in range(3)]
+
+
+def test_of_several_threads_each_rank_gets_what_the_main_rank_got(ranks: Ranks) -> None:
+    expected = [{"name": name, "of": 0} for name in "abc"]
+    assert ranks(2, _several_threads) == [expected, expected]
+
+
+def _one_thread(rank: Rank) -> list[Any]:
+    with in_order_of_main(rank):
+        batches: queue.Queue[Any] = queue.Queue()
+        _run(lambda: [batches.put(lambda: rank.rank) for _ in range(2)])
+        return [batches.get()(), batches.get(timeout=5)()]
+
+
+def test_of_one_thread_values_stay_the_ranks_own(ranks: Ranks) -> None:
+    """What cannot be sent is never sent."""
+    assert ranks(2, _one_thread) == [[0, 0], [1, 1]]
+
+
+def _looked_for(rank: Rank, has_first: int) -> list[Any]:
+    """Rank `has_first` has a value, the other has none yet."""
+    found: list[Any] = []
+    with in_order_of_main(rank):
+        batches: queue.Queue[Any] = queue.Queue()
+        for number in range(2):
+            if rank.rank == has_first:
+                _run(lambda number=number: batches.put(number))
+            found.append((batches.empty(), batches.qsize() > 0))
+            try:
+                found.append(batches.get_nowait())
+            except queue.Empty:
+                found.append("none")
+            if rank.rank != has_first:
+                _run(lambda number=number: batches.put(number))
+        try:
+            while True:
+                found.append(batches.get(timeout=0.01))
+        except queue.Empty:
+            return found
+
+
+@pytest.mark.parametrize(
+    ("has_first", "expected"),
+    [(0, [(False, True), 0, (False, True), 1]), (1, [(True, False), "none", (False, True), 0, 1])],
+)
+def test_whether_there_is_something_is_asked_of_the_main_rank(
+    ranks: Ranks, has_first: int, expected: list[Any]
+) -> None:
+    assert ranks(2, _looked_for, has_first) == [expected, expected]
+
+
+def _give(target: Any, values: list[Any]) -> None:
+    for value in values:
+        target.send(value) if hasattr(target, "send") else target.put(value)
+
+
+def _from_processes(rank: Rank, make: str) -> list[Any]:
+    with in_order_of_main(rank):
+        here: Any = getattr(FORK, make)()
+        here, there = here if make == "Pipe" else (here, here)
+        process = FORK.Process(target=_give, args=(there, [[name, rank.rank] for name in _mixed(rank)]))
+        process.start()
+        found = [here.recv() if make == "Pipe" else here.get() for _ in range(3)]
+        process.join()
+        return found
+
+
+@pytest.mark.parametrize("make", ["Queue", "SimpleQueue", "JoinableQueue", "Pipe"])
+def test_of_processes_each_rank_gets_what_the_main_rank_got(ranks: Ranks, make: str) -> None:
+    expected = [[name, 0] for name in "abc"]
+    assert ranks(2, _from_processes, make) == [expected, expected]
+
+
+def _what_shares(rank: Rank) -> bool:
+    """A tensor in memory that a process shares is the same on all ranks, and stays shared."""
+    with in_order_of_main(rank):
+        given: Any = torch.multiprocessing.get_context("fork").SimpleQueue()
+        given.put(torch.ones(3))
+        return given.get().is_shared()
+
+
+def test_what_is_alike_keeps_what_it_shares(ranks: Ranks) -> None:
+    assert ranks(2, _what_shares) == [True, True]
+
+
+def _ready(rank: Rank) -> list[Any]:
+    with in_order_of_main(rank):
+        pipes = [FORK.Pipe() for _ in range(2)]
+        pipes[rank.rank][1].send("here")
+        first = [pipes.index(pair) for pair in pipes if pair[0].poll(0.01)]
+        ready = multiprocessing.connection.wait([pair[0] for pair in pipes], timeout=0.01)
+        return [first, [place for place, pair in enumerate(pipes) if pair[0] in ready]]
+
+
+def test_which_pipe_is_ready_is_asked_of_the_main_rank(ranks: Ranks) -> None:
+    assert ranks(2, _ready) == [[[0], [0]], [[0], [0]]]
+
+
+def _flags(rank: Rank) -> list[Any]:
+    with in_order_of_main(rank):
+        found: list[Any] = []
+        for event in (threading.Event(), FORK.Event()):
+            if rank.rank == 1:
+                event.set()
+            found += [event.is_set(), event.wait(0.01)]
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait if rank.rank == 0 else int)
+        thread.start()
+        if rank.rank == 1:
+            threading.Thread.join(thread)
+        found.append(thread.is_alive())
+        stop.set()
+        return found
+
+
+def test_flags_are_those_of_the_main_rank(ranks: Ranks) -> None:
+    assert ranks(2, _flags) == [[False, False, False, False, True]] * 2
+
+
+def _managed(rank: Rank) -> list[Any]:
+    with FORK.Manager() as manager, in_order_of_main(rank):
+        batches: Any = manager.Queue()
+        for name in _mixed(rank):
+            batches.put(name)
+        return [batches.get() for _ in range(3)]
+
+
+def test_a_managers_queue_gives_what_it_gave_the_main_rank(ranks: Ranks) -> None:
+    assert ranks(2, _managed) == [list("abc")] * 2
+
+
+def _completed(rank: Rank, wait: bool) -> list[Any]:
+    """On the main rank one after another, on others all before they are asked for."""
+    gates = {name: threading.Event() for name in "abcd"}
+    with in_order_of_main(rank), concurrent.futures.ThreadPoolExecutor(4) as pool:
+        futures = {pool.submit(gate.wait, 30): name for name, gate in gates.items()}
+        for name in "c" if rank.rank == 0 else "abcd":
+            gates[name].set()
+        if rank.rank:
+            concurrent.futures.wait(futures)
+        found: list[str] = []
+        for future in _as_they_come(set(futures), wait):
+            found.append(futures[future])
+            for following in "dab"[len(found) - 1 : len(found)]:
+                gates[following].set()
+        return found
+
+
+def _as_they_come(left: set[Any], wait: bool) -> Iterator[Any]:
+    if not wait:
+        yield from concurrent.futures.as_completed(left)
+    while wait and left:
+        done, left = concurrent.futures.wait(left, return_when=concurrent.futures.FIRST_COMPLETED)
+        yield from done
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_futures_come_in_the_order_of_the_main_rank(ranks: Ranks, wait: bool) -> None:
+    assert ranks(2, _completed, wait) == [list("cdab")] * 2
+
+
+def _late(rank: Rank) -> str:
+    stop = threading.Event()
+    with in_order_of_main(rank), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        try:
+            list(concurrent.futures.as_completed([pool.submit(stop.wait, 30)], timeout=0.01))
+        except concurrent.futures.TimeoutError:
+            return "late"
+        finally:
+            stop.set()
+    return "done"
+
+
+def test_nothing_in_time_is_so_on_every_rank(ranks: Ranks) -> None:
+    assert ranks(2, _late) == ["late", "late"]
+
+
+def _sets(rank: Rank) -> list[Any]:
+    with in_order_of_main(rank), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        _ = [object() for _ in range(rank.rank * 7)]
+        return [each.result() for each in {pool.submit(int, number) for number in range(20)}]
+
+
+def test_sets_of_futures_are_gone_through_alike(ranks: Ranks) -> None:
+    first, second = ranks(2, _sets)
+    assert first == second
+    assert sorted(first) == list(range(20))
+
+
+def _unordered(rank: Rank, chunk: int) -> list[Any]:
+    order = _mixed(rank, "abcdef")
+    turn = threading.Condition()
+
+    def call(name: str) -> str:
+        with turn:
+            if chunk == 1:
+                assert turn.wait_for(lambda: order[0] == name, 30)
+                order.pop(0)
+                turn.notify_all()
+        if name == "d":
+            raise ValueError(name)
+        return name
+
+    found: list[Any] = []
+    with in_order_of_main(rank), multiprocessing.dummy.Pool(6) as pool:
+        results = pool.imap_unordered(call, "abcdef" if chunk == 1 else "abcefg", chunk)
+        while True:
+            try:
+                found.append(next(results))
+            except ValueError as error:
+                found.append(f"no {error}")
+            except StopIteration:
+                break
+    return found
+
+
+def test_results_come_unordered_as_on_the_main_rank(ranks: Ranks) -> None:
+    assert ranks(3, _unordered, 1) == [["a", "b", "c", "no d", "e", "f"]] * 3
+    first, second = ranks(2, _unordered, 2)
+    assert first == second
+
+
+def _called_back(rank: Rank) -> list[bool]:
+    """A future that is done already calls back in a thread, as one that is not."""
+    in_main: list[bool] = []
+    go = threading.Event()
+    with in_order_of_main(rank), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(go.wait, 30 * rank.rank)
+        if rank.rank == 0:
+            concurrent.futures._base.wait([future])
+        future.add_done_callback(
+            lambda _: in_main.append(threading.current_thread() is threading.main_thread())
+        )
+        go.set()
+    return in_main
+
+
+def test_callbacks_are_a_threads_on_every_rank(ranks: Ranks) -> None:
+    assert ranks(2, _called_back) == [[False], [False]]
+
+
+def _given_batches(rank: Rank, step: float) -> list[str]:
+    """What this rank says of its batches, which memory that processes share may have held."""
+    torch.manual_seed(0)
+    model, marks = torch.nn.Linear(3, 2), list[str]()
+    patches = Patches()
+    with rank.session() as session:
+        model(torch.ones(4, 3))
+        session.context.others_began = True
+        patches.set(session.context.comm, "mark", marks.append)
+        for number in range(2):
+            model(torch.arange(12.0).view(4, 3) + number + step * rank.rank)
+        patches.restore()
+    return marks
+
+
+def test_ranks_that_were_given_different_batches_say_other_things(ranks: Ranks) -> None:
+    """Where they say so they are compared: `tests/errors/test_diverged.py`."""
+    first, second = ranks(2, _given_batches, 1e-7)
+    assert first == second
+    assert len(set(first)) == 2
+    assert first[0].startswith("Linear on 4 rows (digest ")
+    first, second = ranks(2, _given_batches, 0.5)
+    assert not set(first) & set(second)
