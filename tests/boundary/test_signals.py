@@ -182,6 +182,29 @@ def test_before_another_handler_takes_its_place_the_present_one_is_called(pair: 
     assert came == ["first"]
 
 
+def test_ctrl_c_is_raised_at_a_step_too(pair: Pair) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pair.step()
+    come(signal.SIGINT)
+    pair.step()
+    with pytest.raises(KeyboardInterrupt):
+        pair.step()
+    pair.step()
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_ctrl_c_waits_longer_for_steps_where_the_script_expects_it(
+    pair: Pair, caught: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(pair.signals, "_handle_later", lambda number, patience: waits.append(patience))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pair.step()
+    text = "try:\n    come(2)\nexcept KeyboardInterrupt:\n    pass" if caught else "come(2)"
+    exec(compile(text, "<script>", "exec"), {"come": come})
+    assert waits == [3.0 if caught else 0.5]
+
+
 def test_inside_a_model_or_a_loader_it_waits(pair: Pair) -> None:
     """What the handler writes there would be written by every rank."""
     came: list[int] = []

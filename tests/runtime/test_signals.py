@@ -148,6 +148,29 @@ def test_a_handler_that_saves_and_leaves_by_itself(tmp_path: Path) -> None:
     assert (code, saved_alike(tmp_path, out) > 0) == (5, True), err
 
 
+@pytest.mark.parametrize("caught", [True, False])
+def test_an_interrupt_comes_before_one_step(tmp_path: Path, caught: bool) -> None:
+    """Whether the script says what is to happen, or leaves that to something that runs at its end."""
+    loop = """
+        while step < 100_000:
+            train()
+            if step == 3:
+                say("trains")
+        """
+    loop = textwrap.dedent(loop)
+    if caught:
+        loop = "try:\n" + textwrap.indent(loop, "    ")
+        loop += "except KeyboardInterrupt:\n    save()\n    sys.exit(3)\n"
+    else:
+        loop = "import atexit\natexit.register(save)\n" + loop
+    process = start(tmp_path, loop)
+    wait_until_said(tmp_path, process, "trains")
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert (code, saved_alike(tmp_path, out) >= 3) == (3 if caught else 130, True), err
+    assert "diverged" not in err
+
+
 def test_a_signal_before_training_is_handled_where_it_comes(tmp_path: Path) -> None:
     process = start(
         tmp_path,

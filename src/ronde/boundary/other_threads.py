@@ -41,7 +41,8 @@ def others_run() -> bool:
 
 def is_of_script(thread: threading.Thread) -> bool:
     """Whether it may run code of the script's, and is no feeder, monitor or logger of a library's."""
-    target: Any = getattr(thread, "_target", None) or type(thread).run
+    # A timer keeps what it calls by another name.
+    target: Any = getattr(thread, "_target", None) or getattr(thread, "function", None) or type(thread).run
     began = not isinstance(thread, threading._DummyThread)  # Python has not started that
     return began and not str(getattr(target, "__module__", "")).startswith(_BACKSTAGE)
 

@@ -49,6 +49,8 @@ _TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
 # How long a signal waits for steps: some of the latest length, and never so long that the job is killed first
 # (batch systems allow half a minute).
 _STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
+# The same for Ctrl-C in a script that does not say what is to happen then.
+_BRIEF_S = 0.5
 # How long a rank waits for others to come to the step before its own.
 _PATIENCE_S, _LOOK_EVERY_S = 2.0, 0.0005
 # How long until it is asked again whether execution is in the script.
@@ -122,6 +124,8 @@ class HandledSignals:
         def get_handler(signalnum: int) -> Any:
             return _own(self._plain(signalnum))
 
+        # Python's own handler raises KeyboardInterrupt, at which scripts save and leave, or stop training.
+        self._scripts[signal.SIGINT] = signal.default_int_handler
         self._install_sending(patches)
         patches.set(signal, "signal", set_handler)
         patches.set(signal, "getsignal", get_handler)
@@ -172,7 +176,9 @@ class HandledSignals:
         else:
             self._received[place] += 1
             if self.training and not self._alone():
-                self._handle_later(number, min(max(_LEAST_S, _STEPS * self._took), _MOST_S))
+                unexpected = handler is signal.default_int_handler and not _is_caught(frame)
+                patience = min(max(_LEAST_S, _STEPS * self._took), _MOST_S)
+                self._handle_later(number, _BRIEF_S if unexpected else patience)
                 return
             if not self.training and self._board is not None:
                 self._board.write(self._step, self._received)
@@ -230,7 +236,7 @@ class HandledSignals:
 
     def _counts(self, handler: Any) -> bool:
         """Whether calls of this handler are to be counted; the first such opens the board."""
-        if not callable(handler) or handler is signal.default_int_handler:
+        if not callable(handler):
             return False
         if self._board is None:
             try:
@@ -261,6 +267,17 @@ class HandledSignals:
 def _own(handler: Any) -> Any:
     """What the script has given, where there is something of ours in its place."""
     return handler.handler if isinstance(handler, _Counting) else handler
+
+
+def _is_caught(frame: FrameType | None) -> bool:
+    """Whether code that is under way names what a handler of Ctrl-C would raise."""
+    while frame is not None:
+        if not {"KeyboardInterrupt", "BaseException"}.isdisjoint(frame.f_code.co_names):
+            name = frame.f_globals.get("__name__", "")
+            if is_script(frame.f_code.co_filename) or f"{name}.".startswith(_TRAINERS):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _frame_of_script() -> FrameType | None:

@@ -64,8 +64,9 @@ def main() -> None:
             signal.pause()
     except KeyboardInterrupt as interrupt:
         show(interrupt)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        # The interpreter runs what is registered for its end, and dies of the signal.
+        sys.excepthook = lambda *_: None
+        raise
     except RondeError as error:
         _refuse(config, error)
         sys.exit(error.exit_code)
