@@ -31,6 +31,7 @@ from alone import alone
 from both_ways import differences, flat, sharded
 from ronde.boundary.context import Region
 from ronde.boundary.global_tensor import materialize
+from ronde.boundary.patches import Patches
 from ronde.testing.run_ranks import Rank
 
 
@@ -486,3 +487,56 @@ def _read_beside(rank: Rank, before: bool) -> tuple[Region, list[int]]:
 @pytest.mark.parametrize("before", [False, True])
 def test_a_thread_that_reads_ahead_leaves_the_main_one_alone(ranks: Any, before: bool) -> None:
     assert ranks(2, _read_beside, before) == [(Region.SCRIPT, list(range(23)))] * 2
+
+
+class _Normalized(Dataset[Any]):
+    """A module works on each sample, an image of 3 rows."""
+
+    def __init__(self) -> None:
+        self.norm = torch.nn.LayerNorm(4)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.norm(torch.arange(12.0).view(3, 4) + index + random.random()).detach()
+
+
+def _normalized(rank: Rank, loading: str) -> tuple[list[Any], list[str], int]:
+    random.seed(0)
+    calls: list[Any] = []
+    plain = torch.nn.Module.__call__
+    with rank.session(f"ddp,loading={loading}") as session:
+        session.context.on_call = calls.append
+        batches = [batch.sum().item() for batch in DataLoader(_Normalized(), 4)]
+        assert torch.nn.Module.__call__ is not plain
+        return batches, list(session.context.notes), len(calls)
+
+
+@pytest.mark.parametrize("loading", ["auto", "full"])
+def test_modules_of_samples_are_called_on_no_batch(ranks: Any, loading: str) -> None:
+    first, second = ranks(2, _normalized, loading)
+    assert first == second
+    _, notes, calls = first
+    assert calls == 0
+    assert not any("second axis" in note or "runs in parts" in note for note in notes)
+
+
+def _ordered_by_chance(rank: Rank) -> list[str]:
+    """A data set in the order of a set, say."""
+    marks: list[str] = []
+    patches = Patches()
+    x = torch.arange(8.0).flip(0) if rank.rank else torch.arange(8.0)
+    with rank.session() as session:
+        patches.set(session.context.comm, "mark", marks.append)
+        for collate in (None, torch.stack):
+            for _ in DataLoader(TensorDataset(x) if collate is None else x, 4, collate_fn=collate):
+                pass
+        patches.restore()
+    return [mark for mark in marks if mark.startswith("a first batch (digest ")]
+
+
+def test_what_data_sets_hold_is_compared(ranks: Any) -> None:
+    first, second = ranks(2, _ordered_by_chance)
+    assert len(first) == len(second) == 2
+    assert not set(first) & set(second)

@@ -87,9 +87,9 @@ class Arrivals:
             patches.set(owner, name, self._asked(getattr(owner, name), name))
         patches.set(multiprocessing.connection, "wait", self._awaited(multiprocessing.connection.wait))
 
-    def _is_scripts(self, through: str = "") -> bool:
+    def _is_scripts(self, *through: str) -> bool:
         """Whether the script has called whoever asks, where all ranks are in step."""
-        return called_by_script(through, or_by=_STEPPERS, above=1) and self._in_step()
+        return called_by_script(*through, or_by=_STEPPERS, above=1) and self._in_step()
 
     def _note_givers(self, patches: Patches) -> None:
         plain = queue.Queue.put

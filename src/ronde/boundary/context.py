@@ -72,6 +72,7 @@ class Context:
         function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
         draws_nothing: the model that runs draws no random numbers, as its rehearsal has shown.
         others_draw: other threads of the script draw from torch's generator, it seems.
+        samples: samples of a data set are being read, and what modules do there is no call on a batch.
         others_began: the script has started threads or processes: what they give may differ between ranks.
         called_beside: modules were called in another thread than the main one, where nothing is cut.
         past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
@@ -108,6 +109,7 @@ class Context:
         self.function_tried = False
         self.draws_nothing = False
         self.others_draw = False
+        self.samples = False
         self.others_began = False
         self.called_beside = False
         self.until_backward: dict[int, Any] = {}

@@ -19,7 +19,7 @@ import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -63,6 +63,7 @@ class _Loading:
     Attributes:
         flag: what fetching has shown, in whatever process.
         book: what reading changes on the dataset, seen in this process.
+        compared: ranks know that their first batches are the same.
     """
 
     def __init__(self, reason: str = "", *, sliceable: bool = False, always: bool = False) -> None:
@@ -70,7 +71,7 @@ class _Loading:
         self.book = ""
         self.reason = reason
         self.sliceable = sliceable
-        self.proven = always
+        self.proven = self.compared = always
         self._draws: bool | None = None
 
     def may_draw(self, dataset: Any) -> bool:
@@ -162,7 +163,8 @@ class LoaderEdge:
         def fetch(fetcher: Any, index: Any) -> Any:
             watched, drawn = fetcher.collate_fn, torch.default_generator.get_state()
             if not isinstance(watched, _Watched) or self._is_beside():
-                data = plain_fetch(fetcher, index)
+                with self._reading():
+                    data = plain_fetch(fetcher, index)
                 self._notice_draws(drawn)
                 return data
             before, loading = generators.state(), watched.loading
@@ -193,6 +195,16 @@ class LoaderEdge:
             return data
 
         return fetch
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, the main thread reads samples, all of a batch on every rank."""
+        before = self._context.samples
+        self._context.samples = before or self._context.on_main_thread()
+        try:
+            yield
+        finally:
+            self._context.samples = before
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
@@ -231,10 +243,12 @@ class LoaderEdge:
             self._say(iterator._dataset, loading.shown)
 
     def _compare(self, data: Any) -> None:
-        """Of a first batch, which every rank has loaded: a dataset may hold what threads have gathered."""
-        if self._context.others_began:
-            with contextlib.suppress(Opaque):
-                self._context.comm.mark(f"a first batch (digest {fingerprint(leaves(data))})")
+        """Let ranks be found whose datasets differ: gathered by threads, say, or in the order of a set.
+
+        A first batch every rank has loaded whole, but for what it was told to trust.
+        """
+        with contextlib.suppress(Opaque):
+            self._context.comm.mark(f"a first batch (digest {fingerprint(leaves(data))})")
 
     def _say(self, dataset: Any, reason: str) -> None:
         self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
@@ -293,6 +307,9 @@ class LoaderEdge:
 
     def _deliver(self, iterator: Any, data: Any) -> Any:
         loading: _Loading = iterator._ronde_loading
+        if not loading.compared and self._context.on_main_thread():
+            loading.compared = True
+            self._compare(data)
         if not loading.sliceable or not iterator._ronde_queue:
             return data
         rows, sliced = iterator._ronde_queue.popleft()
@@ -308,7 +325,6 @@ class LoaderEdge:
             still = loading.flag.value == _STILL and _is_batch(data, rows)
         if not sliced:
             if not loading.proven and self._context.on_main_thread():
-                self._compare(data)
                 self._agree(iterator, loading, still)
             return data
         layout = self._context.layout(0, rows)

@@ -6,8 +6,10 @@ all ranks and fixed by the run's seed. So a script that seeds nothing stays in s
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import secrets
 import threading
 import uuid
 from typing import Any
@@ -61,8 +63,29 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
         plain_method(generator, a, version)
 
     patches.set(uuid, "uuid4", uuid4)
+    _install_system_random(patches, entropy)
     patches.set(os, "urandom", urandom)
     patches.set(random.Random, "seed", seed_generator)
+
+
+def _install_system_random(patches: Patches, entropy: random.Random) -> None:
+    """What the script asks of it, as numpy recommends for seeds; libraries' tokens stay secrets."""
+    system: Any = random.SystemRandom
+
+    def from_entropy(name: str) -> Any:
+        plain = getattr(system, name)
+
+        @functools.wraps(plain)
+        def draw(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            if called_by_script("random", "secrets") and _on_main_thread():
+                return getattr(entropy, name)(*args, **kwargs)
+            return plain(generator, *args, **kwargs)
+
+        return draw
+
+    for name in ("random", "getrandbits", "randbytes"):
+        patches.set(system, name, from_entropy(name))
+    patches.set(secrets, "randbits", functools.partial(system.getrandbits, secrets.SystemRandom()))
 
 
 def _on_main_thread() -> bool:

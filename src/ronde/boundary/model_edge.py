@@ -114,7 +114,7 @@ class ModelEdge:
         patches.set(torch.Tensor, "register_hook", modes_first(register_hook))
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        if type(module).__module__ in _HANDLED_BY_RULES:
+        if self._context.samples or type(module).__module__ in _HANDLED_BY_RULES:
             return plain(module, *args, **kwargs)
         if self._context.in_transform():
             self._context.uncut = True

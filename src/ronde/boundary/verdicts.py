@@ -36,6 +36,12 @@ _ONE_APART = 3
 _DIGITS = re.compile(r"\b\d+\b")
 
 
+# Of a call that is no more than this once, as the next one may find all ranks alike.
+_CHANGED_BESIDE = Verdict(
+    False, "what its code reads has changed on one rank before another, by another thread of the script"
+)
+
+
 class _Held:
     """A verdict, and the largest number of rows at which it has been found to hold."""
 
@@ -143,12 +149,24 @@ class Verdicts:
         form = _form(self._context, known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
+        if not self._agree(known=held is not None):
+            self._say(made, _CHANGED_BESIDE)
+            return _CHANGED_BESIDE
         if held is None:
             held = self._found(known, form, numbers, made)
         elif held.verdict.sharded and held.rows < (rows := batches[held.verdict.candidate].rows):
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
         return held.verdict
+
+    def _agree(self, *, known: bool) -> bool:
+        """Whether a call like this one is known to all ranks, or to none: a rehearsal takes all.
+
+        Threads may change what a module goes by, sooner on one rank than on another.
+        """
+        if not self._context.others_began:
+            return True
+        return self._context.comm.votes([known])[0] in (0, self._context.world_size)
 
     def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
         """Whether the batch has fewer rows, on the second axis, where this module is known to have it.
