@@ -24,6 +24,7 @@ def _drawn(seed: int) -> list[Any]:
             random.Random().random(),
             random.Random(3).random(),
             uuid.uuid4(),
+            uuid.uuid1(),
             numpy.random.default_rng().random(),
             random.SystemRandom().random(),
             secrets.randbits(128),

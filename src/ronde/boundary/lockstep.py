@@ -49,10 +49,16 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
         plain(entropy.getrandbits(128) if a is None else a, version)
 
     patches.set(random, "seed", seed)
-    plain_uuid, plain_bytes, plain_method = uuid.uuid4, os.urandom, random.Random.seed
+    plain_bytes, plain_method = os.urandom, random.Random.seed
 
-    def uuid4() -> uuid.UUID:
-        return uuid.UUID(int=entropy.getrandbits(128), version=4) if _on_main_thread() else plain_uuid()
+    def identifier(plain: Any, version: int) -> Any:
+        @functools.wraps(plain)
+        def make(*args: Any) -> uuid.UUID:
+            if args or not _on_main_thread():
+                return plain(*args)
+            return uuid.UUID(int=entropy.getrandbits(128), version=version)
+
+        return make
 
     def urandom(size: int, /) -> bytes:
         return entropy.randbytes(size) if called_by_script() and _on_main_thread() else plain_bytes(size)
@@ -62,7 +68,8 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
             a = entropy.getrandbits(128)
         plain_method(generator, a, version)
 
-    patches.set(uuid, "uuid4", uuid4)
+    patches.set(uuid, "uuid1", identifier(uuid.uuid1, 1))
+    patches.set(uuid, "uuid4", identifier(uuid.uuid4, 4))
     _install_system_random(patches, entropy)
     patches.set(os, "urandom", urandom)
     patches.set(random.Random, "seed", seed_generator)
