@@ -24,6 +24,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
     random_split,
 )
 
@@ -31,7 +32,7 @@ from alone import alone
 from both_ways import differences, flat, sharded
 from ronde.boundary.context import Region
 from ronde.boundary.global_tensor import materialize
-from ronde.boundary.patches import Patches
+from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
 
 
@@ -522,21 +523,35 @@ def test_modules_of_samples_are_called_on_no_batch(ranks: Any, loading: str) -> 
     assert not any("second axis" in note or "runs in parts" in note for note in notes)
 
 
-def _ordered_by_chance(rank: Rank) -> list[str]:
-    """A data set in the order of a set, say."""
-    marks: list[str] = []
-    patches = Patches()
-    x = torch.arange(8.0).flip(0) if rank.rank else torch.arange(8.0)
-    with rank.session() as session:
-        patches.set(session.context.comm, "mark", marks.append)
-        for collate in (None, torch.stack):
-            for _ in DataLoader(TensorDataset(x) if collate is None else x, 4, collate_fn=collate):
-                pass
-        patches.restore()
-    return [mark for mark in marks if mark.startswith("a first batch (digest ")]
+class _Loaded(Dataset[Any]):
+    """Each sample tells something of its rank."""
+
+    def __init__(self, x: torch.Tensor, own: float) -> None:
+        self.x, self.own = x, own
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.own + index
 
 
-def test_what_data_sets_hold_is_compared(ranks: Any) -> None:
-    first, second = ranks(2, _ordered_by_chance)
-    assert len(first) == len(second) == 2
-    assert not set(first) & set(second)
+def _first_batches(rank: Rank, differ: bool) -> list[str]:
+    """Of a data set in the order of a set, say, or whose samples tell when they were loaded."""
+    found: list[str] = []
+    x = torch.arange(8.0).flip(0) if rank.rank and differ else torch.arange(8.0)
+    with rank.session():
+        for data in (TensorDataset(x, torch.ones(8)), _Loaded(x, rank.rank)):
+            for collate in (None, default_collate, lambda samples: default_collate([*samples])):
+                try:
+                    list(DataLoader(data, 4, collate_fn=collate))
+                    found.append("alike")
+                except RondeError as error:
+                    found.append(str(error).split(",")[0])
+    return found
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_what_data_sets_hold_is_compared(ranks: Any, differ: bool) -> None:
+    expected = ["ranks were given different batches" if differ else "alike"] * 6
+    assert ranks(2, _first_batches, differ) == [expected, expected]

@@ -58,3 +58,27 @@ def test_what_was_replaced_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = replaced()
     _drawn(1)
     assert replaced() == before
+
+
+def test_each_forked_process_has_a_stream_of_its_own() -> None:
+    """Files that three of them name by `uuid4` are three."""
+
+    def names() -> list[str]:
+        patches, found = Patches(), list[str]()
+        lockstep.install(patches, 1)
+        try:
+            for _ in range(2):
+                reads, writes = os.pipe()
+                if os.fork() == 0:
+                    os.write(writes, uuid.uuid4().hex.encode())
+                    os._exit(0)
+                os.wait()
+                found.append(os.read(reads, 32).decode())
+                os.close(reads)
+                os.close(writes)
+            return [*found, uuid.uuid4().hex]
+        finally:
+            patches.restore()
+
+    assert len(set(names())) == 3
+    assert names() == names()

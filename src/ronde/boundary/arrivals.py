@@ -18,9 +18,11 @@ import multiprocessing.queues
 import multiprocessing.synchronize
 import pickle
 import queue
+import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
 from ronde.boundary.other_threads import others
 from ronde.boundary.patches import Patches
+from ronde.boundary.reach import is_users_module
 from ronde.comm.process_group import Comm
 
 __all__ = ["Arrivals"]
@@ -37,6 +40,23 @@ __all__ = ["Arrivals"]
 _STEPPERS = ("gym.vector.", "gymnasium.vector.", "stable_baselines3.common.vec_env.", "tianshou.env.")
 # Whose methods call each other: `get_nowait` calls `get`.
 _QUEUES = ("queue", "multiprocessing.queues")
+
+# What is told by its value, or goes by a name anyway.
+_PLAIN = (str, bytes, int, float, complex, tuple, type(None), type, types.FunctionType, types.ModuleType)
+
+# How long a rank waits for its own.
+_PATIENCE_S = 10.0
+# What is asked, and how a rank comes to where the main one is.
+_FLAGS: tuple[tuple[Any, str, Callable[[Any, float], object]], ...] = (
+    (multiprocessing.connection._ConnectionBase, "poll", multiprocessing.connection._ConnectionBase.poll),
+    (multiprocessing.pool.ApplyResult, "ready", multiprocessing.pool.ApplyResult.wait),
+    (multiprocessing.process.BaseProcess, "is_alive", multiprocessing.process.BaseProcess.join),
+    (multiprocessing.synchronize.Event, "is_set", multiprocessing.synchronize.Event.wait),
+    (multiprocessing.synchronize.Event, "wait", multiprocessing.synchronize.Event.wait),
+    (threading.Event, "is_set", threading.Event.wait),
+    (threading.Event, "wait", threading.Event.wait),
+    (threading.Thread, "is_alive", threading.Thread.join),
+)
 
 _Taking = Callable[..., Any]
 
@@ -56,35 +76,22 @@ class Arrivals:
         self._owed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Of each queue the thread that gives, or that several do.
         self._givers: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
+        # Queues that the script asks whether there is something: ranks may have different numbers.
+        self._polled: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         self._note_givers(patches)
         for owner in (queue.Queue, multiprocessing.queues.Queue):
             patches.set(owner, "get", self._got(owner.get))
-        for owner, name in (
-            (multiprocessing.queues.SimpleQueue, "get"),
-            (multiprocessing.connection._ConnectionBase, "recv"),
-        ):
-            patches.set(owner, name, self._received(getattr(owner, name), name))
+            for name in ("empty", "full", "qsize"):
+                patches.set(owner, name, self._asked(getattr(owner, name), name))
+        simple, connection = multiprocessing.queues.SimpleQueue, multiprocessing.connection._ConnectionBase
+        patches.set(simple, "get", self._received(simple.get, "get", lambda source: source._reader))
+        patches.set(connection, "recv", self._received(connection.recv, "recv", lambda source: source))
         patches.set(multiprocessing.managers.BaseProxy, "_callmethod", self._managed())
-        for owner, name in (
-            (queue.Queue, "empty"),
-            (queue.Queue, "full"),
-            (queue.Queue, "qsize"),
-            (multiprocessing.queues.Queue, "empty"),
-            (multiprocessing.queues.Queue, "full"),
-            (multiprocessing.queues.Queue, "qsize"),
-            (multiprocessing.queues.SimpleQueue, "empty"),
-            (multiprocessing.connection._ConnectionBase, "poll"),
-            (multiprocessing.pool.ApplyResult, "ready"),
-            (multiprocessing.process.BaseProcess, "is_alive"),
-            (multiprocessing.synchronize.Event, "is_set"),
-            (multiprocessing.synchronize.Event, "wait"),
-            (threading.Event, "is_set"),
-            (threading.Event, "wait"),
-            (threading.Thread, "is_alive"),
-        ):
-            patches.set(owner, name, self._asked(getattr(owner, name), name))
+        patches.set(simple, "empty", self._asked(simple.empty, "empty"))
+        for owner, name, catch_up in _FLAGS:
+            patches.set(owner, name, self._asked(getattr(owner, name), name, catch_up))
         patches.set(multiprocessing.connection, "wait", self._awaited(multiprocessing.connection.wait))
 
     def _is_scripts(self, *through: str) -> bool:
@@ -104,11 +111,17 @@ class Arrivals:
 
         patches.set(queue.Queue, "put", put)
 
+    def _shares(self, source: Any) -> bool:
+        """Whether what is taken is the main rank's, as that finds."""
+        return bool(self._agree("queue.Queue.get", int(self._has_several(source))))
+
     def _has_several(self, source: Any) -> bool:
         """Whether more than one thread gives, or may do so."""
         giver, may = self._givers.get(source), list(others())
         if giver is None:
             return len(may) > 1
+        if giver() is threading.current_thread():  # all ranks together
+            return False
         return giver is _several or len(may) + (giver() not in may) > 1
 
     def _got(self, plain: _Taking) -> _Taking:
@@ -116,21 +129,37 @@ class Arrivals:
 
         @functools.wraps(plain)
         def get(source: Any, block: bool = True, timeout: float | None = None) -> Any:
-            if not self._is_scripts("queue" if of_threads else "multiprocessing.queues"):
+            if not self._is_scripts("queue", "multiprocessing.queues"):
                 return plain(source, block, timeout)
-            patient = block and timeout is None
-            if of_threads and patient and not self._agree("queue.Queue.get", int(self._has_several(source))):
+            waits = block and timeout is None
+            if not waits:
+                self._polled.add(source)
+            elif of_threads and source not in self._polled and not self._shares(source):
                 return plain(source)
-            if patient:
-                return self._shared("get", lambda: plain(source))
-            return self._tried(source, plain, block, timeout)
+            return self._taken(
+                source,
+                lambda: plain(source, block, timeout),
+                lambda patience: plain(source, True, patience),
+                waits,
+            )
 
         return get
 
-    def _received(self, plain: _Taking, name: str) -> _Taking:
+    def _received(self, plain: _Taking, name: str, end: Callable[[Any], Any]) -> _Taking:
+        """Of a pipe, whose `end` can be asked whether there is something."""
+        poll = multiprocessing.connection._ConnectionBase.poll
+
         @functools.wraps(plain)
         def receive(source: Any) -> Any:
-            return self._shared(name, lambda: plain(source)) if self._is_scripts() else plain(source)
+            if not self._is_scripts():
+                return plain(source)
+
+            def within(patience: float | None) -> Any:
+                if patience is not None and not poll(end(source), patience):
+                    raise queue.Empty
+                return plain(source)
+
+            return self._taken(source, lambda: plain(source), within, True)
 
         return receive
 
@@ -140,19 +169,85 @@ class Arrivals:
 
         @functools.wraps(plain)
         def call(proxy: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-            if name in ("get", "get_nowait") and proxy._token.typeid.endswith("Queue") and self._in_step():
-                return self._shared(name, lambda: plain(proxy, name, *args, **kwargs))
-            return plain(proxy, name, *args, **kwargs)
+            kind = proxy._token.typeid
+            if not (kind.endswith(("Queue", "Event")) and self._in_step()):
+                return plain(proxy, name, *args, **kwargs)
+            if name in ("empty", "full", "qsize", "is_set"):
+                answer = plain(proxy, name, *args, **kwargs)
+                return type(answer)(self._agree(name, int(answer)))
+            if name not in ("get", "get_nowait"):
+                return plain(proxy, name, *args, **kwargs)
+            return self._taken(
+                proxy,
+                lambda: plain(proxy, name, *args, **kwargs),
+                lambda patience: plain(proxy, "get", (True, patience)),
+                False,
+            )
 
         return call
 
-    def _asked(self, plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _taken(
+        self, source: Any, take: Callable[[], Any], take_within: Callable[[float | None], Any], waits: bool
+    ) -> Any:
+        """What the main rank takes.
+
+        Another rank takes one of its own as well, if there is any within some time, and else later: where
+        ranks are given different numbers of things nobody may wait for ever.
+
+        Args:
+            take: as the script does it.
+            take_within: waits for so many seconds; None: until there is something.
+            waits: until there is something, so other ranks have one too before long.
+        """
+        main = self._comm.rank == 0
+        self._comm.mark("what threads or processes give")
+        if main:
+            outcome = _outcome_of(take)
+            self._comm.broadcast_object(_packed(outcome))
+            return _given(outcome)
+        outcome = self._caught_up(source, take_within) if waits else _NOTHING
+        told = self._comm.broadcast_object(None)
+        if not waits and (told is None or _unpacked(told)[0]):
+            outcome = self._caught_up(source, take_within)
+        if told is None:  # it stays each rank's own
+            return _given(outcome if outcome is not _NOTHING else self._own(source, take_within))
+        # Alike, it stays this rank's own, with what it shares.
+        return _given(outcome if _packed(outcome) == told else _unpacked(told))
+
+    def _caught_up(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
+        """The last that this rank takes of its own: as many as the main rank has, as far as they are here."""
+        outcome, owed = _NOTHING, self._owed.get(source, 0)
+        patience = _PATIENCE_S if not owed else 0.0
+        owed += 1
+        while owed:
+            outcome = _outcome_of(lambda: take_within(patience))
+            if not outcome[0] and isinstance(outcome[1], queue.Empty):
+                outcome = _NOTHING
+                break
+            owed -= 1
+        self._owed[source] = owed
+        return outcome
+
+    def _own(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
+        self._owed[source] = self._owed.get(source, 1) - 1
+        return _outcome_of(lambda: take_within(None))
+
+    def _asked(
+        self, plain: Callable[..., Any], name: str, catch_up: Callable[[Any, float], object] | None = None
+    ) -> Callable[..., Any]:
+        """The main rank's answer; another rank waits a while for its own to be the same."""
+
         @functools.wraps(plain)
         def ask(source: Any, *args: Any, **kwargs: Any) -> Any:
             answer = plain(source, *args, **kwargs)
             if not self._is_scripts():
                 return answer
-            return type(answer)(self._agree(name, int(answer)))
+            if catch_up is None:
+                self._polled.add(source)
+            told = self._agree(name, int(answer))
+            if catch_up is not None and told != answer:
+                catch_up(source, _PATIENCE_S)
+            return type(answer)(told)
 
         return ask
 
@@ -167,41 +262,6 @@ class Arrivals:
             return [objects[place] for place in self._comm.broadcast_object(places)]
 
         return wait
-
-    def _shared(self, name: str, take: Callable[[], Any]) -> Any:
-        """What the main rank takes, when this rank has taken one as well."""
-        outcome = _outcome_of(take)
-        return self._unless_alike(name, outcome)
-
-    def _tried(self, source: Any, plain: _Taking, block: bool, timeout: float | None) -> Any:
-        """As `_shared`, where a rank does not wait until there is something."""
-        main = self._comm.rank == 0
-        outcome = _outcome_of(lambda: plain(source, block, timeout)) if main else _NOTHING
-        told = self._comm.broadcast_object(_packed(outcome) if main else None)
-        if main:
-            return _given(outcome)
-        failure = told is not None and not pickle.loads(told)[0]
-        if not failure:
-            outcome = self._catch_up(source, plain, patient=told is None)
-        return _given(outcome if told is None or _packed(outcome) == told else pickle.loads(told))
-
-    def _catch_up(self, source: Any, plain: _Taking, *, patient: bool) -> Any:
-        """Take out what the main rank has, as far as it has come here."""
-        outcome, owed = _NOTHING, self._owed.get(source, 0) + 1
-        while owed:
-            outcome = _outcome_of(lambda: plain(source, patient, None))
-            if not outcome[0]:
-                break
-            owed -= 1
-        self._owed[source] = owed
-        return outcome
-
-    def _unless_alike(self, name: str, outcome: Any) -> Any:
-        self._comm.mark(name)
-        packed = _packed(outcome)
-        told = self._comm.broadcast_object(packed if self._comm.rank == 0 else None)
-        # Alike, it stays this rank's own, with what it shares.
-        return _given(outcome if told is None or told == packed else pickle.loads(told))
 
 
 _NOTHING = (False, queue.Empty())
@@ -236,14 +296,47 @@ def _packed(outcome: Any) -> bytes | None:
     return written.getvalue()
 
 
+def _unpacked(told: bytes) -> Any:
+    return _Unpickler(io.BytesIO(told)).load()
+
+
 class _Pickler(pickle.Pickler):
-    """The same bytes for the same tensors; torch's name the place in which a tensor lies."""
+    """The same bytes for the same tensors, of which torch's own name the place where a tensor lies.
+
+    What has a name in the script (a sentinel that is told by `is`) goes by it.
+
+    Raises:
+        pickle.PicklingError: where a copy would not do: of a module, or of what has a graph.
+    """
+
+    def __init__(self, written: io.BytesIO) -> None:
+        super().__init__(written)
+        self._names = {id(value): name for name, value in _named()}
+
+    def persistent_id(self, obj: Any) -> tuple[str, str] | None:
+        return self._names.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.requires_grad:
+        if isinstance(obj, torch.nn.Module) or (isinstance(obj, torch.Tensor) and obj.requires_grad):
+            raise pickle.PicklingError
+        if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
             return NotImplemented
         values = obj.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _unpickled, (values, obj.dtype, tuple(obj.shape), obj.device)
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: tuple[str, str]) -> Any:
+        module, name = pid
+        return getattr(sys.modules[module], name)
+
+
+def _named() -> Iterator[tuple[tuple[str, str], Any]]:
+    """Objects by the module and the name that they have in the script."""
+    for module in [each for each in sys.modules.values() if is_users_module(each)]:
+        for name, value in list(vars(module).items()):
+            if not isinstance(value, _PLAIN):
+                yield (module.__name__, name), value
 
 
 def _unpickled(values: Any, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -26,6 +26,8 @@ __all__ = ["Completions"]
 
 _END, _LATE = -1, -2
 _ALL = concurrent.futures.ALL_COMPLETED
+# How long a rank waits for what is done on the main one.
+_PATIENCE_S = 10.0
 
 
 class Completions:
@@ -120,25 +122,38 @@ class Completions:
         return wait
 
     def _done(self, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        plain_wait = inspect.unwrap(concurrent.futures.wait)
+
         @functools.wraps(plain)
         def done(future: Any) -> bool:
             answer = plain(future)
-            if called_by_script() and self._in_step():
-                return bool(self._agree("Future.done", int(answer)))
-            return answer
+            if not (called_by_script() and self._in_step()):
+                return answer
+            told = bool(self._agree("Future.done", int(answer)))
+            if told and not answer:
+                plain_wait([future], _PATIENCE_S)
+            return told
 
         return done
 
     def _called(self, plain: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """The callback of a future that is done would be called here and now, on another rank in a thread."""
+        """The callback of a future that is done is called here and now; on all ranks, or on none."""
+        plain_wait = inspect.unwrap(concurrent.futures.wait)
+        plain_done = inspect.unwrap(concurrent.futures.Future.done)
 
         @functools.wraps(plain)
         def add_done_callback(future: Any, fn: Callable[[Any], object]) -> None:
             if not (called_by_script() and self._in_step()):
                 return plain(future, fn)
+            if self._agree("Future.add_done_callback", int(plain_done(future))):
+                plain_wait([future], _PATIENCE_S)
+                return plain(future, fn)
 
             def call(done: Any) -> None:
-                _in_a_thread(fn, done) if threading.current_thread() is threading.main_thread() else fn(done)
+                if threading.current_thread() is threading.main_thread():  # sooner done than on the main rank
+                    threading.Thread(target=functools.partial(fn, done)).start()
+                else:
+                    fn(done)
 
             return plain(future, call)
 
@@ -234,19 +249,3 @@ class _Items(collections.deque[Any]):
             del self[next(place for place, each in enumerate(self) if each is item)]
         self.taken = item.number
         return item
-
-
-def _in_a_thread(fn: Callable[[Any], object], done: Any) -> None:
-    failures: list[BaseException] = []
-    thread = threading.Thread(target=functools.partial(_kept, failures, fn, done))
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _kept(failures: list[BaseException], fn: Callable[[Any], object], done: Any) -> None:
-    try:
-        fn(done)
-    except BaseException as failure:
-        failures.append(failure)

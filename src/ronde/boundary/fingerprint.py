@@ -1,48 +1,83 @@
-"""A number by which ranks find that they were given different batches."""
+"""Whether ranks were given the same tensors, by a few numbers of each."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 import torch
 
 from ronde.boundary.global_tensor import GlobalTensor
+from ronde.comm.process_group import Comm
+from ronde.errors import RondeError
 
-__all__ = ["fingerprint"]
+__all__ = ["end", "require_alike", "unlike"]
 
 _MOST = 1024
+# Of the sum of all sizes: ranks may compute the same numbers with other roundings.
+_TOLERANCE = 1e-3
 
 
-def fingerprint(values: Iterable[Any]) -> str:
-    """Of all whole tensors among the values, by some thousand elements of each.
+def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
+    """Which of the whole tensors among the values differ between ranks, and what this rank has, in short.
 
-    Floats count to some three digits of a tensor's largest: ranks may compute them with other roundings.
+    A collective. Some thousand elements of each are looked at: whole numbers must be the same.
     """
-    digest = 0
-    for value in values:
-        if isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor):
-            digest = zlib.crc32(_sampled(value), digest)
-    return f"{digest:08x}"
+    whole = [each for each in values if isinstance(each, torch.Tensor) and not isinstance(each, GlobalTensor)]
+    if not whole:
+        return [], ""
+    mine = torch.tensor([_numbers(each) for each in whole], dtype=torch.float64, device=comm.control_device)
+    main = comm.broadcast(mine.clone())
+    same = mine[:, 0] == main[:, 0]
+    close = (mine[:, 1:] - main[:, 1:]).abs() <= _TOLERANCE * main[:, 1:2] + 1e-300
+    flags = (~(same & close.all(1))).tolist()
+    digest = zlib.crc32(mine.cpu().numpy().tobytes())
+    return [bool(count) for count in comm.votes(flags)], f"digest {digest:08x}"
 
 
-def _sampled(value: torch.Tensor) -> bytes:
-    shape = str((value.dtype, tuple(value.shape))).encode()
-    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-        return shape
-    flat = value.detach().reshape(-1)
-    some = flat[:: max(flat.numel() // _MOST, 1)].cpu()
+def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
+    """End the run where ranks were given different tensors.
+
+    Raises:
+        DivergedError: with the lines of the script, on one host.
+        RondeError: on several.
+    """
+    flags, digest = unlike(comm, values)
+    if any(flags):
+        end(comm, f"{what} ({digest})")
+
+
+def end(comm: Comm, what: str) -> None:
+    """Ranks have come with different things to what is the same line."""
+    comm.mark(what)
+    comm.barrier()  # one that came first hears of it here
+    raise RondeError(
+        "ranks were given different batches, by threads or processes of the script, or by a data set in no "
+        "fixed order; take samples in a fixed order"
+    )
+
+
+def _numbers(value: torch.Tensor) -> tuple[float, float, float]:
+    """A digest of what must be the same, the sum of all sizes, and a sum that goes by the places."""
+    kind = str((value.dtype, tuple(value.shape))).encode()
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
+        return float(zlib.crc32(kind)), 0.0, 0.0
+    values = _some(value.detach())
+    if not value.dtype.is_floating_point and not value.dtype.is_complex:
+        return float(zlib.crc32(kind + values.tobytes())), 0.0, 0.0
+    finite = numpy.nan_to_num(values, posinf=1e30, neginf=-1e30)
+    weights = numpy.cos(1.7 * numpy.arange(len(finite)))
+    return float(zlib.crc32(kind)), float(abs(finite).sum()), float((finite * weights).sum())
+
+
+def _some(value: torch.Tensor) -> Any:
+    """Some elements in order, none of them copied before it is chosen."""
+    # An odd step does not come to the same columns of every row.
+    places = torch.arange(0, value.numel(), (value.numel() // _MOST) | 1, device=value.device)
+    some = value[torch.unravel_index(places, value.shape)] if value.dim() else value.reshape(1)
+    some = some.resolve_conj().resolve_neg()
     if some.is_complex():
         some = torch.view_as_real(some).reshape(-1)
-    values = some.double().numpy() if some.is_floating_point() else some.numpy()
-    return shape + (_coarse(values) if some.is_floating_point() else values).tobytes()
-
-
-def _coarse(values: Any) -> Any:
-    finite = numpy.nan_to_num(values)
-    largest = abs(finite).max(initial=0.0)
-    steps = finite if largest == 0 else finite * (512 / largest)
-    # Of -0.0 and 0.0 the bytes differ.
-    return 0.0 + numpy.append(steps.round(), numpy.float32(numpy.log2(largest + 1e-300) * 64).round())
+    return (some.double() if some.is_floating_point() else some).cpu().numpy()

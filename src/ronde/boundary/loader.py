@@ -12,7 +12,6 @@ datasets, values that are no tensors, and batches with fewer samples than ranks.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import io
 import multiprocessing
@@ -29,7 +28,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.fingerprint import fingerprint
+from ronde.boundary.fingerprint import end, unlike
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
@@ -247,8 +246,17 @@ class LoaderEdge:
 
         A first batch every rank has loaded whole, but for what it was told to trust.
         """
-        with contextlib.suppress(Opaque):
-            self._context.comm.mark(f"a first batch (digest {fingerprint(leaves(data))})")
+        try:
+            values = [value for value in leaves(data) if isinstance(value, torch.Tensor)]
+        except Opaque:
+            return
+        comm = self._context.comm
+        flags, digest = unlike(comm, values)
+        # A sample may tell when it was loaded, and padding is what was in memory: then others are alike. One
+        # that is the same everywhere tells nothing.
+        telling = [flag for flag, value in zip(flags, values, strict=True) if flag or _varies(value)]
+        if comm.votes([any(flags) and all(telling)])[0]:
+            end(comm, f"a first batch ({digest})")
 
     def _say(self, dataset: Any, reason: str) -> None:
         self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
@@ -345,6 +353,11 @@ def _like_labels(value: torch.Tensor, rows: int) -> bool:
     """Small integers: a loss will ask how many of them count, for which every rank needs all."""
     small = value[0].numel() * rows * value.element_size() <= _AHEAD_BYTES
     return small and value.dtype in (torch.int64, torch.int32, torch.uint8)
+
+
+def _varies(value: torch.Tensor) -> bool:
+    """Whether its elements are not all the same."""
+    return value.layout is torch.strided and value.numel() > 1 and bool((value != value.flatten()[0]).any())
 
 
 def _start_method(loader: Any) -> str | None:

@@ -12,6 +12,7 @@ import random
 import secrets
 import threading
 import uuid
+import weakref
 from typing import Any
 
 import numpy
@@ -30,8 +31,36 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+class _Entropy(random.Random):
+    """A stream, of which each forked process has a branch of its own: names that it makes are its alone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name, self.forks = name, 0
+
+    def branch(self) -> None:
+        self.__init__(f"{self.name} {self.forks}")
+
+
+_streams: weakref.WeakSet[_Entropy] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for stream in _streams:
+        stream.forks += 1
+
+
+def _after_in_child() -> None:
+    for stream in _streams:
+        stream.branch()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_in_child)
+
+
 def install(patches: Patches, seed: int) -> None:
-    entropy = random.Random(f"ronde entropy {seed}")
+    entropy = _Entropy(f"ronde entropy {seed}")
+    _streams.add(entropy)
     _install_numpy(patches, entropy)
     _install_python(patches, entropy)
     _install_torch(patches, entropy)

@@ -21,7 +21,7 @@ from ronde.boundary.compiled import aside, is_compiled, uncompiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.fast_path import may_take_fast_path
-from ronde.boundary.fingerprint import fingerprint
+from ronde.boundary.fingerprint import require_alike
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout, laid
@@ -209,8 +209,7 @@ class ModelEdge:
     ) -> Any:
         context = self._context
         if context.others_began:
-            digest = fingerprint(leaves(call))
-            context.comm.mark(f"{type(module).__name__} on {batch.rows} rows (digest {digest})")
+            require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         axes = iter(verdict.inputs)
         args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
         if torch.is_grad_enabled():
