@@ -43,7 +43,6 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 
@@ -840,15 +839,43 @@ def threads_read_on_what_they_have_opened(ranks: Ranks) -> Any:
 
 @scenario
 def threads_touch_files(ranks: Ranks) -> Any:
-    def work() -> list[Any]:
-        Path("done").touch()
-        with pytest.raises(FileNotFoundError, match="missing"):
-            os.chmod("missing", 0o600)
-        return [os.path.exists("done")]
+    """What threads say about files, those of the main thread too, is read by their rank whoever was first."""
+    answers: list[Any] = []
 
-    found: list[Any] = []
-    in_thread(lambda: found.extend(work()))
-    return found
+    def told(name: str) -> list[Any]:
+        return [int(os.stat(name).st_mtime), stat.S_IMODE(os.stat(name).st_mode)]
+
+    def work(folder: str) -> None:
+        done, kept, link, made = (f"{folder}/{name}" for name in ("done", "kept", "link", "made"))
+        answers.append([told(kept), os.path.exists(done)])
+        Path(done).touch()
+        os.utime(done, (100, 200))
+        os.chmod(done, mode=0o640)
+        os.utime(path=link, times=(100, 300))
+        os.mkdir(made)
+        os.chmod(made, 0o700)
+        answers.append([told(done), told(kept), told(made)[1], os.path.islink(link)])
+        shutil.copystat(src=done, dst=kept)
+        os.utime(link, (1, 2), follow_symlinks=False)
+        answers.append([told(kept), Path(kept).read_text(), int(os.lstat(link).st_mtime)])
+        answers.append([failure_of(lambda: os.chmod("missing", 0o600)), failure_of(lambda: os.utime("none"))])
+
+    for first in (0, 1):
+        folder = f"touched-{first}"
+        os.mkdir(folder)
+        Path(folder, "kept").write_text("kept")
+        os.utime(f"{folder}/kept", (50, 60))
+        os.symlink("kept", f"{folder}/link")
+
+        def in_turn(folder: str = folder, first: int = first) -> None:
+            with ranks.first(f"touched-{first}", first):
+                work(folder)
+
+        in_thread(in_turn)
+        answers.append([told(f"{folder}/kept"), told(f"{folder}/done"), os.listdir(f"{folder}/made")])
+        os.utime(f"{folder}/link", (7, 8))
+        answers.append(told(f"{folder}/kept"))
+    return answers
 
 
 @scenario
