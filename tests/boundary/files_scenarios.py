@@ -326,6 +326,90 @@ def programs_that_go_on_are_one(ranks: Ranks) -> Any:
 
 
 @scenario
+def threads_start_programs_once(ranks: Ranks) -> Any:
+    """The main rank's thread starts them; whichever comes first, all ranks see what they have left."""
+    code = "import sys; open('log.txt', 'a').write(sys.argv[1] + chr(10)); sys.exit(sys.argv[1] == 'fail')"
+    command = [sys.executable, "-S", "-c", code]
+    answers: list[Any] = []
+
+    def save(first: int) -> None:
+        path, packed = f"{first}.txt", f"{first}.packed"
+        Path(path).write_text("kept " * first)
+        Path(packed).write_text("of a thread")
+        if first != ranks.rank == 0 != ranks.world_size - 1:
+            time.sleep(0.1)
+        answers.append(subprocess.run(["gzip", "-n", path], check=True).returncode)
+        answers.append([os.path.exists(path), gzip.open(f"{path}.gz").read().decode()])
+        Path(path).write_text("anew")
+        answers.append(os.system(f"gunzip -f {packed}.gz"))
+        answers.append([Path(packed).read_text(), os.path.exists(f"{packed}.gz")])
+        Path(packed).write_text("again")
+        answers.append([Path(path).read_text(), Path(packed).read_text()])
+
+    def ask() -> None:
+        for _ in range(2):
+            answers.append(subprocess.run([*command, "run"], capture_output=True).stdout.decode())
+            answers.append(
+                subprocess.check_output(["sh", "-c", "echo said; echo more >> log.txt"], text=True)
+            )
+        answers.append(failure_of(lambda: subprocess.run([*command, "fail"], check=True))[:20])
+        answers.append(failure_of(lambda: subprocess.run(["no-such-program-here"])))
+        with open("out.txt", "w") as out:
+            subprocess.call(["echo", "into"], stdout=out)
+        answers.append(Path("out.txt").read_text())
+        with subprocess.Popen([*command, "gone on"], stdin=subprocess.PIPE) as program:
+            answers.append(program.stdin is not None)
+        answers.append([program.returncode, Path("log.txt").read_text()])
+
+    def go_on() -> None:
+        shutil.rmtree("made", ignore_errors=True)
+        os.mkdir("made")
+        programs.append(subprocess.Popen(["sh", "-c", "echo x > made/x; echo y > made/x.y; exit 5"]))
+
+    programs: list[Any] = []
+    for first in (0, 1):
+        with gzip.open(f"{first}.packed.gz", "w") as packed:
+            packed.write(b"packed")
+        in_thread(lambda first=first: save(first))
+    in_thread(ask)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers.append(pool.submit(subprocess.getoutput, "cat log.txt").result())
+    in_thread(go_on)
+    answers += [programs[0].wait(), sorted(glob("made/*")), sorted(glob("*"))]
+    return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
+def a_thread_asks_a_program_again_and_again(ranks: Ranks) -> Any:
+    """Where it stops is another turn on each rank: nobody waits for what the main rank's starts no more."""
+    turns = []
+
+    def watch(least: int) -> None:
+        for _ in range(least + ranks.rank):
+            turns.append(subprocess.getoutput("echo asked"))
+
+    in_thread(lambda: watch(3))
+    in_thread(lambda: watch(0))
+    return turns
+
+
+@scenario
+def programs_of_threads_on_temporary_files(ranks: Ranks) -> Any:
+    """Each rank has its own, and what the program makes of it."""
+    found: list[Any] = []
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "in").write_text("held")
+            subprocess.run(["cp", f"{folder}/in", f"{folder}/out"], check=True)
+            subprocess.run(["cp", "in", "again"], check=True, cwd=folder)
+            found.extend(Path(folder, name).read_text() for name in ("out", "again"))
+
+    in_thread(work)
+    return found
+
+
+@scenario
 def json_is_read_back(ranks: Ranks) -> Any:
     ranks.late("json", 0)
     json.dump({"lr": 0.1, "text": "ü"}, open("config.json", "w"), indent=1)  # closed by its last reference

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
@@ -37,6 +38,7 @@ from ronde.boundary.files.operations import Operations
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
+from ronde.boundary.files.programs_of_threads import ProgramsOfThreads
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
 from ronde.boundary.files.temporary import MAKERS, making, remove_all
@@ -84,6 +86,7 @@ class FileMediator:
             aside=Aside(self._make_root, beginnings),
             beginnings=beginnings,
         )
+        self._programs = ProgramsOfThreads(self._mediation)
         self._patches = Patches()
         self._late: LatePatches | None = None
         self._replaced: dict[int, tuple[Any, Any]] = {}
@@ -126,9 +129,11 @@ class FileMediator:
         child = functools.partial(starting, self._mediation)
         for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds")):
             self._replace(owner, name, child)
-        self._replace(subprocess.Popen, "__init__", functools.partial(sharing, self._mediation))
+        self._replace(
+            subprocess.Popen, "__init__", functools.partial(sharing, self._mediation, self._programs)
+        )
         for module, name in PROGRAMS:
-            run = functools.partial(once, self._mediation, f"{module}.{name}")
+            run = functools.partial(once, self._mediation, self._programs, f"{module}.{name}")
             self._replace(importlib.import_module(module), name, run)
         for module, path in WAITS:
             kind, _, name = path.partition(".")
@@ -159,6 +164,7 @@ class FileMediator:
         self._mirrors.remove_all()
         self._mediation.aside.clear()
         if self._installed:
+            self._programs.leave()
             self._keeping.leave()
         self._installed = False
 
@@ -215,11 +221,13 @@ class FileMediator:
 
     def _patch_threads(self) -> None:
         plain: Callable[[threading.Thread], None] = threading.Thread.start
-        mediation = self._mediation
+        mediation, programs = self._mediation, self._programs
 
         @functools.wraps(plain)
         def start(thread: threading.Thread) -> None:
             mediation.remember(thread)
+            if called_by_script():
+                programs.remember(thread)
             plain(thread)
 
         self._patches.set(threading.Thread, "start", start)
