@@ -45,6 +45,7 @@ from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.files.unix_sockets import UnixSockets
 from ronde.boundary.patches import Patches
+from ronde.trace.temporary_folder import TemporaryFolders
 from ronde.trace.told_count import ToldCount
 
 __all__ = ["FileMediator"]
@@ -69,13 +70,22 @@ class FileMediator:
         rank, world_size: this one, and how many there are; 0 writes.
         paths: which of them are mediated; learns which this rank makes for itself.
         told: how often threads of the main rank have told of a change, where ranks share memory.
+        temporary: where this rank keeps files of its own.
     """
 
     def __init__(
-        self, *, meeting: Meeting, rank: int, world_size: int, paths: Paths, told: ToldCount | None = None
+        self,
+        *,
+        meeting: Meeting,
+        rank: int,
+        world_size: int,
+        paths: Paths,
+        told: ToldCount | None = None,
+        temporary: TemporaryFolders | None = None,
     ) -> None:
-        self._mirrors = Mirrors()
-        self._keeping = Keeping(meeting, rank=rank, world_size=world_size)
+        temporary = temporary or TemporaryFolders()
+        self._mirrors = Mirrors(temporary)
+        self._keeping = Keeping(meeting, rank=rank, world_size=world_size, temporary=temporary)
         self._installed = False
         beginnings = Beginnings(meeting, self._keeping.place, told)
         self._mediation = Mediation(
