@@ -14,6 +14,7 @@ import bz2
 import concurrent.futures
 import contextlib
 import csv
+import gc
 import gzip
 import io
 import json
@@ -960,6 +961,36 @@ def threads_touch_files(ranks: Ranks) -> Any:
         os.utime(f"{folder}/link", (7, 8))
         answers.append(told(f"{folder}/kept"))
     return answers
+
+
+class Kept:
+    """An object in a cycle, which writes when Python's collector comes to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.itself = name, self
+
+    def __del__(self) -> None:
+        with open("closed.txt", "a") as file:
+            file.write(f"{self.name}\n")
+        os.makedirs(f"folders/{self.name}")
+
+
+@scenario
+def the_collector_writes_when_it_comes(ranks: Ranks) -> Any:
+    """At another place on each rank, between what ranks do together."""
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(3):
+            Kept(str(number))
+            if ranks.rank == number % 2:
+                gc.collect()
+            ranks.total(1)
+            Path(f"{number}.txt").write_text("in step")
+        gc.collect()
+    finally:
+        gc.enable()
+    return [sorted(Path("closed.txt").read_text().split()), sorted(glob("**", recursive=True))]
 
 
 @scenario

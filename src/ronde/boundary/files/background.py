@@ -114,7 +114,7 @@ def sharing(
     def initialize(program: Any, args: Any, *rest: Any, **options: Any) -> None:
         mediation.before_child()
         in_step = called_by_script() and mediation.governs()
-        in_thread = not in_step and called_by_script(or_by=STARTERS) and mediation.in_thread()
+        in_thread = not in_step and called_by_script(or_by=STARTERS) and of_threads.called()
         if not (in_step or in_thread) or len(rest) > 2:  # stdin is the fourth
             return original(program, args, *rest, **options)
         if subprocess.PIPE in (options.get("stdout"), options.get("stderr")):

@@ -69,7 +69,6 @@ class Mediation:
     Attributes:
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
-        collecting: Python's collector is at work.
         trackers: folders of packages whose own files are each rank's own.
         aside: where this rank's threads write, if it is not the main one.
         beginnings: what files held before the main rank's threads wrote to them.
@@ -92,7 +91,7 @@ class Mediation:
         self.publications = Publications(meeting, is_main=rank == 0)
         self.is_main = rank == 0
         self.waiting_for: str | None = None
-        self.collecting = False
+        self._collector: int | None = None
         self.notes: list[str] = []
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
@@ -106,17 +105,23 @@ class Mediation:
         self._position = 0
 
     def governs(self) -> bool:
-        """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
+        """Whether a call made here and now is the script's own: not a thread's, a collector's or nested."""
         in_step = self._depth.value == 0 and threading.get_ident() == self._thread
-        in_step = in_step and os.getpid() == self._process
+        in_step = in_step and os.getpid() == self._process and not self.collecting()
         # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
         in_step = in_step and CompileContext.try_get() is None
         return in_step and not (self.trackers and self._in_tracker())
 
     def in_thread(self) -> bool:
-        """Whether a call made here and now is one of a thread of the script."""
+        """Whether a call made here and now is one of a thread of the script, or comes as unforeseen.
+
+        That is what the script does when Python's collector ends an object of its (`__del__`).
+        """
         if self._alone or self._depth.value or os.getpid() != self._process:
             return False
+        if self.collecting():
+            self.had_threads = True
+            return True
         if threading.get_ident() == self._thread:
             return False
         if threading.current_thread() in self._threads:
@@ -392,7 +397,7 @@ class Mediation:
             if threading.get_ident() != self._thread or os.getpid() != self._process:
                 return
             # A collector comes at other moments on other ranks: what it closes is not counted.
-            if closed and self.collecting:
+            if closed and self.collecting():
                 return
             self.publications.announce(key, closed)
             # A library may read it by itself, unseen. Not what grows line by line: closed often, read late.
@@ -403,7 +408,11 @@ class Mediation:
 
     def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
         """Python's collector begins or ends."""
-        self.collecting = phase == "start"
+        self._collector = threading.get_ident() if phase == "start" else None
+
+    def collecting(self) -> bool:
+        """Whether Python's collector is at work in this thread: it comes at other moments on other ranks."""
+        return self._collector == threading.get_ident()
 
     def before_reading(self, located: str) -> None:
         """Wait until what the script wrote to `located` is there."""

@@ -47,7 +47,7 @@ def once(
         # A library may have reasons to start a program on one rank and not on another (a compiler).
         if called_by_script() and mediation.governs():
             return mediation.meet(label, label, lambda: original(*args, **kwargs)).value
-        if called_by_script(or_by=STARTERS) and mediation.in_thread():
+        if called_by_script(or_by=STARTERS) and of_threads.called():
             return of_threads.run(label, args, kwargs, original)
         return original(*args, **kwargs)
 

@@ -46,6 +46,10 @@ class ProgramsOfThreads:
             run = functools.partial(self._run_and_tell, thread, thread.run, name)
             thread.run = run
 
+    def called(self) -> bool:
+        """Whether a call made here and now is one of a thread, which may wait for the main rank's."""
+        return not self._mediation.collecting() and self._mediation.in_thread()
+
     def leave(self) -> None:
         """From now on threads of this rank start programs by themselves."""
         if self._mediation.is_main and self._mediation.had_threads:
