@@ -14,6 +14,7 @@ import bz2
 import concurrent.futures
 import contextlib
 import csv
+import gc
 import gzip
 import io
 import json
@@ -43,7 +44,6 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 
@@ -324,6 +324,90 @@ def programs_that_go_on_are_one(ranks: Ranks) -> Any:
     in_thread(lambda: answers.append([sleeper.wait(), sleeper.poll()]))
     answers.append(failure_of(lambda: subprocess.Popen(["no-such-program-here"])))
     return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
+def threads_start_programs_once(ranks: Ranks) -> Any:
+    """The main rank's thread starts them; whichever comes first, all ranks see what they have left."""
+    code = "import sys; open('log.txt', 'a').write(sys.argv[1] + chr(10)); sys.exit(sys.argv[1] == 'fail')"
+    command = [sys.executable, "-S", "-c", code]
+    answers: list[Any] = []
+
+    def save(first: int) -> None:
+        path, packed = f"{first}.txt", f"{first}.packed"
+        Path(path).write_text("kept " * first)
+        Path(packed).write_text("of a thread")
+        if first != ranks.rank == 0 != ranks.world_size - 1:
+            time.sleep(0.1)
+        answers.append(subprocess.run(["gzip", "-n", path], check=True).returncode)
+        answers.append([os.path.exists(path), gzip.open(f"{path}.gz").read().decode()])
+        Path(path).write_text("anew")
+        answers.append(os.system(f"gunzip -f {packed}.gz"))
+        answers.append([Path(packed).read_text(), os.path.exists(f"{packed}.gz")])
+        Path(packed).write_text("again")
+        answers.append([Path(path).read_text(), Path(packed).read_text()])
+
+    def ask() -> None:
+        for _ in range(2):
+            answers.append(subprocess.run([*command, "run"], capture_output=True).stdout.decode())
+            answers.append(
+                subprocess.check_output(["sh", "-c", "echo said; echo more >> log.txt"], text=True)
+            )
+        answers.append(failure_of(lambda: subprocess.run([*command, "fail"], check=True))[:20])
+        answers.append(failure_of(lambda: subprocess.run(["no-such-program-here"])))
+        with open("out.txt", "w") as out:
+            subprocess.call(["echo", "into"], stdout=out)
+        answers.append(Path("out.txt").read_text())
+        with subprocess.Popen([*command, "gone on"], stdin=subprocess.PIPE) as program:
+            answers.append(program.stdin is not None)
+        answers.append([program.returncode, Path("log.txt").read_text()])
+
+    def go_on() -> None:
+        shutil.rmtree("made", ignore_errors=True)
+        os.mkdir("made")
+        programs.append(subprocess.Popen(["sh", "-c", "echo x > made/x; echo y > made/x.y; exit 5"]))
+
+    programs: list[Any] = []
+    for first in (0, 1):
+        with gzip.open(f"{first}.packed.gz", "w") as packed:
+            packed.write(b"packed")
+        in_thread(lambda first=first: save(first))
+    in_thread(ask)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answers.append(pool.submit(subprocess.getoutput, "cat log.txt").result())
+    in_thread(go_on)
+    answers += [programs[0].wait(), sorted(glob("made/*")), sorted(glob("*"))]
+    return [*answers, Path("log.txt").read_text()]
+
+
+@scenario
+def a_thread_asks_a_program_again_and_again(ranks: Ranks) -> Any:
+    """Where it stops is another turn on each rank: nobody waits for what the main rank's starts no more."""
+    turns = []
+
+    def watch(least: int) -> None:
+        for _ in range(least + ranks.rank):
+            turns.append(subprocess.getoutput("echo asked"))
+
+    in_thread(lambda: watch(3))
+    in_thread(lambda: watch(0))
+    return turns
+
+
+@scenario
+def programs_of_threads_on_temporary_files(ranks: Ranks) -> Any:
+    """Each rank has its own, and what the program makes of it."""
+    found: list[Any] = []
+
+    def work() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "in").write_text("held")
+            subprocess.run(["cp", f"{folder}/in", f"{folder}/out"], check=True)
+            subprocess.run(["cp", "in", "again"], check=True, cwd=folder)
+            found.extend(Path(folder, name).read_text() for name in ("out", "again"))
+
+    in_thread(work)
+    return found
 
 
 @scenario
@@ -840,15 +924,73 @@ def threads_read_on_what_they_have_opened(ranks: Ranks) -> Any:
 
 @scenario
 def threads_touch_files(ranks: Ranks) -> Any:
-    def work() -> list[Any]:
-        Path("done").touch()
-        with pytest.raises(FileNotFoundError, match="missing"):
-            os.chmod("missing", 0o600)
-        return [os.path.exists("done")]
+    """What threads say about files, those of the main thread too, is read by their rank whoever was first."""
+    answers: list[Any] = []
 
-    found: list[Any] = []
-    in_thread(lambda: found.extend(work()))
-    return found
+    def told(name: str) -> list[Any]:
+        return [int(os.stat(name).st_mtime), stat.S_IMODE(os.stat(name).st_mode)]
+
+    def work(folder: str) -> None:
+        done, kept, link, made = (f"{folder}/{name}" for name in ("done", "kept", "link", "made"))
+        answers.append([told(kept), os.path.exists(done)])
+        Path(done).touch()
+        os.utime(done, (100, 200))
+        os.chmod(done, mode=0o640)
+        os.utime(path=link, times=(100, 300))
+        os.mkdir(made)
+        os.chmod(made, 0o700)
+        answers.append([told(done), told(kept), told(made)[1], os.path.islink(link)])
+        shutil.copystat(src=done, dst=kept)
+        os.utime(link, (1, 2), follow_symlinks=False)
+        answers.append([told(kept), Path(kept).read_text(), int(os.lstat(link).st_mtime)])
+        answers.append([failure_of(lambda: os.chmod("missing", 0o600)), failure_of(lambda: os.utime("none"))])
+
+    for first in (0, 1):
+        folder = f"touched-{first}"
+        os.mkdir(folder)
+        Path(folder, "kept").write_text("kept")
+        os.utime(f"{folder}/kept", (50, 60))
+        os.symlink("kept", f"{folder}/link")
+
+        def in_turn(folder: str = folder, first: int = first) -> None:
+            with ranks.first(f"touched-{first}", first):
+                work(folder)
+
+        in_thread(in_turn)
+        answers.append([told(f"{folder}/kept"), told(f"{folder}/done"), os.listdir(f"{folder}/made")])
+        os.utime(f"{folder}/link", (7, 8))
+        answers.append(told(f"{folder}/kept"))
+    return answers
+
+
+class Kept:
+    """An object in a cycle, which writes when Python's collector comes to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.itself = name, self
+
+    def __del__(self) -> None:
+        with open("closed.txt", "a") as file:
+            file.write(f"{self.name}\n")
+        os.makedirs(f"folders/{self.name}")
+
+
+@scenario
+def the_collector_writes_when_it_comes(ranks: Ranks) -> Any:
+    """At another place on each rank, between what ranks do together."""
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(3):
+            Kept(str(number))
+            if ranks.rank == number % 2:
+                gc.collect()
+            ranks.total(1)
+            Path(f"{number}.txt").write_text("in step")
+        gc.collect()
+    finally:
+        gc.enable()
+    return [sorted(Path("closed.txt").read_text().split()), sorted(glob("**", recursive=True))]
 
 
 @scenario

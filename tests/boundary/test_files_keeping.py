@@ -8,11 +8,14 @@ from pathlib import Path
 from boundary.test_files_mediator import LocalComm
 from ronde.boundary.files import StoreMeeting
 from ronde.boundary.files.keeping import Keeping
+from ronde.trace.temporary_folder import TemporaryFolders
 
 
 def test_the_last_to_leave_removes_it() -> None:
     meeting = StoreMeeting(LocalComm())
-    main, *others = (Keeping(meeting, rank=rank, world_size=3) for rank in range(3))
+    main, *others = (
+        Keeping(meeting, rank=rank, world_size=3, temporary=TemporaryFolders()) for rank in range(3)
+    )
     for last in (main, others[1]):  # the ranks' files are mediated anew
         Path(place := main.place("file")).touch()
         folder = os.path.dirname(place)
@@ -27,5 +30,5 @@ def test_the_last_to_leave_removes_it() -> None:
 def test_nothing_is_made_where_nothing_is_kept() -> None:
     meeting = StoreMeeting(LocalComm())
     for rank in (1, 0):
-        Keeping(meeting, rank=rank, world_size=2).leave()
+        Keeping(meeting, rank=rank, world_size=2, temporary=TemporaryFolders()).leave()
     assert meeting.told("left 0 0") is None

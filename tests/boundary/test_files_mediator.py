@@ -150,7 +150,9 @@ def test_threads_of_the_main_rank_write(main: One) -> None:
     assert torch.load("model.pt") == torch.load("exempt/mine.pt") == {}
     assert Path("log.txt").read_text() == "x"
     place = os.path.realpath(".")
-    assert main.meeting.calls == [  # what was not there before, for the threads of other ranks
+    assert [
+        call for call in main.meeting.calls if not call[1][0].startswith("over")
+    ] == [  # what was not there before, for the threads of other ranks
         ("tell", (f"change {number}", json.dumps([f"{place}/{name}", None, False])))
         for number, name in enumerate(("model.pt", "log.txt"))
     ]

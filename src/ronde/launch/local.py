@@ -24,10 +24,11 @@ from ronde.launch.screen import Screen
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
-from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory
+from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.launch.terminal import in_foreground
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
+from ronde.trace.temporary_folder import TemporaryFolder
 
 __all__ = ["launch"]
 
@@ -45,14 +46,14 @@ def launch(job: Job) -> Outcome:
     _check(job)
     fill_standard_descriptors()
     library = load_prctl()
-    with SignalInbox() as inbox, _subreaper(library):
+    with SignalInbox() as inbox, _subreaper(library), _temporary_folder(job) as temporary:
         ranks: list[RankProcess] = []
         screen = Screen.of_user(job.environment) if job.shown and not job.quiet else None
         pulse = Pulse.create(job.run_directory.pulse)
         outputs = [_open_output(job, rank, screen) for rank in range(job.ranks)]
         try:
             shares_group = in_foreground()
-            for config, output in zip(_configs(job), outputs, strict=True):
+            for config, output in zip(_configs(job, temporary), outputs, strict=True):
                 ranks.append(_start(job, config, output, inbox, library, shares_group=shares_group))
         except BaseException:
             for rank in ranks:
@@ -60,6 +61,7 @@ def launch(job: Job) -> Outcome:
             raise
         for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
+        remove_temporary_of_the_dead()
         supervisor = Supervisor(
             ranks,
             job.run_directory,
@@ -94,7 +96,7 @@ def _check(job: Job) -> None:
         )
 
 
-def _configs(job: Job) -> list[RankConfig]:
+def _configs(job: Job, temporary: str) -> list[RankConfig]:
     port = _free_port()
     return [
         RankConfig(
@@ -117,6 +119,7 @@ def _configs(job: Job) -> list[RankConfig]:
             watched=True,
             quiet=job.quiet,
             terminal=os.isatty(0),
+            temporary=temporary,
         )
         for rank in range(job.ranks)
     ]
@@ -207,6 +210,20 @@ def _progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
     finally:
         if line is not None:
             line.stop()
+
+
+@contextlib.contextmanager
+def _temporary_folder(job: Job) -> Iterator[str]:
+    """Inside, ranks have a folder for their temporary files; "" where there is no room for one."""
+    try:
+        folder = TemporaryFolder.hold(job.run_directory.run_id)
+    except OSError:
+        yield ""
+        return
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
 
 
 @contextlib.contextmanager

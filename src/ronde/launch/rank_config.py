@@ -37,6 +37,7 @@ class RankConfig:
             without one says so itself.
         quiet: the user wants to read nothing of ronde but errors.
         terminal: the main rank's stdin is a terminal, at which a user may sit.
+        temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class RankConfig:
     watched: bool = False
     quiet: bool = False
     terminal: bool = False
+    temporary: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

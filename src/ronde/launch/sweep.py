@@ -1,4 +1,4 @@
-"""Nothing is left behind: processes that ranks have started, and shared memory of dead ones.
+"""Nothing is left behind: processes that ranks have started, shared memory of dead ones, temporary files.
 
 A run's processes are known by the run id in their environment, which every descendant inherits.
 """
@@ -15,8 +15,16 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.trace.temporary_folder import remove_dead
 
-__all__ = ["Leftover", "end_leftovers", "has_children", "leftovers", "remove_shared_memory"]
+__all__ = [
+    "Leftover",
+    "end_leftovers",
+    "has_children",
+    "leftovers",
+    "remove_shared_memory",
+    "remove_temporary_of_the_dead",
+]
 
 # Trackers of shared memory clean up after their clients and then leave by themselves.
 PATIENCE_S = 0.3
@@ -85,6 +93,11 @@ def remove_shared_memory(pids: Collection[int], directory: Path = Path("/dev/shm
         if match and int(match[1]) in pids and not _alive(int(match[1])):
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
+
+
+def remove_temporary_of_the_dead() -> None:
+    """Remove what runs of this user left among the temporary files when their launchers were killed."""
+    remove_dead(lambda run_id: bool(leftovers(run_id)))
 
 
 def _alive(pid: int) -> bool:

@@ -13,6 +13,7 @@ from ronde.errors import LaunchError
 from ronde.launch.job import Job
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
+from ronde.launch.sweep import remove_temporary_of_the_dead
 
 __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silence"]
 
@@ -28,6 +29,8 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
             f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
             f"{len(job.devices)} CUDA devices; use --nproc-per-node {len(job.devices)}"
         )
+    if place.local_rank == 0:
+        remove_temporary_of_the_dead()
     given = dict(job.environment)
     if forced_threads(given, os.getppid()):
         del given["OMP_NUM_THREADS"]

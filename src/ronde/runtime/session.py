@@ -60,6 +60,7 @@ from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
 from ronde.plan import Plan
@@ -78,6 +79,7 @@ from ronde.trace.run_directory import block_marks
 from ronde.trace.signal_board import SignalBoard
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
+from ronde.trace.temporary_folder import TemporaryFolders
 from ronde.trace.told_count import ToldCount
 
 __all__ = ["Session"]
@@ -145,6 +147,7 @@ class Session:
             world_size=config.world_size,
             paths=self._paths,
             told=self._told_count(),
+            temporary=TemporaryFolders(config.temporary, _run_id(config)),
         )
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
@@ -507,6 +510,11 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
+
+
+def _run_id(config: RankConfig) -> str:
+    """A script that calls `ronde.init` has not been told; its run directory has that name."""
+    return os.environ.get(RUN_ID_KEY) or os.path.basename(config.run_dir)
 
 
 def _listens_on(config: RankConfig) -> str | None:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ronde.errors import LaunchError
 
-__all__ = ["RunDirectory", "block_marks", "default_root", "new_run_id", "prune"]
+__all__ = ["RUN_ID", "RunDirectory", "block_marks", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024

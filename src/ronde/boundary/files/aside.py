@@ -195,6 +195,15 @@ class Aside:
         """The names in a folder."""
         return [name for name, _ in self._inside(located, None)]
 
+    def changed_inside(self, folder: str) -> set[str]:
+        """The names in a folder without links that threads of this rank have made, written to or removed."""
+        place = self.find(folder)
+        made = os.listdir(place) if place is not None and os.path.isdir(place) else []
+        return {
+            *made,
+            *(os.path.basename(path) for path in list(self._gone) if os.path.dirname(path) == folder),
+        }
+
     def scanned(self, path: str, located: str, scan: Callable[[str], Any]) -> Any:
         """The entries of a folder, as `os.scandir` gives them.
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.mediation import Mediation
+from ronde.boundary.files.named_paths import named_paths
+from ronde.boundary.files.programs_of_threads import STARTERS, ProgramsOfThreads
 
 __all__ = ["sharing"]
 
@@ -29,11 +31,13 @@ class _Program(subprocess.Popen[Any]):
         mediation: the meetings; the process itself is the main rank's.
         plain: the class that it would be in plain Python.
         key: under which the main rank leaves word of its end, for threads, which cannot meet.
+        worked: to be called when it has ended; see `ProgramsOfThreads.worked_on`.
     """
 
     mediation: Mediation
     plain: Any
     key: str
+    worked: Callable[[int], None]
 
     def poll(self) -> int | None:
         return self._shared("poll", lambda: self.plain.poll(self), self._told)
@@ -63,18 +67,29 @@ class _Program(subprocess.Popen[Any]):
                 return act(), self.returncode
             finally:
                 if self.returncode is not None:
-                    mediation.tell(self.key, str(self.returncode))
+                    position = mediation.beginnings.position
+                    mediation.tell(self.key, f"{self.returncode} {position}")
+                    self._ended(position)
 
         if mediation.governs():
             value, code = mediation.meet(f"Popen.{name}", str(self.args), act_and_tell).value
+            if code is not None and not mediation.is_main:
+                self._told()
             self.returncode = code
             return value
         return act_and_tell()[0] if mediation.is_main else elsewhere()
 
     def _told(self) -> int | None:
         word = self.mediation.told(self.key)
-        self.returncode = None if word is None else int(word)
+        if word is not None:
+            code, position = word.split()
+            self.returncode = int(code)
+            self._ended(int(position))
         return self.returncode
+
+    def _ended(self, position: int) -> None:
+        worked, self.worked = self.worked, _nothing
+        worked(position)
 
     def _awaited(self, timeout: float | None) -> int:
         begun = time.perf_counter()
@@ -85,14 +100,22 @@ class _Program(subprocess.Popen[Any]):
         return code
 
 
-def sharing(mediation: Mediation, original: Callable[..., None]) -> Callable[..., None]:
+def _nothing(_: int) -> None:
+    """What a program leaves that the main thread started is seen by all."""
+
+
+def sharing(
+    mediation: Mediation, of_threads: ProgramsOfThreads, original: Callable[..., None]
+) -> Callable[..., None]:
     """For `subprocess.Popen.__init__`, called after what the script wrote is there."""
     numbers = itertools.count()
 
     @functools.wraps(original)
     def initialize(program: Any, args: Any, *rest: Any, **options: Any) -> None:
         mediation.before_child()
-        if not (called_by_script() and mediation.governs()) or len(rest) > 2:  # stdin is the fourth
+        in_step = called_by_script() and mediation.governs()
+        in_thread = not in_step and called_by_script(or_by=STARTERS) and of_threads.called()
+        if not (in_step or in_thread) or len(rest) > 2:  # stdin is the fourth
             return original(program, args, *rest, **options)
         if subprocess.PIPE in (options.get("stdout"), options.get("stderr")):
             name = args if isinstance(args, (str, bytes, os.PathLike)) else next(iter(args), "")
@@ -107,10 +130,18 @@ def sharing(mediation: Mediation, original: Callable[..., None]) -> Callable[...
             original(program, args, *rest, **options)
             return program.pid
 
-        pid = mediation.meet("subprocess.Popen", str(args), start).value
+        if in_step:
+            key, worked = f"program {next(numbers)}", _nothing
+            pid = mediation.meet("subprocess.Popen", str(args), start).value
+        elif of_threads.is_each_ranks_own(args, options):
+            return original(program, args, *rest, **options)
+        else:
+            key = of_threads.key("subprocess.Popen", args, options)
+            worked = of_threads.worked_on(named_paths(args, options))
+            pid = of_threads.outcome(key, start, _nothing)
         if not mediation.is_main:
             _stand_in(program, args, pid, options)
-        _become(program, mediation, f"program {next(numbers)}")
+        _become(program, mediation, f"end of {key}", worked)
 
     return initialize
 
@@ -124,8 +155,8 @@ def _stand_in(program: Any, args: Any, pid: int, options: dict[str, Any]) -> Non
         program.stdin = open(os.devnull, "w" if text else "wb")  # noqa: SIM115 - the script closes it
 
 
-def _become(program: Any, mediation: Mediation, key: str) -> None:
+def _become(program: Any, mediation: Mediation, key: str, worked: Callable[[int], None]) -> None:
     plain = type(program)
-    program.mediation, program.plain, program.key = mediation, plain, key
+    program.mediation, program.plain, program.key, program.worked = mediation, plain, key, worked
     members = {name: vars(_Program)[name] for name in vars(_Program) if callable(vars(_Program)[name])}
     program.__class__ = type(plain.__name__, (plain,), {**members, "__module__": plain.__module__})

@@ -47,13 +47,13 @@ class Beginnings:
     def renew(self, path: str, position: int) -> None:
         """All ranks have met over this: what was told of it, or of what lies below, by then is past."""
         if position:
-            self._renewed[path] = position
+            self._renewed[path] = max(position, self._renewed.get(path, 0))
         self.stand(os.path.dirname(path), position)
 
     def stand(self, folder: str, position: int) -> None:
         """All ranks have met, and found or made this folder: it is there, whoever made it."""
         for path in and_above(folder) if position else ():
-            self._standing[path] = position
+            self._standing[path] = max(position, self._standing.get(path, 0))
 
     def makes(self, path: str, *, whole: bool = False) -> None:
         """The main rank's thread is about to make this, or to write to it.

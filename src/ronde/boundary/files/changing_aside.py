@@ -12,7 +12,7 @@ from typing import Any
 
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.naming import called
-from ronde.boundary.files.operation import FOLLOWING, Operation
+from ronde.boundary.files.operation import DESCRIBING, Operation
 from ronde.boundary.files.paths import and_above
 from ronde.boundary.files.private_copy import copy_tree, keep
 
@@ -41,9 +41,8 @@ class ChangingAside:
         Args:
             paths: that it changes, absolute.
         """
-        if operation.name in _DESCRIBING:
-            self._describe(operation.name, paths[-1], args)
-            return None
+        if operation.name in DESCRIBING:
+            return self._describe(operation, original, paths[-1], args, kwargs)
         names = [
             args[position] if position < len(args) else kwargs.get(name, operation.default)
             for position, name in operation.changes
@@ -55,12 +54,31 @@ class ChangingAside:
             return self._remove(operation.name, paths[0], names[0], lenient=bool(lenient))
         return self._make(operation, original, paths[0], names[0], args, kwargs)
 
-    def _describe(self, function: str, located: str, args: Arguments) -> None:
-        path = self._aside.resolve(located, last=True)
-        if not self._aside.is_there(path):
-            number = self._aside.absence(path)
+    def _describe(
+        self,
+        operation: Operation,
+        original: Callable[..., Any],
+        located: str,
+        args: Arguments,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What is said about a file is said of this rank's copy of it."""
+        aside, function = self._aside, operation.name
+        path = aside.resolve(located, last=operation.follows(kwargs))
+        if not aside.is_there(path):
+            number = aside.absence(path)
             named = (args[0] if args else located,) if function != "utime" else ()  # whose error has no name
             raise OSError(number, os.strerror(number), *named)
+        try:
+            place = aside.target(path, keep=True)
+        except PermissionError:  # what may not be read has no copy here: it is seen as it comes
+            return None
+        position, key = operation.changes[0]
+        with called({place: args[position] if position < len(args) else kwargs[key]}):
+            args, kwargs = _with(args, kwargs, position, key, place)
+            if not position:
+                return original(*args, **kwargs)
+            return self._of_source("src", args, kwargs, original)
 
     def _remove(self, function: str, located: str, name: Any, *, lenient: bool) -> None:
         path = self._aside.resolve(located, last=False)
@@ -128,7 +146,7 @@ class ChangingAside:
         target, made = located, name
         if from_path is not None:
             target, made = self._into(operation.name, from_path, located, name)
-        path = aside.resolve(target, last=operation.name in FOLLOWING)
+        path = aside.resolve(target, last=operation.follows(kwargs))
         is_link = path != aside.resolve(target, last=False)
         if operation.name in _FOLDER_OR_NEW and is_link and not aside.is_folder(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
@@ -141,17 +159,25 @@ class ChangingAside:
             if from_path is None or operation.name == "symlink":
                 result = original(*args, **kwargs)
             else:
-
-                def make(source: Any) -> Any:
-                    given, named = _with(args, kwargs, 0, from_key, source)
-                    return original(*given, **named)
-
                 if operation.name in _COPYING and aside.resolve(from_path, last=True) == path:
                     aside.fetch(path)  # onto itself, which fails
-                result = self._from(from_name, from_path, make)
+                result = self._of_source(from_key, args, kwargs, original)
         if isinstance(result, str) and result.startswith(place):
             return made if result == place else os.fspath(made) + result[len(place) :]
         return result
+
+    def _of_source(
+        self, key: str, args: Arguments, kwargs: dict[str, Any], original: Callable[..., Any]
+    ) -> Any:
+        """What `original` makes of its first argument, called `key`, as this rank sees that."""
+        name = args[0] if args else kwargs.get(key)
+
+        def make(source: Any) -> Any:
+            given, named = _with(args, kwargs, 0, key, source)
+            return original(*given, **named)
+
+        located = self._mediation.paths.locate(name)
+        return original(*args, **kwargs) if located is None else self._from(name, located, make)
 
     def _from(self, name: Any, located: str, make: Callable[[Any], Any]) -> Any:
         """What `make` makes of a source as this rank sees it."""
@@ -197,5 +223,3 @@ _REMOVING = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
 _FOLDER_OR_NEW = ("makedirs", "copytree")
 _COPYING = ("copy", "copy2", "copyfile")
 _WRITING_ANEW = (*_COPYING, "make_archive", "unpack_archive")
-# What is said about a file beside its content is of no use to those who read a copy.
-_DESCRIBING = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr", "copymode", "copystat")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from ronde.boundary.files.beginnings import Beginnings
+from ronde.boundary.files.operation import DESCRIBING
 from ronde.boundary.files.paths import and_above
 
 __all__ = ["foresee", "goes_into"]
@@ -35,6 +36,11 @@ def goes_into(name: str, source: str, target: str) -> str:
 def _make(beginnings: Beginnings, path: str) -> None:
     if not os.path.lexists(path):  # else it fails
         beginnings.makes(path)
+
+
+def _describe(beginnings: Beginnings, path: str) -> None:
+    if os.path.lexists(path):
+        beginnings.makes(path)  # a second name would keep nothing: what is said holds for all names
 
 
 def _take(beginnings: Beginnings, path: str) -> None:
@@ -87,6 +93,7 @@ _ACTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("mkdir", "mkfifo", "mknod", "symlink", "link"), _make),
     **dict.fromkeys(("remove", "unlink", "rmdir", "rmtree"), _take),
     **dict.fromkeys(("truncate", "copy", "copy2", "copyfile"), Beginnings.makes),
+    **dict.fromkeys(DESCRIBING, _describe),
     **dict.fromkeys(("rename", "replace", "move"), _move),
     **dict.fromkeys(("copytree", "unpack_archive"), _make_tree),
     "makedirs": Beginnings.makes_folder,

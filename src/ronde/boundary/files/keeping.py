@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 
 from ronde.boundary.files.meeting import Meeting
+from ronde.trace.temporary_folder import TemporaryFolders, remove_tree
 
 __all__ = ["Keeping"]
 
@@ -20,10 +19,12 @@ class Keeping:
 
     Args:
         rank, world_size: 0 keeps.
+        temporary: where it is made.
     """
 
-    def __init__(self, meeting: Meeting, *, rank: int, world_size: int) -> None:
+    def __init__(self, meeting: Meeting, *, rank: int, world_size: int, temporary: TemporaryFolders) -> None:
         self._meeting = meeting
+        self._temporary = temporary
         self._rank = rank
         self._world_size = world_size
         self._folder: str | None = None
@@ -33,7 +34,7 @@ class Keeping:
     def place(self, name: str) -> str:
         """A path for what is kept next, ending in `name`."""
         if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="ronde-")
+            self._folder = self._temporary.new()
         self._count += 1
         return os.path.join(self._folder, f"{self._count}-{name}")
 
@@ -47,4 +48,4 @@ class Keeping:
             self._meeting.tell(f"left {turn} {self._rank}", folder or "")
             words = [self._meeting.told(f"left {turn} {rank}") for rank in range(self._world_size)]
             if words[0] and None not in words:
-                shutil.rmtree(words[0], ignore_errors=True)
+                remove_tree(words[0])

@@ -8,7 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -20,12 +20,13 @@ from ronde.boundary.files.announcing import Announce
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.meeting import Meeting
+from ronde.boundary.files.named_paths import alike
 from ronde.boundary.files.naming import called
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.publications import Publications
 from ronde.errors import PeerLost
 
-__all__ = ["Mediation", "Outcome"]
+__all__ = ["Mediation", "Outcome", "portable"]
 
 T = TypeVar("T")
 
@@ -68,10 +69,10 @@ class Mediation:
     Attributes:
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
-        collecting: Python's collector is at work.
         trackers: folders of packages whose own files are each rank's own.
         aside: where this rank's threads write, if it is not the main one.
         beginnings: what files held before the main rank's threads wrote to them.
+        had_threads: the script has started threads on this rank.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Mediation:
         self.publications = Publications(meeting, is_main=rank == 0)
         self.is_main = rank == 0
         self.waiting_for: str | None = None
-        self.collecting = False
+        self._collector: int | None = None
         self.notes: list[str] = []
         self.trackers: tuple[str, ...] = ()
         self._rank = rank
@@ -100,34 +101,40 @@ class Mediation:
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._had_threads = False
+        self.had_threads = False
         self._position = 0
 
     def governs(self) -> bool:
-        """Whether a call made here and now is the script's own: not a thread's, a worker's or nested."""
+        """Whether a call made here and now is the script's own: not a thread's, a collector's or nested."""
         in_step = self._depth.value == 0 and threading.get_ident() == self._thread
-        in_step = in_step and os.getpid() == self._process
+        in_step = in_step and os.getpid() == self._process and not self.collecting()
         # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
         in_step = in_step and CompileContext.try_get() is None
         return in_step and not (self.trackers and self._in_tracker())
 
     def in_thread(self) -> bool:
-        """Whether a call made here and now is one of a thread of the script."""
+        """Whether a call made here and now is one of a thread of the script, or comes as unforeseen.
+
+        That is what the script does when Python's collector ends an object of its (`__del__`).
+        """
         if self._alone or self._depth.value or os.getpid() != self._process:
             return False
+        if self.collecting():
+            self.had_threads = True
+            return True
         if threading.get_ident() == self._thread:
             return False
         if threading.current_thread() in self._threads:
             return True
         of_script = self._of_script()
-        self._had_threads = self._had_threads or of_script
+        self.had_threads = self.had_threads or of_script
         return of_script
 
     def looks_aside(self) -> bool:
         """Whether a call made here and now is to see files as this rank's threads have them."""
         if self.is_main or self._depth.value or os.getpid() != self._process:
             return False
-        return self._had_threads or self.in_thread()
+        return self.had_threads or self.in_thread()
 
     def place_to_write(self, path: Any, *, keep: bool = False, anew: bool = False) -> str | None:
         """Where a thread of the script is to write instead of `path`; None if there, as the main rank's does.
@@ -253,6 +260,29 @@ class Mediation:
             self.beginnings.stand(path, self._position)
             self.aside.stand(path)
 
+    def worked_on(self, paths: Iterable[str], position: int) -> None:
+        """A program that a thread started was told of these, and has ended: what counts is what it left.
+
+        It may have put an ending to a name, or taken one away.
+
+        Args:
+            position: how many changes of files the main rank's threads had told then.
+        """
+        with self.unmediated():
+            self.beginnings.read()
+            found = (self.resolve(path, last=True) for path in paths if not self.paths.is_exempt(path))
+            for path in alike(found, self._names_inside):
+                self.beginnings.renew(path, position)
+                self.aside.back(path)
+
+    def _names_inside(self, folder: str) -> list[str]:
+        """Names in a folder, whatever they stand for, of files that are gone too."""
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            names = []
+        return [*names, *self.beginnings.changed_inside(folder), *self.aside.changed_inside(folder)]
+
     def remember(self, thread: threading.Thread) -> None:
         """A thread is about to start.
 
@@ -263,7 +293,7 @@ class Mediation:
             frame = frame.f_back
         if frame is not None and is_script(frame.f_code.co_filename):
             self._threads.add(thread)
-            self._had_threads = True
+            self.had_threads = True
 
     @staticmethod
     def _of_script() -> bool:
@@ -338,7 +368,7 @@ class Mediation:
             except Exception as failure:
                 own = failure
             shared = self._share(
-                Outcome(operation=operation, path=located, failure=_portable(own)) if self.is_main else None
+                Outcome(operation=operation, path=located, failure=portable(own)) if self.is_main else None
             )
         if own is not None:
             raise own
@@ -367,7 +397,7 @@ class Mediation:
             if threading.get_ident() != self._thread or os.getpid() != self._process:
                 return
             # A collector comes at other moments on other ranks: what it closes is not counted.
-            if closed and self.collecting:
+            if closed and self.collecting():
                 return
             self.publications.announce(key, closed)
             # A library may read it by itself, unseen. Not what grows line by line: closed often, read late.
@@ -378,7 +408,11 @@ class Mediation:
 
     def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
         """Python's collector begins or ends."""
-        self.collecting = phase == "start"
+        self._collector = threading.get_ident() if phase == "start" else None
+
+    def collecting(self) -> bool:
+        """Whether Python's collector is at work in this thread: it comes at other moments on other ranks."""
+        return self._collector == threading.get_ident()
 
     def before_reading(self, located: str) -> None:
         """Wait until what the script wrote to `located` is there."""
@@ -412,7 +446,7 @@ class Mediation:
             operation=operation,
             path=located,
             value=value,
-            failure=_portable(own),
+            failure=portable(own),
             position=self.beginnings.position,
         )
         self._share(outcome)
@@ -459,7 +493,7 @@ def _failure_of(action: Callable[[], None]) -> Exception | None:
     return None
 
 
-def _portable(failure: Exception | None) -> Exception | None:
+def portable(failure: Exception | None) -> Exception | None:
     """`failure` in a form that survives the way to another process."""
     if failure is None:
         return None

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
@@ -37,12 +38,14 @@ from ronde.boundary.files.operations import Operations
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.private_copy import Mirrors
 from ronde.boundary.files.programs import PROGRAMS, WAITS, once, waiting
+from ronde.boundary.files.programs_of_threads import ProgramsOfThreads
 from ronde.boundary.files.reading import QUESTIONS, asking, starting
 from ronde.boundary.files.saving import Saving
 from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.files.unix_sockets import UnixSockets
 from ronde.boundary.patches import Patches
+from ronde.trace.temporary_folder import TemporaryFolders
 from ronde.trace.told_count import ToldCount
 
 __all__ = ["FileMediator"]
@@ -67,13 +70,22 @@ class FileMediator:
         rank, world_size: this one, and how many there are; 0 writes.
         paths: which of them are mediated; learns which this rank makes for itself.
         told: how often threads of the main rank have told of a change, where ranks share memory.
+        temporary: where this rank keeps files of its own.
     """
 
     def __init__(
-        self, *, meeting: Meeting, rank: int, world_size: int, paths: Paths, told: ToldCount | None = None
+        self,
+        *,
+        meeting: Meeting,
+        rank: int,
+        world_size: int,
+        paths: Paths,
+        told: ToldCount | None = None,
+        temporary: TemporaryFolders | None = None,
     ) -> None:
-        self._mirrors = Mirrors()
-        self._keeping = Keeping(meeting, rank=rank, world_size=world_size)
+        temporary = temporary or TemporaryFolders()
+        self._mirrors = Mirrors(temporary)
+        self._keeping = Keeping(meeting, rank=rank, world_size=world_size, temporary=temporary)
         self._installed = False
         beginnings = Beginnings(meeting, self._keeping.place, told)
         self._mediation = Mediation(
@@ -84,6 +96,7 @@ class FileMediator:
             aside=Aside(self._make_root, beginnings),
             beginnings=beginnings,
         )
+        self._programs = ProgramsOfThreads(self._mediation)
         self._patches = Patches()
         self._late: LatePatches | None = None
         self._replaced: dict[int, tuple[Any, Any]] = {}
@@ -126,9 +139,11 @@ class FileMediator:
         child = functools.partial(starting, self._mediation)
         for owner, name in ((os, "fork"), (multiprocessing.util, "spawnv_passfds")):
             self._replace(owner, name, child)
-        self._replace(subprocess.Popen, "__init__", functools.partial(sharing, self._mediation))
+        self._replace(
+            subprocess.Popen, "__init__", functools.partial(sharing, self._mediation, self._programs)
+        )
         for module, name in PROGRAMS:
-            run = functools.partial(once, self._mediation, f"{module}.{name}")
+            run = functools.partial(once, self._mediation, self._programs, f"{module}.{name}")
             self._replace(importlib.import_module(module), name, run)
         for module, path in WAITS:
             kind, _, name = path.partition(".")
@@ -159,6 +174,7 @@ class FileMediator:
         self._mirrors.remove_all()
         self._mediation.aside.clear()
         if self._installed:
+            self._programs.leave()
             self._keeping.leave()
         self._installed = False
 
@@ -215,11 +231,13 @@ class FileMediator:
 
     def _patch_threads(self) -> None:
         plain: Callable[[threading.Thread], None] = threading.Thread.start
-        mediation = self._mediation
+        mediation, programs = self._mediation, self._programs
 
         @functools.wraps(plain)
         def start(thread: threading.Thread) -> None:
             mediation.remember(thread)
+            if called_by_script():
+                programs.remember(thread)
             plain(thread)
 
         self._patches.set(threading.Thread, "start", start)

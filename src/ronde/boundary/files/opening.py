@@ -124,6 +124,7 @@ class Opening:
         """The raw file of this rank, and the key by which all ranks know the file."""
         updates = "+" in mode
         copies: list[io.FileIO] = []
+        above = self._mirrors.temporary.above
         opened: list[io.FileIO] = []
 
         def act() -> tuple[str, int]:
@@ -131,7 +132,8 @@ class Opening:
             return os.path.realpath(located), os.fstat(opened[0].fileno()).st_size
 
         def copy() -> None:
-            copies.append(open_copy(located if os.path.exists(located) else None, mode, name))
+            source = located if os.path.exists(located) else None
+            copies.append(open_copy(source, mode, name, above))
 
         outcome = self._mediation.meet(
             f"open ({mode})", located, act, prepare=copy if updates and mode[0] in "ra" else None
@@ -143,7 +145,7 @@ class Opening:
         if not updates:
             return NullFile(name, mode, size), key
         with self._mediation.unmediated():
-            return copies[0] if copies else open_copy(None, mode, name), key
+            return copies[0] if copies else open_copy(None, mode, name, above), key
 
     def _open_descriptor(self, descriptor: int, mode: str, *rest: Any) -> Any:
         """`open(fd)`, as `os.fdopen` calls it: announce for a descriptor that came from `os_open`."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["DESCRIPTORS", "FOLLOWING", "MAKING_FOLDERS", "OPERATIONS", "Operation"]
+__all__ = ["DESCRIBING", "DESCRIPTORS", "MAKING_FOLDERS", "OPERATIONS", "Operation"]
 
 DESCRIPTORS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 """Arguments by which a path is not from the working directory."""
 MAKING_FOLDERS = ("mkdir", "makedirs")
-FOLLOWING = (
+DESCRIBING = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr", "copymode", "copystat")
+"""Those that change what is said about a file, and not what it holds."""
+_FOLLOWING = (
+    *(name for name in DESCRIBING if name != "lchown"),
     "truncate",
     "copy",
     "copy2",
@@ -19,7 +24,6 @@ FOLLOWING = (
     "make_archive",
     "unpack_archive",
 )
-"""Those that follow a link in the path that they change."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +42,15 @@ class Operation:
     changes: tuple[tuple[int, str], ...]
     moves: bool = False
     default: str | None = None
+
+    def follows(self, options: Mapping[str, Any]) -> bool:
+        """Whether it follows a link in the path that it changes.
+
+        Args:
+            options: with which it is called.
+        """
+        asked = options.get("follow_symlinks", True) or self.name not in DESCRIBING
+        return bool(asked) and self.name in _FOLLOWING
 
 
 def _operations(module: str, change: tuple[int, str], *names: str) -> tuple[Operation, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from ronde.boundary.files.changing_aside import ChangingAside
 from ronde.boundary.files.foreseeing import copied_into, foresee, goes_into
 from ronde.boundary.files.mediation import Mediation
-from ronde.boundary.files.operation import DESCRIPTORS, FOLLOWING, MAKING_FOLDERS, Operation
+from ronde.boundary.files.operation import DESCRIPTORS, MAKING_FOLDERS, Operation
 from ronde.boundary.files.private_copy import Mirrors, copy_tree, remove
 
 __all__ = ["Operations"]
@@ -43,16 +43,20 @@ class Operations:
                 # Not paths at all (a descriptor, a mistake to be reported), or this rank's own.
                 return original(*args, **kwargs)
             if not in_thread:
-                return self._meet(label, operation, paths, functools.partial(original, *args, **kwargs))
+                act = functools.partial(original, *args, **kwargs)
+                return self._meet(label, operation, paths, act, follow=operation.follows(kwargs))
             with mediation.unmediated():
                 if not mediation.is_main:
                     return self._aside.change(operation, original, paths, args, kwargs)
-                self._foresee(operation, paths, args[0] if args else kwargs.get("src"))
+                source = args[0] if args else kwargs.get("src")
+                self._foresee(operation, paths, source, follow=operation.follows(kwargs))
                 return original(*args, **kwargs)
 
         return once
 
-    def _meet(self, label: str, operation: Operation, paths: list[str], act: Callable[[], Any]) -> Any:
+    def _meet(
+        self, label: str, operation: Operation, paths: list[str], act: Callable[[], Any], *, follow: bool
+    ) -> Any:
         mediation = self._mediation
         results: list[Any] = []
 
@@ -73,7 +77,7 @@ class Operations:
             if operation.name in MAKING_FOLDERS:
                 mediation.met_in(path)
             else:
-                mediation.met_over(path, follow=operation.name in FOLLOWING)
+                mediation.met_over(path, follow=follow)
         if results:
             return results[0]
         if operation.moves and mediation.paths.is_private(paths[0]):
@@ -81,7 +85,7 @@ class Operations:
                 remove(paths[0])  # this rank's own version of what the main rank moved away
         return outcome.value
 
-    def _foresee(self, operation: Operation, paths: list[str], source: Any) -> None:
+    def _foresee(self, operation: Operation, paths: list[str], source: Any, *, follow: bool) -> None:
         """Tell what a thread of the main rank is about to do."""
         mediation, beginnings = self._mediation, self._mediation.beginnings
         read_from = mediation.paths.locate(source)
@@ -92,8 +96,7 @@ class Operations:
                 for file in copied_into(read_from, os.path.realpath(target)):
                     beginnings.makes_folder(os.path.dirname(file))
                     beginnings.makes(os.path.realpath(file))
-        last = operation.name in FOLLOWING
-        found = [mediation.resolve(path, last=last) for path in (*others, target)]
+        found = [mediation.resolve(path, last=follow) for path in (*others, target)]
         if any(not mediation.paths.is_exempt(path) for path in found):
             foresee(
                 beginnings,

@@ -102,6 +102,10 @@ class Paths:
         """Whether this rank made it by `tempfile`; other ranks have another, of another name."""
         return _root_of(located, self._private) is not None
 
+    def names_private(self, *texts: str) -> bool:
+        """Whether one of these texts names what is private to this rank."""
+        return any(root in text for root in list(self._private) for text in texts)
+
     def add_private(self, path: str | bytes) -> None:
         self._private.add(os.path.abspath(os.fsdecode(path)))
 

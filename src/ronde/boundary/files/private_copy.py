@@ -8,12 +8,18 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
+from ronde.trace.temporary_folder import TemporaryFolders, open_up, remove_tree
+
 __all__ = ["Mirrors", "copy_tree", "discard", "keep", "open_copy", "remove"]
 
 
-def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
-    """An unnamed temporary file with the content of `source` (or none), opened by `mode`, called `name`."""
-    descriptor, path = tempfile.mkstemp(prefix="ronde-")
+def open_copy(source: str | None, mode: str, name: str | bytes, above: str | None) -> io.FileIO:
+    """An unnamed temporary file with the content of `source` (or none), opened by `mode`, called `name`.
+
+    Args:
+        above: the folder in which it has a name for a moment; None: that of `tempfile`.
+    """
+    descriptor, path = tempfile.mkstemp(prefix="ronde-", dir=above)
     os.close(descriptor)
     try:
         if source is not None:
@@ -25,13 +31,16 @@ def open_copy(source: str | None, mode: str, name: str | bytes) -> io.FileIO:
     return raw
 
 
-def discard(write: Callable[[str], object]) -> None:
+def discard(write: Callable[[str], object], above: str | None = None) -> None:
     """Let `write(path)` write a file that nobody reads.
 
     Not /dev/null: safetensors writes beside its target and renames, which for root would replace
     the device by a regular file.
+
+    Args:
+        above: see `open_copy`.
     """
-    folder = tempfile.mkdtemp(prefix="ronde-")
+    folder = tempfile.mkdtemp(prefix="ronde-", dir=above)
     try:
         write(os.path.join(folder, "discarded"))
     finally:
@@ -62,6 +71,7 @@ def keep(source: str, place: str, *, linked: bool = False) -> None:
 def remove(place: str) -> None:
     """Remove it, whatever it is."""
     if os.path.isdir(place) and not os.path.islink(place):
+        open_up(place)
         shutil.rmtree(place)
     elif os.path.lexists(place):
         os.unlink(place)
@@ -79,9 +89,13 @@ class Mirrors:
 
     A mirror lives as long as the run and is read back in place of the file, so that a rank sees what
     it wrote itself; it is forgotten when the script replaces or removes the file.
+
+    Args:
+        temporary: where their folder is made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, temporary: TemporaryFolders) -> None:
+        self.temporary = temporary
         self._folder: str | None = None
         self._count = 0
         self._mirrors: dict[str, str] = {}
@@ -106,7 +120,7 @@ class Mirrors:
     def place(self, name: str) -> str:
         """A path for a new file of this rank, ending in `name`."""
         if self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="ronde-")
+            self._folder = self.temporary.new()
         self._count += 1
         return os.path.join(self._folder, f"{self._count}-{name}")
 
@@ -117,6 +131,6 @@ class Mirrors:
 
     def remove_all(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_tree(self._folder)
         self._folder = None
         self._mirrors.clear()

@@ -1,9 +1,9 @@
 """Programs and processes that the script starts.
 
 A program that the script runs and waits for is run once, by the main rank: it may write files, of which
-nobody here would know. What it printed and how it ended is known on every rank. Processes of the script's own
-(pools) run on every rank; when the script has waited for them, ranks wait for one another, because files
-that such processes write are written by those of every rank.
+nobody here would know. What it printed and how it ended is known on every rank; a thread of another rank
+waits for that. Processes of the script's own (pools) run on every rank; when the script has waited for them,
+ranks wait for one another, because files that such processes write are written by those of every rank.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.mediation import Mediation
+from ronde.boundary.files.programs_of_threads import STARTERS, ProgramsOfThreads
 
 __all__ = ["PROGRAMS", "WAITS", "once", "waiting"]
 
@@ -36,15 +37,19 @@ WAITS = (
 )
 
 
-def once(mediation: Mediation, label: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def once(
+    mediation: Mediation, of_threads: ProgramsOfThreads, label: str, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """`original`, which runs a program to its end, on the main rank; its result or failure on all."""
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         # A library may have reasons to start a program on one rank and not on another (a compiler).
-        if not (called_by_script() and mediation.governs()):
-            return original(*args, **kwargs)
-        return mediation.meet(label, label, lambda: original(*args, **kwargs)).value
+        if called_by_script() and mediation.governs():
+            return mediation.meet(label, label, lambda: original(*args, **kwargs)).value
+        if called_by_script(or_by=STARTERS) and of_threads.called():
+            return of_threads.run(label, args, kwargs, original)
+        return original(*args, **kwargs)
 
     return run
 

@@ -65,7 +65,9 @@ class Saving:
                 label,
                 located,
                 write=lambda: original(tensors, filename, *args, **kwargs),
-                rehearse=lambda: discard(lambda path: original(tensors, path, *args, **kwargs)),
+                rehearse=lambda: discard(
+                    lambda path: original(tensors, path, *args, **kwargs), self._mirrors.temporary.above
+                ),
                 complain=lambda: original(empty, filename),
             )
 

@@ -1,0 +1,122 @@
+"""Folders of a run among the temporary files: `ronde-RUN_ID-...`, locked as long as who made it lives.
+
+The lock ends with the process, however that ends. So a later run can tell what nobody needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from ronde.trace.run_directory import RUN_ID
+
+__all__ = ["TemporaryFolder", "TemporaryFolders", "open_up", "remove_dead", "remove_tree"]
+
+_NAME = re.compile(rf"ronde-({RUN_ID.pattern})-\w+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TemporaryFolder:
+    """One that this process has made and locked."""
+
+    path: str
+    lock: int
+
+    @classmethod
+    def hold(cls, run_id: str) -> TemporaryFolder:
+        """Make one.
+
+        Raises:
+            OSError: there is no room for temporary files.
+        """
+        while True:
+            path = tempfile.mkdtemp(prefix=f"ronde-{run_id}-")
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # another run looks whether anyone holds it
+                os.close(lock)
+                continue
+            except OSError:  # a file system without locks: then nobody else takes it for dead either
+                return cls(path, lock)
+            if os.path.isdir(path):
+                return cls(path, lock)
+            os.close(lock)  # another run was faster to lock it, and has removed it
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        remove_tree(self.path)
+        os.close(self.lock)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TemporaryFolders:
+    """Where a rank's folders are made.
+
+    Attributes:
+        given: the launcher's folder, which it removes when all ranks are gone; "": there is none.
+        run_id: of the run, "" if it has none.
+    """
+
+    given: str = ""
+    run_id: str = ""
+
+    @property
+    def above(self) -> str | None:
+        """The folder for what is temporary; None: where `tempfile` puts it."""
+        return self.given if self.given and os.path.isdir(self.given) else None
+
+    def new(self) -> str:
+        """A new folder; one of its own is locked until this process ends."""
+        if self.above is None and self.run_id:
+            return TemporaryFolder.hold(self.run_id).path
+        return tempfile.mkdtemp(prefix="ronde-", dir=self.above)
+
+
+def remove_dead(lives: Callable[[str], bool]) -> None:
+    """Remove this user's folders whose makers are dead.
+
+    Args:
+        lives: whether a run of this id has processes.
+    """
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match is not None:
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    _remove_if_dead(entry, lambda run_id=match[1]: lives(run_id))
+
+
+def _remove_if_dead(entry: os.DirEntry[str], lives: Callable[[], bool]) -> None:
+    if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
+        return
+    lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where somebody holds it
+        if not lives():
+            remove_tree(entry.path)
+    finally:
+        os.close(lock)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder with all that it holds, as far as that can be done."""
+    open_up(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_up(folder: str) -> None:
+    """Let what it holds be removed, whatever rights the script has given to folders inside."""
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)
+    for above, names, _ in os.walk(folder):
+        for path in (os.path.join(above, name) for name in names):
+            with contextlib.suppress(OSError):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
