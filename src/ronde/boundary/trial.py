@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction
 
 from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
+from ronde.boundary.by_parts import ByParts
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
@@ -228,6 +229,7 @@ class Trial:
                     marks,
                     joints,
                     counts,
+                    ByParts(),
                 ):
                     output, arguments = self._call(twin, values)
             except RuntimeError as error:
