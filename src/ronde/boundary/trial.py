@@ -94,6 +94,8 @@ class Trial:
         self._surroundings = Surroundings(module)
         # Whether a run drew random numbers.
         self.drew = False
+        # Whether the outputs of parts were found to be the rows of the whole's.
+        self.apart = False
         if self._surroundings.irrevocable:
             raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
         if any(
