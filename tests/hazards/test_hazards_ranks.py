@@ -113,6 +113,6 @@ def _beside(rank: Rank, name: str, plan: str) -> list[str]:
 
 
 @pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
-@pytest.mark.parametrize("name", beside.MEANWHILE)
+@pytest.mark.parametrize("name", [*beside.MEANWHILE, *beside.OTHERS])
 def test_what_a_thread_does_meanwhile_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _beside, name, plan) == [[], []]

@@ -30,8 +30,9 @@ from ronde.boundary.kept import (
     picture,
     restored,
 )
+from ronde.boundary.named_hosts import HOSTS
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.random_state import host_states, preserved_random_state, same_states
+from ronde.boundary.random_state import host_states, moved_hosts, preserved_random_state
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.reach import is_users
 from ronde.boundary.rounding import TOLERANCE
@@ -169,13 +170,13 @@ class Trial:
     @contextmanager
     def undone(self, told: dict[str, str]) -> Iterator[None]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`."""
-        random_state = preserved_random_state(self._surroundings.may_draw_on_host)
+        random_state = preserved_random_state(self._surroundings.hosts)
         with self._surroundings.restored(), random_state, apart(told):
             yield
 
-    def can_tell_draws(self) -> bool:
-        """Whether generators of the process that move are moved by what is tried, and by no other thread."""
-        return self._surroundings.may_draw_on_host or not others_run()
+    def hosts(self) -> frozenset[str]:
+        """The generators of the process of which it is told, if they move, that it was by what is tried."""
+        return self._surroundings.hosts if others_run() else HOSTS
 
     def _part(self, place: int, start: int, stop: int) -> Any:
         value, axis = self._values[place], self.axes[place]
@@ -215,7 +216,7 @@ class Trial:
         batch = [value for value, axis in zip(values, self.axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
         counts = BackwardCounts()
-        host, can_tell = host_states(), self.can_tell_draws()
+        host, hosts = host_states(), self.hosts()
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
@@ -243,7 +244,7 @@ class Trial:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
             refused = _refused(writes, marks, counts)
-            drew = can_tell and not same_states(host, host_states())
+            drew = bool(hosts & moved_hosts(host, host_states()))
             if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = self._state(twin)
@@ -387,8 +388,8 @@ def twin_of(
     known.update((id(parameter), parameter) for parameter in module.parameters())
     # What a class does to be pickled (`__getstate__`) may be done to the module itself, and a copy that is
     # built anew draws its first weights.
-    random_state = preserved_random_state(any(_copies_itself(type(part)) for part in module.modules()))
-    with restored((), [vars(part) for part in module.modules()]), random_state:
+    hosts = HOSTS if any(_copies_itself(type(part)) for part in module.modules()) else frozenset[str]()
+    with restored((), [vars(part) for part in module.modules()]), preserved_random_state(hosts):
         return copy.deepcopy(module, known)
 
 
