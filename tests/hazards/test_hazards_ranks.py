@@ -95,6 +95,16 @@ def test_a_backward_that_writes_a_gradient_is_seen_where_gradients_are_in_parts(
     assert ranks(2, _under_zero2, name) == [[], []]
 
 
+def _made(rank: Rank, name: str, plan: str) -> list[str]:
+    return check(rank, dataclasses.replace(hooks.HAZARDS[name], end="right"), plan)
+
+
+@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full", "central"])
+@pytest.mark.parametrize("name", [name for name in hooks.HAZARDS if name.startswith("a weight is made")])
+def test_a_weight_that_a_hook_makes_is_right_under(ranks: Any, name: str, plan: str) -> None:
+    assert ranks(2, _made, name, plan) == [[], []]
+
+
 def _padded(rank: Rank, name: str) -> list[str]:
     return check(rank, dataclasses.replace(rows.HAZARDS[name], end="right"), "zero3")
 

@@ -31,6 +31,7 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
@@ -167,6 +168,8 @@ def _reached(module: torch.nn.Module) -> tuple[Reach, set[int]]:
     reach, parts = Reach(), list(module.modules())
     for part in parts:
         reach.visit(part)
+        for hook in blind_hooks(part):
+            reach.visit(hook, "forward_pre_hook")
     return reach, {id(part) for part in parts}
 
 

@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunction
 
 from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
+from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.by_parts import ByParts
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
@@ -385,6 +386,8 @@ def twin_of(
             known[id(held)] = held
         elif made is not None:
             known[id(held)] = made(held)
+    # What these keep is around the module, and is put back there.
+    known.update((id(hook), hook) for part in module.modules() for hook in blind_hooks(part))
     known.update((id(parameter), parameter) for parameter in module.parameters())
     # What a class does to be pickled (`__getstate__`) may be done to the module itself, and a copy that is
     # built anew draws its first weights.
