@@ -81,6 +81,25 @@ def test_of_one_thread_values_stay_the_ranks_own(ranks: Ranks) -> None:
     assert ranks(2, _one_thread) == [[0, 0], [1, 1]]
 
 
+def _own_objects(rank: Rank) -> tuple[list[int], list[bool]]:
+    """Threads give objects that the script has, too."""
+    jobs = [{"number": number} for number in range(4)]
+    with in_order_of_main(rank):
+        given: queue.Queue[Any] = queue.Queue()
+        for part in (jobs[:2], jobs[2:]) if rank.rank == 0 else (jobs[2:], jobs[:2]):
+            _run(lambda part=part: [given.put(job) for job in part])
+        order: list[int] = []
+        for _ in jobs:
+            job = given.get()
+            job["done"] = True
+            order.append(job["number"])
+        return order, ["done" in job for job in jobs]
+
+
+def test_objects_of_the_script_are_each_ranks_own(ranks: Ranks) -> None:
+    assert ranks(2, _own_objects) == [([0, 1, 2, 3], [True] * 4)] * 2
+
+
 DONE = object()
 
 

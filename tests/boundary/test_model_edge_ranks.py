@@ -695,3 +695,30 @@ def test_a_number_that_changes_again_and_again_is_told_of_once(ranks: Any, rows:
     for notes in ranks(2, _counted, rows):
         assert len(notes) == 1
         assert "seen" in notes[0]
+
+
+class Charged(nn.Module):
+    """Sums over the first axis, of time, and keeps what it has summed up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.charge = nn.Linear(6, 3), torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.net(x)
+        self.charge = out[0].detach()
+        return out.mean(0)
+
+
+def _charged(rank: Rank) -> tuple[list[str], int]:
+    with rank.session() as session:
+        model = Charged()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        F.cross_entropy(model(torch.randn(7, 10, 6)), torch.arange(10) % 3).backward()
+        optimizer.step()
+        return list(session.context.notes), session.tally.samples
+
+
+def test_what_is_said_and_counted_is_of_the_axis_whose_rows_come_out(ranks: Any) -> None:
+    said = "Charged runs in parts, not as one piece: it keeps charge, which depends on the batch, on itself"
+    assert ranks(2, _charged) == [([said], 10)] * 2

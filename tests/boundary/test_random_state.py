@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Model
 
-from ronde.boundary.random_state import may_draw_on_host, preserved_random_state
-from ronde.boundary.reach import Reach
+from ronde.boundary.named_hosts import HOSTS, NUMPYS, PYTHONS
+from ronde.boundary.random_state import preserved_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,
     "numpy": np.random.rand,
     "torch": lambda: torch.rand(()).item(),
 }
+HOST = {"python": PYTHONS, "numpy": NUMPYS}
+assert frozenset(HOST.values()) == HOSTS
 
 
 def _seeded() -> None:
@@ -75,11 +75,21 @@ def test_torchs_generator_is_put_back_where_this_thread_drew() -> None:
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_the_others_are_put_back_for_code_that_draws(name: str) -> None:
     draw = DRAWS[name]
-    first, within, after = _beside(draw, draw, draws_on_host=True)
+    first, within, after = _beside(draw, draw, hosts=frozenset((HOST[name],)))
     _seeded()
     numbers = [draw() for _ in range(3)]
     assert (first, within) == (numbers[0], numbers[2])
     assert after == numbers[1]
+
+
+@pytest.mark.parametrize("name", ["python", "numpy"])
+def test_of_code_that_draws_from_one_a_threads_draws_from_the_other_stay(name: str) -> None:
+    other = "numpy" if name == "python" else "python"
+    drawn = _beside(DRAWS[other], DRAWS[name], hosts=frozenset((HOST[name],)))
+    found = DRAWS[name]()
+    _seeded()
+    assert drawn == [DRAWS[other]() for _ in range(3)]
+    assert found == DRAWS[name]()
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -90,41 +100,3 @@ def test_alone_all_are_put_back(name: str) -> None:
     found = DRAWS[name]()
     _seeded()
     assert found == DRAWS[name]()
-
-
-class Noisy(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + random.random()
-
-
-class Bound(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.draw = random.random
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.draw()
-
-
-class Plain(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(())
-
-
-@pytest.mark.parametrize(
-    ("module", "draws"),
-    [(Noisy(), True), (Bound(), True), (Plain(), False), (nn.Linear(2, 2), False)],
-    ids=["by name", "bound", "torch's own", "a layer"],
-)
-def test_models_that_may_draw_from_the_hosts_generators(module: nn.Module, draws: bool) -> None:
-    reach = Reach()
-    for part in module.modules():
-        reach.visit(part)
-    assert may_draw_on_host(module, reach) is draws
-
-
-def test_a_librarys_model_may_draw_by_functions_beside_it() -> None:
-    """It draws masks from numpy's generator, in a function of its file."""
-    module = nn.Sequential()
-    module.__class__ = type("Own", (Wav2Vec2Model,), {})
-    assert may_draw_on_host(module, Reach())

@@ -218,7 +218,72 @@ def _hook_of_several(of_outputs: bool) -> Iterator[Any]:
     yield seen
 
 
+class EqualLR:
+    """Makes the weight before each forward, as in many a StyleGAN."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale, self.calls = scale, 0
+
+    def __call__(self, module: Any, given: Any) -> None:
+        module.weight = module.raw * self.scale
+
+
+class Counting(EqualLR):
+    """Every other weight is a larger one."""
+
+    def __call__(self, module: Any, given: Any) -> None:
+        self.calls += 1
+        module.weight = module.raw * (self.scale + self.calls % 2)
+
+
+class LooksLater(EqualLR):
+    """Begins to look at the batch after some calls."""
+
+    def __call__(self, module: Any, given: Any) -> None:
+        self.calls += 1
+        module.weight = module.raw * (self.scale if self.calls < 4 else 1 / given[0].norm())
+
+
+def _spectral(module: Any, given: Any) -> None:
+    """Power iteration, one step for each call."""
+    with torch.no_grad():
+        v = F.normalize(module.raw.t() @ module.u, dim=0)
+        module.u.copy_(F.normalize(module.raw @ v, dim=0))
+    module.weight = module.raw / (module.u @ (module.raw @ v))
+
+
+def _weighted(hook: Any) -> Any:
+    """Two layers whose weights a hook makes."""
+
+    def script() -> Iterator[Any]:
+        model = _net()
+        for place in (0, 2):
+            layer: Any = model[place]
+            layer.raw = layer.weight
+            del layer._parameters["weight"]
+            layer.register_buffer("u", F.normalize(torch.arange(1.0, len(layer.raw) + 1).double(), dim=0))
+            layer.register_forward_pre_hook(hook())
+        yield from train(model)
+
+    return script
+
+
+def _regularized() -> Iterator[Any]:
+    """The weight that a hook has made is used by the script, too."""
+    model = _net()
+    layer: Any = model[0]
+    layer.raw = layer.weight
+    del layer._parameters["weight"]
+    layer.register_forward_pre_hook(EqualLR(0.7))
+    yield from train(model, loss=lambda out, y: F.cross_entropy(out, y) + 0.1 * layer.weight.square().sum())
+
+
 HAZARDS = {
+    "a weight is made": Hazard(_weighted(lambda: EqualLR(0.7)), "whole"),
+    "a weight is made by its norm": Hazard(_weighted(lambda: _spectral), "right"),
+    "a weight is made and used": Hazard(_regularized, "right"),
+    "a weight is made by the count": Hazard(_weighted(lambda: Counting(0.7)), "right"),
+    "a weight is made of the batch later": Hazard(_weighted(lambda: LooksLater(0.7)), "parts", _HOOKS),
     "of several outputs": Hazard(
         lambda: _hook_of_several(True), "refused", "register_multi_grad_hook was given"
     ),

@@ -99,6 +99,26 @@ def _whispered(m: Any, x: T) -> T:
     return y * m.scale + m.gate * y.roll(6, 1)
 
 
+class _Charged(nn.Module):
+    """A neuron that keeps its charge behind the last step, as spiking networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.charge = nn.Linear(4, 4), torch.zeros(())
+
+    def forward(self, x: T) -> T:
+        self.charge, out = torch.zeros_like(x[0]), []
+        for now in self.net(x):
+            self.charge = self.charge.detach() * 0.5 + now
+            out.append(self.charge.sigmoid())
+        return torch.stack(out).mean(0)
+
+
+def _charging(model: Any, x: T, _: Any) -> tuple[T, Any]:
+    out = model(x)  # [batch, 4]
+    return out.flatten()[: 4 * len(x)].view(-1, 4), model.charge.detach().clone()
+
+
 HAZARDS: dict[str, Hazard] = {
     "lstm": Hazard(_scripted(lambda: Lambda(lambda m, x: m.net(x)[0], net=nn.LSTM(4, 4))), "found"),
     "lstm that carries its state": Hazard(_scripted(_recurrent(nn.LSTM), _carrying), "found"),
@@ -134,6 +154,7 @@ HAZARDS: dict[str, Hazard] = {
         "parts",
         "depend on other rows",
     ),
+    "a state that is kept": Hazard(_scripted(_Charged, _charging, time=5), "parts", "it keeps charge"),
     "first axis where both would do": Hazard(
         _scripted(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh())), "whole"
     ),

@@ -14,6 +14,7 @@ from hazards import (
     backward,
     beside,
     hooks,
+    inference,
     kept,
     loading,
     numbers,
@@ -34,6 +35,7 @@ ROOMS = {
     "arguments": arguments,
     "around": around,
     "hooks": hooks,
+    "inference": inference,
     "backward": backward,
     "numbers": numbers,
     "outputs": outputs,
@@ -93,6 +95,16 @@ def test_a_backward_that_writes_a_gradient_is_seen_where_gradients_are_in_parts(
     assert ranks(2, _under_zero2, name) == [[], []]
 
 
+def _made(rank: Rank, name: str, plan: str) -> list[str]:
+    return check(rank, dataclasses.replace(hooks.HAZARDS[name], end="right"), plan)
+
+
+@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full", "central"])
+@pytest.mark.parametrize("name", [name for name in hooks.HAZARDS if name.startswith("a weight is made")])
+def test_a_weight_that_a_hook_makes_is_right_under(ranks: Any, name: str, plan: str) -> None:
+    assert ranks(2, _made, name, plan) == [[], []]
+
+
 def _padded(rank: Rank, name: str) -> list[str]:
     return check(rank, dataclasses.replace(rows.HAZARDS[name], end="right"), "zero3")
 
@@ -111,6 +123,6 @@ def _beside(rank: Rank, name: str, plan: str) -> list[str]:
 
 
 @pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
-@pytest.mark.parametrize("name", beside.MEANWHILE)
+@pytest.mark.parametrize("name", [*beside.MEANWHILE, *beside.OTHERS])
 def test_what_a_thread_does_meanwhile_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _beside, name, plan) == [[], []]

@@ -8,6 +8,7 @@ stay each rank's own.
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import multiprocessing.connection
@@ -46,6 +47,9 @@ _PLAIN = (str, bytes, int, float, complex, tuple, type(None), type, types.Functi
 
 # How long a rank waits for its own.
 _PATIENCE_S = 10.0
+# How much of its own a rank lays aside that is not what the main one has.
+_MOST_ASIDE = 64
+_TAKING = "to take what a thread or process gives"
 # What is asked, and how a rank comes to where the main one is.
 _FLAGS: tuple[tuple[Any, str, Callable[[Any, float], object]], ...] = (
     (multiprocessing.connection._ConnectionBase, "poll", multiprocessing.connection._ConnectionBase.poll),
@@ -76,6 +80,9 @@ class Arrivals:
         self._owed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Of each queue the thread that gives, or that several do.
         self._givers: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
+        # Of a queue of threads, what has come sooner here; and those in which something else came.
+        self._aside: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
+        self._unlike: weakref.WeakSet[Any] = weakref.WeakSet()
         # Queues that the script asks whether there is something: ranks may have different numbers.
         self._polled: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -136,11 +143,14 @@ class Arrivals:
                 self._polled.add(source)
             elif of_threads and source not in self._polled and not self._shares(source):
                 return plain(source)
-            return self._taken(
-                source,
-                lambda: plain(source, block, timeout),
-                lambda patience: plain(source, True, patience),
-                waits,
+            take, within = (
+                functools.partial(plain, source, block, timeout),
+                functools.partial(plain, source, True),
+            )
+            return (
+                self._same_of(source, take, within)
+                if of_threads
+                else self._taken(source, take, within, waits)
             )
 
         return get
@@ -200,7 +210,7 @@ class Arrivals:
             waits: until there is something, so other ranks have one too before long.
         """
         main = self._comm.rank == 0
-        self._comm.mark("what threads or processes give")
+        self._comm.mark(_TAKING)
         if main:
             outcome = _outcome_of(take)
             self._comm.broadcast_object(_packed(outcome))
@@ -213,6 +223,37 @@ class Arrivals:
             return _given(outcome if outcome is not _NOTHING else self._own(source, take_within))
         # Alike, it stays this rank's own, with what it shares.
         return _given(outcome if _packed(outcome) == told else _unpacked(told))
+
+    def _same_of(self, source: Any, take: Callable[[], Any], within: Callable[[float | None], Any]) -> Any:
+        """As `_taken`, of what threads give: objects of the script, of which a rank has one of its own.
+
+        It looks for the one that is alike, until one has not been found.
+        """
+        self._comm.mark(_TAKING)
+        if self._comm.rank == 0:
+            outcome = _outcome_of(take)
+            self._comm.broadcast_object(_packed(outcome))
+            return _given(outcome)
+        told = self._comm.broadcast_object(None)
+        aside = self._aside.setdefault(source, collections.deque())
+        if told is not None and not _unpacked(told)[0]:
+            return _given(_unpacked(told))
+        for place, each in enumerate(aside):
+            if told is None or _packed((True, each)) == told:
+                del aside[place]
+                return each
+        patience = None if told is None else 0.0 if source in self._unlike else _PATIENCE_S
+        while len(aside) < _MOST_ASIDE:
+            own = _outcome_of(lambda: within(patience))
+            if told is None or _packed(own) == told:
+                return _given(own)
+            if not own[0]:
+                break
+            aside.append(own[1])
+        self._unlike.add(source)
+        if aside:
+            aside.popleft()
+        return _given(_unpacked(told))
 
     def _caught_up(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
         """The last that this rank takes of its own: as many as the main rank has, as far as they are here."""

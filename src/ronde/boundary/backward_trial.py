@@ -20,8 +20,9 @@ from ronde.boundary.graph import custom_backwards, hides_functions, reached
 from ronde.boundary.guards import Refusal, short
 from ronde.boundary.host_reads import Conversions
 from ronde.boundary.layout import Layout
+from ronde.boundary.other_threads import others_run
 from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.random_state import host_states, same_states, torch_states
+from ronde.boundary.random_state import host_states, moved_hosts, torch_states
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.tree import leaves
 from ronde.boundary.trial import Run, Trial, same
@@ -155,11 +156,12 @@ class _Backward:
         reads = self._run.reads
         reads.where = "backward"
         with trial.undone(self.told), trial.left_behind(self._run) as self.left, self._under_way():
-            host, states, can_tell = host_states(), torch_states(), trial.can_tell_draws()
+            host, states, hosts = host_states(), torch_states(), trial.hosts()
             with RecordedDraws(reads) as recorder, self._run.writes:
                 self._add([a for a, _ in pairs], [b for _, b in pairs], self._wanted)
-            moved = not (same_states(host, host_states()) and same(states, torch_states()))
-            if moved and (can_tell or recorder.draws):
+            moved = not same(states, torch_states())
+            drew = moved and (recorder.draws or not others_run())
+            if drew or hosts & moved_hosts(host, host_states()):
                 raise Refusal("its backward draws random numbers")
         refused = self._run.writes.refused or reads.refused
         if refused:

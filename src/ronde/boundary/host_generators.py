@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from ronde.boundary.random_state import same_states
+from ronde.boundary.random_state import moved_hosts
 
 __all__ = ["HostGenerators"]
 
@@ -35,7 +35,7 @@ class HostGenerators:
         self._numbers_words: Any = None
 
     def state(self) -> tuple[Any, Any]:
-        """The states of both, to be compared by `same`."""
+        """The states of both, to be compared by `moved`."""
         return self._of_python(), self._of_numpy()
 
     def _of_python(self) -> Any:
@@ -64,9 +64,9 @@ class HostGenerators:
         return self._numbers_words
 
     @staticmethod
-    def same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-        """Whether neither has moved from one state to the other."""
-        return (a[0] is b[0] and a[1] is b[1]) or same_states(a, b)
+    def moved(a: tuple[Any, Any], b: tuple[Any, Any]) -> frozenset[str]:
+        """Which have moved from one state to the other."""
+        return frozenset() if a[0] is b[0] and a[1] is b[1] else moved_hosts(a, b)
 
 
 def _words_of_python() -> Any:

@@ -31,11 +31,13 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
+from ronde.boundary.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.other_threads import changed_by_others, others_run
-from ronde.boundary.random_state import host_states, may_draw_on_host
+from ronde.boundary.random_state import host_states, put_back
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 
 __all__ = [
@@ -166,6 +168,8 @@ def _reached(module: torch.nn.Module) -> tuple[Reach, set[int]]:
     reach, parts = Reach(), list(module.modules())
     for part in parts:
         reach.visit(part)
+        for hook in blind_hooks(part):
+            reach.visit(hook, "forward_pre_hook")
     return reach, {id(part) for part in parts}
 
 
@@ -185,7 +189,7 @@ class Surroundings:
         self._books = [book for held in kept_by(module) for book in _books(held)]
         self._others = _ChangedByOthers() if self._places or self._values else None
         self.generators = reach.generators()
-        self.may_draw_on_host = may_draw_on_host(module, reach)
+        self.hosts = hosts_in_model(module, reach)
         self.irrevocable = _irrevocable(reach.values)
 
     def state(self) -> dict[str, Any]:
@@ -241,7 +245,7 @@ class Behind:
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         self._values = [value for _, value in reach.values if id(value) not in mine and _is_open(value)]
         self._irrevocable = _irrevocable(reach.values)
-        self._may_draw_on_host = may_draw_on_host(module, reach)
+        self._hosts = hosts_in_model(module, reach)
 
     def irrevocable(self) -> str:
         """Something that the code uses and that has no way back, in words; "" where there is nothing."""
@@ -260,14 +264,14 @@ class Behind:
             values = {key: value for key, value in values.items() if value not in others}
             places = [place for place in places if place not in others]
         back = _ways_back(places, values.values())
-        if others_run() and not self._may_draw_on_host:
+        hosts = self._hosts if others_run() else HOSTS
+        if not hosts:
             return back
-        python, numbers = host_states()
+        states = host_states()
 
         def all_back() -> None:
             back()
-            random.setstate(python)
-            numpy.random.set_state(numbers)
+            put_back(states, hosts)
 
         return all_back
 

@@ -33,9 +33,10 @@ from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
 from ronde.boundary.kept import restored
+from ronde.boundary.named_hosts import hosts_in_samples
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
-from ronde.boundary.random_state import Drawn, names_draws, preserved_random_state
+from ronde.boundary.random_state import Drawn, preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import redirected
@@ -71,13 +72,13 @@ class _Loading:
         self.reason = reason
         self.sliceable = sliceable
         self.proven = self.compared = always
-        self._draws: bool | None = None
+        self._hosts: frozenset[str] | None = None
 
-    def may_draw(self, dataset: Any) -> bool:
-        """Whether its code names what draws from Python's or numpy's generator."""
-        if self._draws is None:
-            self._draws = names_draws(_reached(dataset))
-        return self._draws
+    def hosts(self, dataset: Any) -> frozenset[str]:
+        """From which of Python's and numpy's generators its code may draw."""
+        if self._hosts is None:
+            self._hosts = hosts_in_samples(_reached(dataset))
+        return self._hosts
 
     @property
     def shown(self) -> str:
@@ -179,11 +180,11 @@ class LoaderEdge:
                     data, loading.book = _booking(plain_fetch, fetcher, index)
                 else:
                     data = plain_fetch(fetcher, index)
-                on_host = not generators.same(before, generators.state())
+                on_host = generators.moved(before, generators.state())
                 if own is None:
-                    moved = on_host or not torch.equal(drawn, torch.default_generator.get_state())
+                    moved = bool(on_host) or not torch.equal(drawn, torch.default_generator.get_state())
                 else:
-                    moved = own.any or (on_host and loading.may_draw(fetcher.dataset))
+                    moved = own.any or bool(on_host and on_host & loading.hosts(fetcher.dataset))
                 if moved:
                     loading.flag.value = _MOVED
                 elif loading.book:
@@ -463,7 +464,7 @@ def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> 
     if any(isinstance(value, Iterator) and not isinstance(value, io.IOBase) for value in values):
         return False  # it goes on when it is used, which could not be put back; a file is read at a place
     try:
-        with restored(reach.places, values), preserved_random_state(names_draws(reach)):
+        with restored(reach.places, values), preserved_random_state(hosts_in_samples(reach)):
             alone = list(leaves(fetch(fetcher, list(index)[:1])))
         batch = list(leaves(data))
         if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):

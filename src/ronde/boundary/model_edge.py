@@ -180,7 +180,10 @@ class ModelEdge:
             self._tally(module, large[verdict.candidate].rows)
             return self._replicated(plain, module, (args, kwargs))
         else:
-            samples, rows = _samples(values, found[0]), large[0].rows
+            samples, rows = (
+                _samples(values, large[verdict.candidate] if verdict.apart else found[0]),
+                large[verdict.candidate].rows,
+            )
         self._tally(module, samples)
         # The body of TorchScript is not Python's to carry out.
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):

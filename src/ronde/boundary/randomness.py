@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from ronde.boundary.by_parts import carry_out, is_made_of_others
 from ronde.boundary.host_reads import HostReads
 from ronde.boundary.layout import Layout, memory_order
 
@@ -44,9 +45,6 @@ _FILLS = {
 _FACTORIES = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 # One draw of fixed cost for each entry or row of a tensor of parameters.
 _FROM_TENSORS = {"bernoulli", "normal", "native_dropout", "multinomial"}
-# The kernel of an operation that is carried out by calling others.
-_OF_OTHERS: Any = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportAttributeAccessIssue]
-_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 # Arguments without which nothing is drawn.
 _SWITCHES = {"dropout_p", "train", "training"}
 
@@ -92,23 +90,9 @@ def draws_from_default(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | 
     return is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None
 
 
-def _is_made_of_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
-    """Whether a call that draws does so by other operations.
-
-    Of what was made in inference mode torch hands them over as one: dropout, attention, a recurrent layer.
-    """
-    return is_random(func, args, kwargs) and _has_kernel(func.name(), _OF_OTHERS)
-
-
-def _carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-    """Such a call, by its parts, each of which comes to `mode`, as without inference mode."""
-    # Not `with mode`, which may mean more to its class.
-    TorchDispatchMode.__enter__(mode)
-    try:
-        # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
-        return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)
+def _is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a call that draws does so by other operations: dropout, attention, a recurrent layer."""
+    return is_random(func, args, kwargs) and is_made_of_others(func)
 
 
 def _name(func: Any) -> str:
@@ -168,8 +152,8 @@ class RecordedDraws(TorchDispatchMode):
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_made_of_others(func, args, kwargs):
-            return _carry_out(self, func, args, kwargs)
+        if _is_drawn_by_others(func, args, kwargs):
+            return carry_out(self, func, args, kwargs)
         self._reads.check(func, args)
         result = func(*args, **(kwargs or {}))
         self._reads.follow(func, args, kwargs, result)
@@ -222,8 +206,8 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is not None or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        if _is_made_of_others(func, args, kwargs):
-            return _carry_out(self, func, args, kwargs)
+        if _is_drawn_by_others(func, args, kwargs):
+            return carry_out(self, func, args, kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 
     def resuming(self) -> Callable[[], SlicedDraws]:

@@ -201,13 +201,16 @@ class Reach:
     def generators(self) -> list[Any]:
         return [value for _, value in self.values if isinstance(value, GENERATORS)]
 
-    def visit(self, value: Any) -> None:
+    def visit(self, value: Any, name: str = "") -> None:
         """Follow a value: a function, a class, an object with methods, a container.
 
         Which methods of a class are called may be found out after the class: a base class calls those of
         its subclasses, a model those of its parts. So classes are gone through until nothing is new.
+
+        Args:
+            name: what led there.
         """
-        self._follow(value)
+        self._follow_as(name, value)
         while self._gone_through != (size := len(self._seen) + len(self._attributes)):
             self._gone_through = size
             for (kind, methods), under in list(self._classes.items()):

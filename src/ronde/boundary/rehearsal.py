@@ -56,6 +56,7 @@ class Verdict:
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
         drew: random numbers were drawn in the rehearsal, whatever came of it.
+        apart: outputs of the parts were the rows of the whole's: this is the batch, though it is not cut.
     """
 
     sharded: bool
@@ -71,6 +72,7 @@ class Verdict:
     joint: bool = False
     batchless: bool = False
     drew: bool = False
+    apart: bool = False
 
 
 def rehearse(
@@ -96,7 +98,7 @@ def rehearse(
         trials.append(Trial(module, call, values, axes))
         return dataclasses.replace(_judge(context, trials[0], module, rows), inputs=tuple(axes))
 
-    return _agreed(context, module, rows, judged, lambda: any(trial.drew for trial in trials))
+    return _agreed(context, module, rows, judged, trials)
 
 
 def prove(
@@ -143,9 +145,13 @@ def _agreed(
     module: torch.nn.Module,
     rows: int,
     judged: Callable[[], Verdict],
-    drew: Callable[[], bool] = bool,
+    trials: Sequence[Trial] = (),
 ) -> Verdict:
-    """The main rank's verdict, found out without a trace."""
+    """The main rank's verdict, found out without a trace.
+
+    Args:
+        trials: holds in the end the trials that were made, of which some is told whatever came of them.
+    """
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
         hooks = saved_tensors_hooks(_as_it_is, _as_it_is)
@@ -160,7 +166,8 @@ def _agreed(
         verdict = Verdict(False, f"it returns tensors inside a {opaque}")
     except Exception as error:
         verdict = Verdict(False, f"a trial on {rows} rows failed ({short(error)})", raised=True)
-    return context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew()))
+    drew, apart = any(trial.drew for trial in trials), any(trial.apart for trial in trials)
+    return context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew, apart=apart))
 
 
 def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
@@ -183,6 +190,7 @@ def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -
                 raise meeting
             _compare_between(trial, parts, between, cut)
             _try_odd_rows(trial, whole, recorded, candidate, rows)
+            trial.apart = True
             keeps, apart = trial.keeps_changing(rows), without_batch(whole.joints, first.joints)
             if any(each.keeps for each in apart):
                 raise Refusal("its batch norm keeps statistics of something that has no batch axis")
@@ -192,6 +200,8 @@ def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -
             verdict = _verdict(module, whole, candidate, recorded)
             batchless = bool(apart) and not joint
             return dataclasses.replace(verdict, keeps=keeps, joint=joint, batchless=batchless)
+        # Then it is something that it keeps.
+        trial.apart = trial.apart or (meeting is None and _are_rows(whole, parts, candidate, cut))
     assert problem is not None
     raise Refusal(problem)
 
@@ -287,18 +297,29 @@ def _compare_parts(
 ) -> str | None:
     """Say what differs between the parts, from rank `first` on, and the rows of the whole, or None."""
     for rank, part in enumerate(parts, first):
-        if structure(whole.output) != structure(part.output):
-            return "the form of its output depends on the rows"
-        for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):
-            if not same(described(a), described(b)):
-                return _WRITTEN
-            if axis.dim is not None:
-                a = axis.layout(a, cut).take(a, rank)
-            if not same(a, b):
-                return _DEPENDS if axis.dim is not None else _varies(a)
-        problem = _compare_kept(whole, part)
+        problem = _compare_outputs(whole, part, outputs, cut, rank) or _compare_kept(whole, part)
         if problem is not None:
             return problem
+    return None
+
+
+def _are_rows(whole: Run, parts: list[Run], outputs: Sequence[OutputAxis], cut: Layout) -> bool:
+    """Whether outputs of all parts are the rows of the whole's, whatever else is wrong."""
+    return not any(_compare_outputs(whole, part, outputs, cut, rank) for rank, part in enumerate(parts))
+
+
+def _compare_outputs(
+    whole: Run, part: Run, outputs: Sequence[OutputAxis], cut: Layout, rank: int
+) -> str | None:
+    if structure(whole.output) != structure(part.output):
+        return "the form of its output depends on the rows"
+    for a, b, axis in zip(leaves(whole.output), leaves(part.output), outputs, strict=True):
+        if not same(described(a), described(b)):
+            return _WRITTEN
+        if axis.dim is not None:
+            a = axis.layout(a, cut).take(a, rank)
+        if not same(a, b):
+            return _DEPENDS if axis.dim is not None else _varies(a)
     return None
 
 

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 
+from ronde.boundary.blind_hooks import blind_hooks, is_blind
 from ronde.boundary.contents import SCALARS, each_once
 from ronde.boundary.reach import BOOKKEEPING, Place, Reach, is_users
 from ronde.boundary.torchscript import is_training
 
 __all__ = ["Behaviour", "Number"]
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_HOOK = "forward_pre_hook"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class Behaviour:
         self._children = [(part._modules, list(part._modules.values())) for part in parts if part._modules]
         self._sizes = [len(own) for own in self._own]
         self._hooks = [getattr(part, kind) for part in parts for kind in _HOOKS]
+        self._before = [(part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs) for part in parts]
+        self._keys = [(hooks, tuple(hooks)) for hooks, _ in self._before]
+        self._blind: dict[int, bool] = {}
         self._parameters = [part._parameters for part in parts if part._parameters]
         self.places: list[Place] = []
         self._functions: list[tuple[Mapping[str, Any], str, Any]] = []
@@ -57,6 +63,9 @@ class Behaviour:
         reach = Reach()
         for part in parts:
             reach.visit(part)
+            for hook in blind_hooks(part):
+                reach.visit(hook, _HOOK)
+                self.places.append(Place(_HOOK, {_HOOK: hook}))
         self.names = frozenset(reach.names)
         for part in parts:
             users = is_users(type(part))
@@ -81,6 +90,8 @@ class Behaviour:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
         if [len(own) for own in self._own] != self._sizes:
             return True
+        if any((hooks or keys) and tuple(hooks) != keys for hooks, keys in self._keys):
+            return True
         for members, children in self._children:
             if list(members.values()) != children:
                 return True
@@ -91,16 +102,33 @@ class Behaviour:
         for hooks in self._hooks:
             if hooks and not all(map(_is_torchs, hooks.values())):
                 return True
+        for hooks, given_names in self._before:
+            for key, hook in hooks.items():
+                if not (_is_torchs(hook) or self._is_blind(key, hook, kwargs=key in given_names)):
+                    return True
         for parameters in self._parameters:
             for parameter in parameters.values():
                 if parameter is not None and parameter._backward_hooks:
                     return True
         return _has_global_hooks()
 
+    def _is_blind(self, key: int, hook: Any, *, kwargs: bool) -> bool:
+        """Whether it is but a part of the module; the key is that of no other hook, before or after it."""
+        if key not in self._blind:
+            self._blind[key] = is_blind(hook, kwargs=kwargs)
+        return self._blind[key]
+
     def modes(self) -> Any:
         """What is compared as it is: training or not, and hooks."""
         training = [own.get("training") for own in self._own]
-        return tuple(training), tuple([is_training(part) for part in self._elsewhere]), self.hooked()
+        hooked = self.hooked()
+        # Modules that are made alike share what was found of them, but not where each has hooks of its own.
+        return (
+            tuple(training),
+            tuple([is_training(part) for part in self._elsewhere]),
+            hooked,
+            (*self._blind,),
+        )
 
     def numbers(self) -> list[Any]:
         """What is at each place now, as something to compare."""

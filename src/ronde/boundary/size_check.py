@@ -139,7 +139,7 @@ def decided_by_size(
     with context.enter(Region.REHEARSAL, rows):
         try:
             surroundings = Surroundings(module)
-            random_state = preserved_random_state(surroundings.may_draw_on_host)
+            random_state = preserved_random_state(surroundings.hosts)
             with surroundings.restored(), random_state, apart({}):
                 first = _carried_out(module, call, forms, few)
                 others = {size: _carried_out(module, call, forms, size) for size in sizes}

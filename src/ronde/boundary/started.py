@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.process
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ronde.boundary.context import Context
@@ -18,13 +19,17 @@ __all__ = ["Started"]
 class Started:
     """Learns of those that the main thread starts; `context.others_began` tells whether there were any.
 
+    Args:
+        in_step: whether the code that runs now is run by all ranks together: ranks must not differ in that.
+
     Attributes:
         functions: the names of the script's functions that processes run, in the order in which they came.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, in_step: Callable[[], bool]) -> None:
         self.functions: dict[str, None] = {}
         self._context = context
+        self._in_step = in_step
         self._process = os.getpid()
 
     def install(self, patches: Patches) -> None:
@@ -39,12 +44,12 @@ class Started:
                 for each in (target, *getattr(process, "_args", ())[:1]):
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))
-            if context.on_main_thread() and not _is_loaders(target):
+            if not _is_loaders(target) and self._in_step():
                 context.others_began = True
             plain_process(process)
 
         def start_thread(thread: threading.Thread) -> None:
-            if context.on_main_thread() and is_of_script(thread):
+            if is_of_script(thread) and self._in_step():
                 context.others_began = True
             plain_thread(thread)
 

@@ -14,6 +14,8 @@ from torch._C import DisableTorchFunction
 
 from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
+from ronde.boundary.blind_hooks import blind_hooks
+from ronde.boundary.by_parts import ByParts
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
@@ -29,8 +31,9 @@ from ronde.boundary.kept import (
     picture,
     restored,
 )
+from ronde.boundary.named_hosts import HOSTS
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.random_state import host_states, preserved_random_state, same_states
+from ronde.boundary.random_state import host_states, moved_hosts, preserved_random_state
 from ronde.boundary.randomness import RecordedDraws
 from ronde.boundary.reach import is_users
 from ronde.boundary.rounding import TOLERANCE
@@ -93,6 +96,8 @@ class Trial:
         self._surroundings = Surroundings(module)
         # Whether a run drew random numbers.
         self.drew = False
+        # Whether the outputs of parts were found to be the rows of the whole's.
+        self.apart = False
         if self._surroundings.irrevocable:
             raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
         if any(
@@ -166,13 +171,13 @@ class Trial:
     @contextmanager
     def undone(self, told: dict[str, str]) -> Iterator[None]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`."""
-        random_state = preserved_random_state(self._surroundings.may_draw_on_host)
+        random_state = preserved_random_state(self._surroundings.hosts)
         with self._surroundings.restored(), random_state, apart(told):
             yield
 
-    def can_tell_draws(self) -> bool:
-        """Whether generators of the process that move are moved by what is tried, and by no other thread."""
-        return self._surroundings.may_draw_on_host or not others_run()
+    def hosts(self) -> frozenset[str]:
+        """The generators of the process of which it is told, if they move, that it was by what is tried."""
+        return self._surroundings.hosts if others_run() else HOSTS
 
     def _part(self, place: int, start: int, stop: int) -> Any:
         value, axis = self._values[place], self.axes[place]
@@ -212,7 +217,7 @@ class Trial:
         batch = [value for value, axis in zip(values, self.axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
         counts = BackwardCounts()
-        host, can_tell = host_states(), self.can_tell_draws()
+        host, hosts = host_states(), self.hosts()
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
@@ -228,6 +233,7 @@ class Trial:
                     marks,
                     joints,
                     counts,
+                    ByParts(),
                 ):
                     output, arguments = self._call(twin, values)
             except RuntimeError as error:
@@ -239,7 +245,7 @@ class Trial:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
             refused = _refused(writes, marks, counts)
-            drew = can_tell and not same_states(host, host_states())
+            drew = bool(hosts & moved_hosts(host, host_states()))
             if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
             after = self._state(twin)
@@ -380,11 +386,13 @@ def twin_of(
             known[id(held)] = held
         elif made is not None:
             known[id(held)] = made(held)
+    # What these keep is around the module, and is put back there.
+    known.update((id(hook), hook) for part in module.modules() for hook in blind_hooks(part))
     known.update((id(parameter), parameter) for parameter in module.parameters())
     # What a class does to be pickled (`__getstate__`) may be done to the module itself, and a copy that is
     # built anew draws its first weights.
-    random_state = preserved_random_state(any(_copies_itself(type(part)) for part in module.modules()))
-    with restored((), [vars(part) for part in module.modules()]), random_state:
+    hosts = HOSTS if any(_copies_itself(type(part)) for part in module.modules()) else frozenset[str]()
+    with restored((), [vars(part) for part in module.modules()]), preserved_random_state(hosts):
         return copy.deepcopy(module, known)
 
 

@@ -288,7 +288,10 @@ class Verdicts:
         return verdict, numbers
 
     def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:
-        """The first candidate that holds, or what is wrong with the likeliest."""
+        """The first candidate that holds, or what is wrong with the likeliest.
+
+        Likeliest of all is one whose rows came out apart: what is wrong with it is not that it is no batch.
+        """
         if self._modules[made.module].behaviour.hooked():
             self._context.gradients_watched = True
             return Verdict(False, "it has hooks, which are to see the whole batch")
@@ -309,7 +312,8 @@ class Verdicts:
                 verdict = self._proven(verdict, made, run)
             if verdict.sharded:
                 return verdict
-            first = first or verdict
+            if first is None or (verdict.apart and not first.apart and batch.likely):
+                first = verdict
         assert first is not None
         return first
 
@@ -319,7 +323,7 @@ class Verdicts:
         run = run or self._runner(made.module, made.call, {})
         size = batch.rows * batch.inner
         if decided_by_size(self._context, made.module, run, made.values, batch.axes, size):
-            return Verdict(False, SIZE_DECIDES)
+            return Verdict(False, SIZE_DECIDES, apart=True)
         if not batch.searched:
             return verdict
         whole = [

@@ -155,7 +155,7 @@ class Session:
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step)
         self._completions = Completions(boundary_comm, self.agreement, self._in_step)
-        self._started = Started(self.context)
+        self._started = Started(self.context, self._in_step)
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
         self._handles: list[Any] = []

@@ -1,0 +1,43 @@
+"""Operations that torch makes of others, carried out by these where it would hand them over as one.
+
+That is so in inference mode, and of what was made there: a mode then sees `type_as`, which takes of its
+second operand the type only, or `reshape`, whose result may be a view or a copy, and cannot tell which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["ByParts", "carry_out", "is_made_of_others"]
+
+# The kernel of an operation that is carried out by calling others.
+_OF_OTHERS: Any = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportAttributeAccessIssue]
+_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def is_made_of_others(func: Any) -> bool:
+    """Whether an operation is carried out by calling others."""
+    return _has_kernel(func.name(), _OF_OTHERS)
+
+
+def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
+    """Such an operation, by its parts, each of which comes to `mode`, as without inference mode."""
+    # Not `with mode`, which may mean more to its class.
+    TorchDispatchMode.__enter__(mode)
+    try:
+        # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
+        return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
+
+
+class ByParts(TorchDispatchMode):
+    """Modes around this one come by the parts of operations only."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_made_of_others(func):
+            return carry_out(self, func, args, kwargs)
+        return func(*args, **(kwargs or {}))
