@@ -49,7 +49,7 @@ _PLAIN = (str, bytes, int, float, complex, tuple, type(None), type, types.Functi
 _PATIENCE_S = 10.0
 # How much of its own a rank lays aside that is not what the main one has.
 _MOST_ASIDE = 64
-_TAKING = "to take what a thread or process gives"
+_TAKING = "get()"
 # What is asked, and how a rank comes to where the main one is.
 _FLAGS: tuple[tuple[Any, str, Callable[[Any, float], object]], ...] = (
     (multiprocessing.connection._ConnectionBase, "poll", multiprocessing.connection._ConnectionBase.poll),
@@ -143,15 +143,11 @@ class Arrivals:
                 self._polled.add(source)
             elif of_threads and source not in self._polled and not self._shares(source):
                 return plain(source)
-            take, within = (
-                functools.partial(plain, source, block, timeout),
-                functools.partial(plain, source, True),
-            )
-            return (
-                self._same_of(source, take, within)
-                if of_threads
-                else self._taken(source, take, within, waits)
-            )
+            take = functools.partial(plain, source, block, timeout)
+            within = functools.partial(plain, source, True)
+            if of_threads:
+                return self._same_of(source, take, within)
+            return self._taken(source, take, within, waits)
 
         return get
 
@@ -235,17 +231,19 @@ class Arrivals:
             self._comm.broadcast_object(_packed(outcome))
             return _given(outcome)
         told = self._comm.broadcast_object(None)
-        aside = self._aside.setdefault(source, collections.deque())
-        if told is not None and not _unpacked(told)[0]:
+        if told is None:  # each rank has its own
+            return within(None)
+        if not _unpacked(told)[0]:
             return _given(_unpacked(told))
+        aside = self._aside.setdefault(source, collections.deque())
         for place, each in enumerate(aside):
-            if told is None or _packed((True, each)) == told:
+            if _packed((True, each)) == told:
                 del aside[place]
                 return each
-        patience = None if told is None else 0.0 if source in self._unlike else _PATIENCE_S
+        patience = 0.0 if source in self._unlike else _PATIENCE_S
         while len(aside) < _MOST_ASIDE:
             own = _outcome_of(lambda: within(patience))
-            if told is None or _packed(own) == told:
+            if _packed(own) == told:
                 return _given(own)
             if not own[0]:
                 break
