@@ -35,7 +35,7 @@ def in_order_of_main(rank: Rank) -> Iterator[None]:
         return threading.current_thread() is thread
 
     agree = Agreement(comm)
-    patches.set(arrivals, "_PATIENCE_S", 0.5)
+    patches.set(arrivals, "PATIENCE_S", 0.5)
     Arrivals(comm, agree, in_step).install(patches)
     Completions(comm, agree, in_step).install(patches)
     try:

@@ -35,18 +35,16 @@ from ronde.boundary.patches import Patches
 from ronde.boundary.reach import is_users_module
 from ronde.comm.process_group import Comm
 
-__all__ = ["Arrivals"]
+__all__ = ["PATIENCE_S", "Arrivals"]
 
 # Libraries that step environments in processes, for the script and as often on every rank.
 _STEPPERS = ("gym.vector.", "gymnasium.vector.", "stable_baselines3.common.vec_env.", "tianshou.env.")
 # Whose methods call each other: `get_nowait` calls `get`.
 _QUEUES = ("queue", "multiprocessing.queues")
-
 # What is told by its value, or goes by a name anyway.
 _PLAIN = (str, bytes, int, float, complex, tuple, type(None), type, types.FunctionType, types.ModuleType)
-
-# How long a rank waits for its own.
-_PATIENCE_S = 10.0
+# How long a rank waits for its own to be what the main rank's is.
+PATIENCE_S = 10.0
 # How much of its own a rank lays aside that is not what the main one has.
 _MOST_ASIDE = 64
 _TAKING = "get()"
@@ -93,8 +91,8 @@ class Arrivals:
             for name in ("empty", "full", "qsize"):
                 patches.set(owner, name, self._asked(getattr(owner, name), name))
         simple, connection = multiprocessing.queues.SimpleQueue, multiprocessing.connection._ConnectionBase
-        patches.set(simple, "get", self._received(simple.get, "get", lambda source: source._reader))
-        patches.set(connection, "recv", self._received(connection.recv, "recv", lambda source: source))
+        patches.set(simple, "get", self._received(simple.get, lambda source: source._reader))
+        patches.set(connection, "recv", self._received(connection.recv, lambda source: source))
         patches.set(multiprocessing.managers.BaseProxy, "_callmethod", self._managed())
         patches.set(simple, "empty", self._asked(simple.empty, "empty"))
         for owner, name, catch_up in _FLAGS:
@@ -136,7 +134,7 @@ class Arrivals:
 
         @functools.wraps(plain)
         def get(source: Any, block: bool = True, timeout: float | None = None) -> Any:
-            if not self._is_scripts("queue", "multiprocessing.queues"):
+            if not self._is_scripts(*_QUEUES):
                 return plain(source, block, timeout)
             waits = block and timeout is None
             if not waits:
@@ -151,7 +149,7 @@ class Arrivals:
 
         return get
 
-    def _received(self, plain: _Taking, name: str, end: Callable[[Any], Any]) -> _Taking:
+    def _received(self, plain: _Taking, end: Callable[[Any], Any]) -> _Taking:
         """Of a pipe, whose `end` can be asked whether there is something."""
         poll = multiprocessing.connection._ConnectionBase.poll
 
@@ -205,12 +203,9 @@ class Arrivals:
             take_within: waits for so many seconds; None: until there is something.
             waits: until there is something, so other ranks have one too before long.
         """
-        main = self._comm.rank == 0
         self._comm.mark(_TAKING)
-        if main:
-            outcome = _outcome_of(take)
-            self._comm.broadcast_object(_packed(outcome))
-            return _given(outcome)
+        if self._comm.rank == 0:
+            return self._first(take)
         outcome = self._caught_up(source, take_within) if waits else _NOTHING
         told = self._comm.broadcast_object(None)
         if not waits and (told is None or _unpacked(told)[0]):
@@ -227,20 +222,19 @@ class Arrivals:
         """
         self._comm.mark(_TAKING)
         if self._comm.rank == 0:
-            outcome = _outcome_of(take)
-            self._comm.broadcast_object(_packed(outcome))
-            return _given(outcome)
+            return self._first(take)
         told = self._comm.broadcast_object(None)
         if told is None:  # each rank has its own
             return within(None)
-        if not _unpacked(told)[0]:
-            return _given(_unpacked(told))
+        sent = _unpacked(told)
+        if not sent[0]:
+            return _given(sent)
         aside = self._aside.setdefault(source, collections.deque())
         for place, each in enumerate(aside):
             if _packed((True, each)) == told:
                 del aside[place]
                 return each
-        patience = 0.0 if source in self._unlike else _PATIENCE_S
+        patience = 0.0 if source in self._unlike else PATIENCE_S
         while len(aside) < _MOST_ASIDE:
             own = _outcome_of(lambda: within(patience))
             if _packed(own) == told:
@@ -251,12 +245,18 @@ class Arrivals:
         self._unlike.add(source)
         if aside:
             aside.popleft()
-        return _given(_unpacked(told))
+        return _given(sent)
+
+    def _first(self, take: Callable[[], Any]) -> Any:
+        """On the main rank: take, and send that."""
+        outcome = _outcome_of(take)
+        self._comm.broadcast_object(_packed(outcome))
+        return _given(outcome)
 
     def _caught_up(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
         """The last that this rank takes of its own: as many as the main rank has, as far as they are here."""
         outcome, owed = _NOTHING, self._owed.get(source, 0)
-        patience = _PATIENCE_S if not owed else 0.0
+        patience = PATIENCE_S if not owed else 0.0
         owed += 1
         while owed:
             outcome = _outcome_of(lambda: take_within(patience))
@@ -285,7 +285,7 @@ class Arrivals:
                 self._polled.add(source)
             told = self._agree(name, int(answer))
             if catch_up is not None and told != answer:
-                catch_up(source, _PATIENCE_S)
+                catch_up(source, PATIENCE_S)
             return type(answer)(told)
 
         return ask

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ronde.boundary.agreement import Agreement
+from ronde.boundary.arrivals import PATIENCE_S
 from ronde.boundary.caller import called_by_script
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
@@ -26,8 +27,6 @@ __all__ = ["Completions"]
 
 _END, _LATE = -1, -2
 _ALL = concurrent.futures.ALL_COMPLETED
-# How long a rank waits for what is done on the main one.
-_PATIENCE_S = 10.0
 
 
 class Completions:
@@ -46,9 +45,10 @@ class Completions:
     def install(self, patches: Patches) -> None:
         self._number_futures(patches)
         futures = concurrent.futures
+        as_completed, wait = self._as_completed(futures.as_completed), self._waited(futures.wait)
         for owner in (futures, futures._base):
-            patches.set(owner, "as_completed", self._as_completed(futures.as_completed))
-            patches.set(owner, "wait", self._waited(futures.wait))
+            patches.set(owner, "as_completed", as_completed)
+            patches.set(owner, "wait", wait)
         patches.set(futures.Future, "done", self._done(futures.Future.done))
         patches.set(futures.Future, "add_done_callback", self._called(futures.Future.add_done_callback))
         results: Any = multiprocessing.pool.IMapUnorderedIterator
@@ -131,7 +131,7 @@ class Completions:
                 return answer
             told = bool(self._agree("Future.done", int(answer)))
             if told and not answer:
-                plain_wait([future], _PATIENCE_S)
+                plain_wait([future], PATIENCE_S)
             return told
 
         return done
@@ -146,7 +146,7 @@ class Completions:
             if not (called_by_script() and self._in_step()):
                 return plain(future, fn)
             if self._agree("Future.add_done_callback", int(plain_done(future))):
-                plain_wait([future], _PATIENCE_S)
+                plain_wait([future], PATIENCE_S)
                 return plain(future, fn)
 
             def call(done: Any) -> None:
