@@ -273,6 +273,20 @@ def test_an_old_torch(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_torch_that_nobody_has_tried(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_install, "torch_version_file", lambda: "__version__ = '9.1.0+cpu'\n")
+    _, text = told("verify", "bad.py")
+    assert text.startswith(
+        "ronde: torch 9.1.0+cpu is newer than 2.15, the newest that this ronde was tried with; if it fails, "
+        "try that: PYTHON -m pip install 'torch<2.16'\n"
+    )
+
+
+def test_a_torch_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_install, "torch_version_file", lambda: "__version__ = '2.15.1'\n")
+    assert torch_install.newer_than_tried() is None
+
+
 def test_a_run_directory_that_cannot_be_made(told: Any) -> None:
     assert told("run", "--run-dir", "train.py/x", "train.py") == (
         1,

@@ -176,7 +176,11 @@ def _whole(value: Any) -> Any:
 
 
 def _install_function(patches: Patches, context: Context) -> None:
-    plain: Any = torch.autograd.Function.__dict__["apply"].__func__
+    # In Python up to torch 2.13, in C since.
+    method: Any = torch.autograd.Function.__dict__["apply"]
+
+    def plain(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, cls)(*args, **kwargs)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         """A user's own function sees whole values, and makes such: it may do anything with its data."""

@@ -14,7 +14,7 @@ from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.cluster.linux import check_linux
-from ronde.cluster.torch_install import check_torch
+from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
@@ -105,6 +105,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         timeout=_timeout(timeout),
     )
     if not quiet and (place is None or place.rank == 0):
+        if newer := newer_than_tried():
+            say(newer)
         say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
     if place is not None:
         from ronde.launch.torchrun import become_rank

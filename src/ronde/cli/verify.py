@@ -12,7 +12,7 @@ from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.linux import check_linux
-from ronde.cluster.torch_install import check_torch
+from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.plan import read_plan
@@ -65,6 +65,8 @@ def verify(  # noqa: PLR0913 - one parameter per option
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
     check_torch()
+    if newer := newer_than_tried():
+        say(newer)
     check_module(script) if module else check_script(script, syntax_error=2)
     if plot is not None:
         check(plot)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from ronde.errors import LaunchError
 
-__all__ = ["check_torch", "torch_version_file"]
+__all__ = ["check_torch", "newer_than_tried", "torch_version_file"]
 
 LEAST = (2, 11)
+# ronde lives on much of torch that is nobody's interface, so another minor version may break it.
+NEWEST_TRIED = (2, 15)
 
 
 def torch_version_file() -> str:
@@ -33,11 +35,30 @@ def check_torch() -> None:
             f"torch is not installed for {sys.executable}; install it there: "
             f"{sys.executable} -m pip install 'torch>={least}'"
         )
+    name, version = _version()
+    if name and version < LEAST:
+        raise LaunchError(
+            f"torch {name} is too old, ronde needs {least} or newer; install it: "
+            f"{sys.executable} -m pip install --upgrade 'torch>={least}'"
+        )
+
+
+def newer_than_tried() -> str | None:
+    """A sentence for the user where nobody has tried ronde with the torch that is installed."""
+    name, version = _version()
+    if not name or version <= NEWEST_TRIED:
+        return None
+    major, minor = NEWEST_TRIED
+    newest, untried = f"{major}.{minor}", f"{major}.{minor + 1}"
+    return (
+        f"torch {name} is newer than {newest}, the newest that this ronde was tried with; if it fails, "
+        f"try that: {sys.executable} -m pip install 'torch<{untried}'"
+    )
+
+
+def _version() -> tuple[str, tuple[int, int]]:
+    """The name of the version, "" if there is none to be found, and its first two numbers."""
     found = re.search(
         r"^__version__\b[^=\n]*=\s*['\"]((\d+)\.(\d+)[^'\"]*)", torch_version_file(), re.MULTILINE
     )
-    if found and (int(found[2]), int(found[3])) < LEAST:
-        raise LaunchError(
-            f"torch {found[1]} is too old, ronde needs {least} or newer; install it: "
-            f"{sys.executable} -m pip install --upgrade 'torch>={least}'"
-        )
+    return (found[1], (int(found[2]), int(found[3]))) if found else ("", (0, 0))
