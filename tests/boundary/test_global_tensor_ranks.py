@@ -446,6 +446,27 @@ def _func_cases() -> dict[str, Callable[[Inputs], Any]]:
     return {"per-sample gradients": per_sample, "jacobians": jacobian}
 
 
+def _single_rows(m: Inputs) -> Any:
+    """A column of a batch of which no rank has more than one row."""
+    results: list[Any] = []
+    for rows in (2, 3):
+        x = m.batch(rows, 4)
+        column = x[:, 1]
+        results += [
+            column.tolist(),
+            torch.from_numpy(column.detach().numpy()),
+            torch.cat([column, column]),
+            column.sort().values,
+        ]
+        results += [
+            column[column > 0],
+            (x[:, ::2] * 2)[0],
+            x.t()[2].detach()[0].item(),
+            x.detach().to(torch.complex128)[:, 3],
+        ]
+    return results
+
+
 _GROUPS: dict[str, dict[str, Callable[[Inputs], Any]]] = {
     "in place": {name: _changed(change) for name, change in _IN_PLACE.items()},
     "conversions": {name: _no_gradient(case) for name, case in _CONVERSIONS.items()},
@@ -453,6 +474,7 @@ _GROUPS: dict[str, dict[str, Callable[[Inputs], Any]]] = {
     "indexing": {name: _with_gradient(case) for name, case in _INDEXING.items()},
     "operations": {name: _with_gradient(case) for name, case in _OPERATIONS.items()},
     "functional": _func_cases(),
+    "single rows": {"columns": _single_rows},
     "gradients": {"hooks": _hooked, "input gradient": _watched_input, "delta": _delta},
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -211,6 +212,21 @@ def _saved_coarsely() -> Iterator[Any]:
         yield from train(_net())
 
 
+def _tangents() -> Iterator[Any]:
+    """Derivatives in forward mode: of a model by its batch, in training too, and by what it returns."""
+    model, frozen = _net().double(), _net().double().requires_grad_(False)
+    for x, _ in loader():
+        with forward_ad.dual_level():
+            for net in (model, frozen):
+                primal, tangent = forward_ad.unpack_dual(net(forward_ad.make_dual(x, x * x)))
+                yield [primal.detach(), tangent.detach()]
+            model.zero_grad()
+            forward_ad.unpack_dual(model(forward_ad.make_dual(x, x))).tangent.square().mean().backward()
+            yield [parameter.grad for parameter in model.parameters()]
+            out = model(x).detach()
+            yield forward_ad.unpack_dual(forward_ad.make_dual(out, out + 1) ** 3).tangent
+
+
 HAZARDS = {
     "changed by a view": Hazard(_changed(_by_view), "right"),
     "changed by a row": Hazard(_changed(_by_row), "right"),
@@ -239,6 +255,7 @@ HAZARDS = {
         _watched_by_functions, "parts", "_Means, a torch function mode, sees"
     ),
     "watched by a dispatch mode": Hazard(_watched_by_dispatch, "parts", "a torch dispatch mode, sees"),
+    "in forward mode": Hazard(_tangents, "parts", "forward-mode differentiation"),
     "saved coarsely": Hazard(_saved_coarsely, "parts", "saved_tensors_hooks sees"),
     "saved on the CPU": Hazard(_saved_elsewhere, "right"),
     "data changed by a batch": Hazard(_dataset_changed, "right"),

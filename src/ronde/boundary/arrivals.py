@@ -33,6 +33,7 @@ from ronde.boundary.caller import called_by_script
 from ronde.boundary.other_threads import others
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import is_users_module
+from ronde.comm.as_bytes import as_bytes
 from ronde.comm.process_group import Comm
 
 __all__ = ["PATIENCE_S", "Arrivals"]
@@ -360,7 +361,7 @@ class _Pickler(pickle.Pickler):
             raise pickle.PicklingError
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
             return NotImplemented
-        values = obj.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        values = as_bytes(obj.cpu().contiguous()).numpy()
         return _unpickled, (values, obj.dtype, tuple(obj.shape), obj.device)
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad
 
 from ronde.boundary.layout import Layout
 from ronde.comm.process_group import Comm
@@ -149,6 +150,10 @@ class Context:
     def in_transform(self) -> bool:
         """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
         return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+    def carries_tangents(self) -> bool:
+        """Inside `torch.autograd.forward_ad`: tangents go along with tensors, and are not sent with them."""
+        return torch.autograd.forward_ad._current_level >= 0
 
     def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
         return Layout(dim, rows, self.world_size, outer, inner)

@@ -117,12 +117,11 @@ class ModelEdge:
         if self._context.samples or type(module).__module__ in _HANDLED_BY_RULES:
             return plain(module, *args, **kwargs)
         if self._context.in_transform():
-            self._context.uncut = True
-            self._context.note(
-                "a module was called inside a transform of torch.func (vmap, grad), where every rank "
-                "computes the whole batch: right but no faster"
-            )
+            self._note_uncut(_IN_TRANSFORM)
             return plain(module, *args, **kwargs)
+        if self._context.carries_tangents():
+            self._note_uncut(_WITH_TANGENTS)
+            return self._replicated(plain, module, (args, kwargs))
         if torch.jit.is_tracing():
             return plain(module, *args, **kwargs)
         try:
@@ -144,8 +143,7 @@ class ModelEdge:
             self._context.on_call(module)
         seen_by = onlooker()
         if seen_by is not None:
-            self._context.uncut = True
-            self._context.note(
+            self._note_uncut(
                 f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
                 f"computes the whole batch there, right but no faster"
             )
@@ -194,6 +192,10 @@ class ModelEdge:
                 return _body(plain, module)(*args, **kwargs)
         finally:
             self._context.rows = before
+
+    def _note_uncut(self, why: str) -> None:
+        self._context.uncut = True
+        self._context.note(why)
 
     def _tally(self, module: torch.nn.Module, rows: int) -> None:
         training = is_training(module)
@@ -357,5 +359,13 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
+_IN_TRANSFORM = (
+    "a module was called inside a transform of torch.func (vmap, grad), where every rank computes the whole "
+    "batch: right but no faster"
+)
+_WITH_TANGENTS = (
+    "a module was called under forward-mode differentiation (torch.autograd.forward_ad), where every rank "
+    "computes the whole batch: right but no faster"
+)
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}

@@ -13,7 +13,6 @@ from ronde.errors import UsageError
 
 __all__ = [
     "WIDER",
-    "as_bytes",
     "as_list",
     "contiguous",
     "divide",
@@ -69,11 +68,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it that lies in one piece."""
     return plain(tensor).contiguous()
-
-
-def as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: what is only moved travels so, whatever its type."""
-    return flat.view(-1).view(torch.uint8)
 
 
 def give_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:

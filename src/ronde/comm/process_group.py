@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.as_bytes import as_bytes
 from ronde.comm.backend import Backend, SharedMemoryBackend
 from ronde.comm.buffer import Buffer, TorchBuffer
 from ronde.comm.host_memory import HostMemory
@@ -167,7 +168,7 @@ class Comm:
             return out, Pending(self, None)
         # As bytes: every dtype travels, also those that the backend does not know.
         received = out.view(self.world_size, -1).view(torch.uint8)
-        mine = sent.view(-1).view(torch.uint8)
+        mine = as_bytes(sent)
         return out, self._start("all_gather", tensor, lambda: self.backend.all_gather(received, mine))
 
     def allocate(
@@ -250,7 +251,7 @@ class Comm:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
         sent = tensor.detach().contiguous()
-        flat = sent.view(-1).view(torch.uint8) if sent.numel() else sent
+        flat = as_bytes(sent)
         if flat.numel():
             self._start("broadcast", tensor, lambda: self.backend.broadcast(flat, source)).wait()
         if sent.data_ptr() != tensor.data_ptr():

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ronde.comm.as_bytes import as_bytes
 from ronde.comm.backend import unseen
 from ronde.comm.group_tensors import (
     WIDER,
-    as_bytes,
     as_list,
     contiguous,
     divide,
