@@ -307,7 +307,7 @@ def _annealed_argument() -> Iterator[Any]:
             self.a = nn.Linear(4, 3)
 
         def forward(self, x: T, alpha: float) -> T:
-            return self.a(x) * (1 + alpha)
+            return alpha * self.a(x) + (1 - alpha) * self.a(x) * (1 + alpha)
 
     step = iter(range(1000))
     yield from train(Reversal(), call=lambda m, x, y: m(x, next(step) / 30), epochs=9)
@@ -325,6 +325,21 @@ def _argument_decides() -> Iterator[Any]:
 
     step = iter(range(1000))
     yield from train(Stepped(), call=lambda m, x, y: m(x, next(step)), epochs=9)
+
+
+def _decides_in_a_tensor(made: Callable[[float], T]) -> Callable[[], Iterator[Any]]:
+    """A number that changes at every call is looked at as a tensor."""
+
+    def forward(m: Any, x: T, alpha: float) -> T:
+        h = m.a(x)
+        return h - h.mean(0) if made(alpha) > 0.7 else h
+
+    def script() -> Iterator[Any]:
+        step = iter(range(1000))
+        model = Lambda(forward, a=nn.Linear(4, 3))
+        yield from train(model, call=lambda m, x, y: m(x, next(step) / 30), epochs=9)
+
+    return script
 
 
 def _modes_of_parts() -> Iterator[Any]:
@@ -537,6 +552,12 @@ HAZARDS = {
     "warm-up by global dict": Hazard(_warm_up(lambda m: LIMIT["step"]), "parts", ""),
     "annealed": Hazard(_annealed, "whole"),
     "annealed argument": Hazard(_annealed_argument, "whole"),
+    "argument decides in a product": Hazard(
+        _decides_in_a_tensor(lambda alpha: alpha * torch.ones(())), "parts", "again and again"
+    ),
+    "argument decides in a tensor": Hazard(
+        _decides_in_a_tensor(lambda alpha: torch.tensor([alpha, 0.0]).max()), "parts", "again and again"
+    ),
     "argument decides": Hazard(_argument_decides, "parts", ""),
     "modes of parts": Hazard(_modes_of_parts, "whole"),
     "layer replaced": Hazard(_layer_replaced, "parts", _MIXED),

@@ -1,7 +1,8 @@
 """What a rehearsal reads on the host: a value of the batch, by which a shard could take another branch than
 the whole, or a tensor of the model's own or a random draw, whose later values are not rehearsed.
 
-A tensor that is made of nothing but numbers in the code is the same on every shard, and may be read.
+A tensor that is made of nothing but numbers in the code is the same on every shard, and may be read; of
+numbers that change again and again it may not, as only this one is rehearsed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.guards import Refusal, memory, tensors
+from ronde.boundary.noted import is_noted
 
 __all__ = ["Conversions", "HostReads"]
 
@@ -24,6 +26,7 @@ _SMALL = 4096
 # Between an operation and the code that asks for it.
 _OURS_AND_TORCHS = ("torch", "ronde", "contextlib", "functools")
 _CONSTANT, _DRAW = "", "a random draw"
+_NUMBER = "a tensor made of a number that changes again and again"
 # What `torch.tensor(...)` of Python's numbers comes to.
 _FROM_NUMBERS = torch.ops.aten.lift_fresh.default
 
@@ -90,6 +93,12 @@ class HostReads:
                 self._names.pop(memory(value) or 0, None)
             elif value.numel() <= _SMALL:
                 self._call(value, name)
+
+    def follow_number(self, result: Any) -> None:
+        """Made with a number that tells what it decides, which a tensor does not."""
+        for value in tensors(result):
+            if self._names.get(memory(value) or 0) == _CONSTANT:
+                self._call(value, _NUMBER)
 
     def refuse(self, read: Sequence[torch.Tensor]) -> None:
         """Stop the run, unless what is read is the same on every shard and at every call."""
@@ -170,7 +179,10 @@ class Conversions(TorchFunctionMode):
         if func in _CONVERSIONS and not _checks_arguments():
             self._reads.refuse(args[:1])
         if func is not torch.nn.functional.one_hot or not (len(args) > 1 or "num_classes" in kwargs):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if any(map(is_noted, (*args, *kwargs.values()))):
+                self._reads.follow_number(result)
+            return result
         # It looks whether its classes are in range; its shape does not depend on them.
         self._reads.checking = True
         try:

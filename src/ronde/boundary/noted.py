@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
+import torch
 
-__all__ = ["is_notable", "noted"]
+__all__ = ["is_notable", "is_noted", "noted"]
 
 _ARITHMETIC = """
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
@@ -26,7 +27,14 @@ __index__ is_integer bit_length as_integer_ratio
 
 def _arithmetic(plain: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        return noted(plain(self, *others), self.decisions)
+        result = plain(self, *others)
+        if is_notable(result):
+            return noted(result, self.decisions)
+        # What others make of it (an array), or a complex root, does not tell what it decides; tensors are
+        # watched by themselves.
+        if not any(isinstance(other, torch.Tensor) for other in others):
+            self.decisions.append(plain.__name__)
+        return result
 
     return method
 
@@ -57,6 +65,13 @@ _Text: Any = type(
 def is_notable(value: Any) -> bool:
     """Whether `noted` can tell what a value decides."""
     return isinstance(value, (int, float, str)) and not isinstance(value, bool)
+
+
+def is_noted(value: Any) -> bool:
+    """Whether a value, or one in a list of them, tells when it decides something."""
+    if isinstance(value, (list, tuple)):
+        return any(map(is_noted, value))
+    return isinstance(value, (_Float, _Int, _Text))
 
 
 def noted(value: Any, decisions: list[str]) -> Any:
