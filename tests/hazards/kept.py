@@ -360,11 +360,27 @@ def _books(kind: Callable[..., Any]) -> Callable[[], Iterator[Any]]:
     return script
 
 
+class Normalizer(nn.Module):
+    """Draws for channels laid beside rows, and keeps a mean to undo its normalization by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head, self.drop = nn.Linear(2, 3), nn.Linear(3, 3), nn.Dropout(0.2)
+        self.mean: Any = None
+
+    def forward(self, x: T) -> T:
+        rows = len(x)
+        self.mean = x.mean(1, keepdim=True).detach()
+        channels = self.a((x - self.mean).view(rows, 2, 2)).reshape(rows * 2, 3)
+        return self.head(self.drop(channels).view(rows, 2, 3)).mean(1)
+
+
 HAZARDS = {
     "loss on self": Hazard(_loss_on_self, "parts", _ON_ITSELF),
     "penalties on layers": Hazard(_penalty, "parts", _ON_ITSELF),
     "rows on self": Hazard(_keeps(lambda m, x, out: _set(m, out.detach())), "parts", _ON_ITSELF),
     "rows with their graph": Hazard(_keeps(lambda m, x, out: _set(m, out)), "parts", _ON_ITSELF),
+    "mean beside draws": Hazard(modelled(Normalizer), "parts", "keeps mean"),
     "list of batches": Hazard(_keeps(lambda m, x, out: m.kept.append(out.detach()), []), "parts", _ON_ITSELF),
     "list of rows": Hazard(
         _keeps(lambda m, x, out: _set(m, [row.sum() for row in out.detach()])), "parts", _ON_ITSELF

@@ -175,14 +175,14 @@ def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -
     whole, first = trial.run(0, rows, watched=True), trial.run(0, part_rows, watched=True)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
     between, meeting = _find_axes_between(whole, first, rows, part_rows)
-    problem: str | None = None
+    problem = kept = ""
     for outer_first in (False, True):
         candidate = [dataclasses.replace(axis, outer_first=outer_first) for axis in outputs]
         recorded = tuple(dataclasses.replace(draw, outer_first=outer_first) for draw in draws)
         cut = Layout(0, rows, 2)
         parts = list(_parts(trial, recorded, cut, between))
-        problem = _compare_parts(whole, parts, candidate, cut)
-        if problem is None:
+        problem = _compare_parts(whole, parts, candidate, cut) or ""
+        if not problem:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
             compare_gradients(context, trial, module, whole, parts, candidate, cut)
@@ -200,10 +200,9 @@ def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -
             verdict = _verdict(module, whole, candidate, recorded)
             batchless = bool(apart) and not joint
             return dataclasses.replace(verdict, keeps=keeps, joint=joint, batchless=batchless)
-        # Then it is something that it keeps.
-        trial.apart = trial.apart or (meeting is None and _are_rows(whole, parts, candidate, cut))
-    assert problem is not None
-    raise Refusal(problem)
+        if not kept and meeting is None and _are_rows(whole, parts, candidate, cut):
+            trial.apart, kept = True, problem  # something that it keeps
+    raise Refusal(kept or problem)
 
 
 def _find_axes_between(
