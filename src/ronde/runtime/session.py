@@ -40,6 +40,7 @@ from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
+from ronde.boundary.givers import Givers
 from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
@@ -153,8 +154,9 @@ class Session:
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
-        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step)
-        self._completions = Completions(boundary_comm, self.agreement, self._in_step)
+        givers = Givers()
+        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step, givers)
+        self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
         self._started = Started(self.context, self._in_step)
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
