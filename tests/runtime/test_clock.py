@@ -16,14 +16,16 @@ def wait(turns):
     '''Until a thread has filled a cache, which takes so many turns.'''
     cache, turn = [], threading.Barrier(2)
     def fill():
-        for _ in range(turns - 1):
+        for number in range(turns):
             turn.wait()
-        cache.append(0)
-        turn.wait()
+            if number == turns - 1:
+                cache.append(0)
+            turn.wait()
     thread = threading.Thread(target=fill)
     thread.start()
     start = time.time()
     while not cache:
+        turn.wait()
         turn.wait()
         if time.time() > start + 1000:
             raise TimeoutError
