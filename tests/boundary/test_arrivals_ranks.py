@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.dummy
@@ -19,6 +21,7 @@ from ronde.boundary import arrivals, fingerprint
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.arrivals import Arrivals
 from ronde.boundary.completions import Completions
+from ronde.boundary.givers import Givers
 from ronde.boundary.patches import Patches
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
@@ -36,8 +39,9 @@ def in_order_of_main(rank: Rank) -> Iterator[None]:
 
     agree = Agreement(comm)
     patches.set(arrivals, "PATIENCE_S", 0.5)
-    Arrivals(comm, agree, in_step).install(patches)
-    Completions(comm, agree, in_step).install(patches)
+    givers = Givers()
+    Arrivals(comm, agree, in_step, givers).install(patches)
+    Completions(comm, agree, in_step, givers).install(patches)
     try:
         yield
     finally:
@@ -79,6 +83,113 @@ def _one_thread(rank: Rank) -> list[Any]:
 def test_of_one_thread_values_stay_the_ranks_own(ranks: Ranks) -> None:
     """What cannot be sent is never sent."""
     assert ranks(2, _one_thread) == [[0, 0], [1, 1]]
+
+
+class _Newest(queue.Queue[Any]):
+    """Gives what came last first."""
+
+    def _get(self) -> Any:
+        return self.queue.pop()
+
+
+def _keep_newest(target: queue.Queue[Any], value: Any) -> None:
+    if target.full():
+        target.get()
+    target.put(value)
+
+
+def _put_or_pass_over(target: queue.Queue[Any], value: Any) -> None:
+    with contextlib.suppress(queue.Full):
+        target.put(value, block=False)
+
+
+def _ahead(
+    rank: Rank, make: Callable[[], queue.Queue[Any]], put: Callable[[Any, Any], None], takes: int
+) -> list[int]:
+    """The only thread gives one value on rank 0, and three on rank 1, before the main thread takes one."""
+    batches, given, go, early = make(), threading.Event(), threading.Event(), 1 + 2 * rank.rank
+    plain_wait = threading.Event.wait
+
+    def work() -> None:
+        for number in range(6):
+            if number == early:
+                given.set()
+                assert go.wait(30)
+            put(batches, number)
+
+    with in_order_of_main(rank):
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert plain_wait(given, 30)
+        found = [batches.get()]
+        go.set()
+        thread.join()
+        return found + [batches.get() for _ in range(takes)]
+
+
+@pytest.mark.parametrize(
+    ("make", "put", "expected"),
+    [
+        (queue.LifoQueue, queue.Queue.put, [0, 5, 4, 3]),
+        (_Newest, queue.Queue.put, [0, 5, 4, 3]),
+        (functools.partial(queue.Queue, 1), _keep_newest, [0, 5]),
+        (functools.partial(queue.Queue, 1), _put_or_pass_over, [0, 1]),
+    ],
+)
+def test_of_one_thread_what_comes_in_no_order_is_the_main_ranks(
+    ranks: Ranks, make: Any, put: Any, expected: list[int]
+) -> None:
+    assert ranks(2, _ahead, make, put, len(expected) - 1) == [expected, expected]
+
+
+def _passed_on(rank: Rank, by: str) -> list[str]:
+    """One thread gives what it gets itself in another order on each rank."""
+    names, batches = _mixed(rank), queue.Queue[Any]()
+    receive, send = FORK.Pipe()
+    several, of_processes = queue.Queue[Any](), FORK.Queue()
+    futures = {name: concurrent.futures.Future[None]() for name in "abc"}
+
+    def take(name: str) -> Any:
+        if by == "queue":
+            of_processes.put(name)
+            return of_processes.get()
+        if by == "pipe":
+            send.send(name)
+            return receive.recv()
+        if by == "threads":
+            return several.get()
+        futures[name].set_result(None)
+        left = [each for each in futures.values() if each is futures[name] or not each.done()]
+        done, _ = concurrent.futures.wait(left, return_when=concurrent.futures.FIRST_COMPLETED)
+        return next(each for each, future in futures.items() if future in done)
+
+    with in_order_of_main(rank):
+        _run(*(lambda name=name: several.put(name) for name in names))
+        _run(lambda: [batches.put(take(name)) for name in names])
+        return [batches.get() for _ in names]
+
+
+@pytest.mark.parametrize("by", ["queue", "pipe", "threads", "futures"])
+def test_who_takes_in_no_order_gives_in_none(ranks: Ranks, by: str) -> None:
+    assert ranks(2, _passed_on, by) == [list("abc")] * 2
+
+
+def _worked_off(rank: Rank) -> list[int]:
+    """A thread has its jobs from the main one, which waits for each."""
+    jobs, done = queue.Queue[Any](), queue.Queue[Any](1)
+    found: list[int] = []
+    with in_order_of_main(rank):
+        thread = threading.Thread(target=lambda: [done.put(jobs.get() + rank.rank) for _ in range(2)])
+        thread.start()
+        for number in (10, 20):
+            jobs.put(number)
+            found.append(done.get())
+        thread.join()
+    return found
+
+
+def test_who_takes_in_order_gives_in_order(ranks: Ranks) -> None:
+    assert ranks(2, _worked_off) == [[10, 20], [11, 21]]
 
 
 def _own_objects(rank: Rank) -> tuple[list[int], list[bool]]:

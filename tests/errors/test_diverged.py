@@ -63,6 +63,13 @@ def test_a_branch_that_one_rank_takes(tmp_path: Path) -> None:
     )
 
 
+def test_a_clock_that_one_rank_reads(tmp_path: Path) -> None:
+    """It is not waited for; what follows is compared."""
+    assert said(tmp_path, before="import time", branch=f"{OWN} and time.time() > 0") == expected(
+        "rank 0 at train.py:13: backward", "rank 1 at train.py:11: all_reduce of float32 []"
+    )
+
+
 def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
     text = re.sub(r"samples: [\d, ]+(?=, \.\.\.)", "samples: IDS", said(tmp_path, seed=OWN))
     text = re.sub(r"digest [0-9a-f]+", "digest N", text)

@@ -2,8 +2,7 @@
 
 Each rank has its own, in step with nobody: which of three has a batch ready first, or whether any has, is
 another matter on each. So what the script takes out of a queue or a pipe is what the main rank took, and
-every rank takes as much out of its own. Where but one thread can give, its values come in one order, and
-stay each rank's own.
+every rank takes as much out of its own. Where threads give in one order, values stay each rank's own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
-from ronde.boundary.other_threads import others
+from ronde.boundary.givers import Givers
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import is_users_module
 from ronde.comm.as_bytes import as_bytes
@@ -49,6 +48,8 @@ PATIENCE_S = 10.0
 # How much of its own a rank lays aside that is not what the main one has.
 _MOST_ASIDE = 64
 _TAKING = "get()"
+# What a thread that gives is asked, and goes by itself, to come to its end: what it gives is the same.
+_ABOUT_THE_END = ("is_alive", "is_set", "wait")
 # What is asked, and how a rank comes to where the main one is.
 _FLAGS: tuple[tuple[Any, str, Callable[[Any, float], object]], ...] = (
     (multiprocessing.connection._ConnectionBase, "poll", multiprocessing.connection._ConnectionBase.poll),
@@ -69,21 +70,23 @@ class Arrivals:
 
     Args:
         in_step: whether the code that runs now is run by all ranks together.
+        givers: notes of who gives through queues.
     """
 
-    def __init__(self, comm: Comm, agree: Agreement, in_step: Callable[[], bool]) -> None:
+    def __init__(self, comm: Comm, agree: Agreement, in_step: Callable[[], bool], givers: Givers) -> None:
         self._comm = comm
         self._agree = agree
         self._in_step = in_step
+        self._givers = givers
         # How many of its own a rank has yet to take.
         self._owed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # Of each queue the thread that gives, or that several do.
-        self._givers: weakref.WeakKeyDictionary[Any, Callable[[], Any]] = weakref.WeakKeyDictionary()
-        # Of a queue of threads, what has come sooner here; and those in which something else came.
+        # Of a queue of threads, what has come sooner here, as it is sent and itself; and those in which
+        # something else came.
         self._aside: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
         self._unlike: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Queues that the script asks whether there is something: ranks may have different numbers.
-        self._polled: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Queues of which ranks may have different numbers (the script asks whether there is something), or
+        # in another order.
+        self._shared: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         self._note_givers(patches)
@@ -100,55 +103,71 @@ class Arrivals:
             patches.set(owner, name, self._asked(getattr(owner, name), name, catch_up))
         patches.set(multiprocessing.connection, "wait", self._awaited(multiprocessing.connection.wait))
 
-    def _is_scripts(self, *through: str) -> bool:
-        """Whether the script has called whoever asks, where all ranks are in step."""
-        return called_by_script(*through, or_by=_STEPPERS, above=1) and self._in_step()
+    def _is_scripts(self, *through: str, in_no_order: bool = True) -> bool:
+        """Whether the script has called whoever asks, where all ranks are in step.
+
+        Args:
+            in_no_order: whether a thread that asks goes by what is another matter on each rank.
+        """
+        if not called_by_script(*through, or_by=_STEPPERS, above=1):
+            return False
+        in_step = self._in_step()
+        if in_no_order and not in_step:
+            self._givers.in_no_order()
+        return in_step
 
     def _note_givers(self, patches: Patches) -> None:
-        plain = queue.Queue.put
-        givers = self._givers
+        plain, givers = queue.Queue.put, self._givers
 
         @functools.wraps(plain)
-        def put(target: Any, *args: Any, **kwargs: Any) -> None:
-            here = threading.current_thread()
-            if givers.setdefault(target, weakref.ref(here))() is not here:
-                givers[target] = _several
-            plain(target, *args, **kwargs)
+        def put(target: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            may_drop = target.maxsize > 0 and not (block and timeout is None)
+            if may_drop and called_by_script(*_QUEUES):
+                givers.in_no_order()
+            givers.gives(target)
+            plain(target, item, block, timeout)
 
         patches.set(queue.Queue, "put", put)
-
-    def _shares(self, source: Any) -> bool:
-        """Whether what is taken is the main rank's, as that finds."""
-        return bool(self._agree("queue.Queue.get", int(self._has_several(source))))
-
-    def _has_several(self, source: Any) -> bool:
-        """Whether more than one thread gives, or may do so."""
-        giver, may = self._givers.get(source), list(others())
-        if giver is None:
-            return len(may) > 1
-        if giver() is threading.current_thread():  # all ranks together
-            return False
-        return giver is _several or len(may) + (giver() not in may) > 1
 
     def _got(self, plain: _Taking) -> _Taking:
         of_threads = plain is queue.Queue.get
 
         @functools.wraps(plain)
         def get(source: Any, block: bool = True, timeout: float | None = None) -> Any:
-            if not self._is_scripts(*_QUEUES):
-                return plain(source, block, timeout)
             waits = block and timeout is None
-            if not waits:
-                self._polled.add(source)
-            elif of_threads and source not in self._polled and not self._shares(source):
-                return plain(source)
             take = functools.partial(plain, source, block, timeout)
+            if not self._is_scripts(*_QUEUES, in_no_order=not (of_threads and waits)):
+                return self._got_by_thread(source, take) if of_threads else take()
             within = functools.partial(plain, source, True)
+            if not waits:
+                self._shared.add(source)
             if of_threads:
-                return self._same_of(source, take, within)
+                return self._given_by_threads(source, take, within)
             return self._taken(source, take, within, waits)
 
         return get
+
+    def _got_by_thread(self, source: Any, take: Callable[[], Any]) -> Any:
+        """Where all ranks are not in step."""
+        if threading.current_thread() is threading.main_thread():
+            return take()
+        self._givers.takes(source)
+        value = take()
+        self._givers.has_taken(source)
+        return value
+
+    def _given_by_threads(
+        self, source: Any, take: Callable[[], Any], within: Callable[[float | None], Any]
+    ) -> Any:
+        """The main rank takes first: who gives is known by then."""
+        self._comm.mark(_TAKING)
+        if source in self._shared:
+            return self._first(take) if self._comm.rank == 0 else self._same_of(source, within)
+        outcome = _outcome_of(take) if self._comm.rank == 0 else None
+        if self._agree("queue.Queue.get", int(outcome is not None and self._givers.mix(source))):
+            self._shared.add(source)
+            return self._sent(outcome) if outcome is not None else self._same_of(source, within)
+        return _given(outcome) if outcome is not None else take()
 
     def _received(self, plain: _Taking, end: Callable[[Any], Any]) -> _Taking:
         """Of a pipe, whose `end` can be asked whether there is something."""
@@ -175,7 +194,11 @@ class Arrivals:
         @functools.wraps(plain)
         def call(proxy: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             kind = proxy._token.typeid
-            if not (kind.endswith(("Queue", "Event")) and self._in_step()):
+            if not kind.endswith(("Queue", "Event")):
+                return plain(proxy, name, *args, **kwargs)
+            if not self._in_step():
+                if kind.endswith("Queue") and name not in ("put", "put_nowait"):
+                    self._givers.in_no_order()
                 return plain(proxy, name, *args, **kwargs)
             if name in ("empty", "full", "qsize", "is_set"):
                 answer = plain(proxy, name, *args, **kwargs)
@@ -216,14 +239,11 @@ class Arrivals:
         # Alike, it stays this rank's own, with what it shares.
         return _given(outcome if _packed(outcome) == told else _unpacked(told))
 
-    def _same_of(self, source: Any, take: Callable[[], Any], within: Callable[[float | None], Any]) -> Any:
+    def _same_of(self, source: Any, within: Callable[[float | None], Any]) -> Any:
         """As `_taken`, of what threads give: objects of the script, of which a rank has one of its own.
 
         It looks for the one that is alike, until one has not been found.
         """
-        self._comm.mark(_TAKING)
-        if self._comm.rank == 0:
-            return self._first(take)
         told = self._comm.broadcast_object(None)
         if told is None:  # each rank has its own
             return within(None)
@@ -231,18 +251,19 @@ class Arrivals:
         if not sent[0]:
             return _given(sent)
         aside = self._aside.setdefault(source, collections.deque())
-        for place, each in enumerate(aside):
-            if _packed((True, each)) == told:
+        for place, (packed, each) in enumerate(aside):
+            if packed == told:
                 del aside[place]
                 return each
         patience = 0.0 if source in self._unlike else PATIENCE_S
         while len(aside) < _MOST_ASIDE:
             own = _outcome_of(lambda: within(patience))
-            if _packed(own) == told:
+            packed = _packed(own)
+            if packed == told:
                 return _given(own)
             if not own[0]:
                 break
-            aside.append(own[1])
+            aside.append((packed, own[1]))
         self._unlike.add(source)
         if aside:
             aside.popleft()
@@ -250,7 +271,9 @@ class Arrivals:
 
     def _first(self, take: Callable[[], Any]) -> Any:
         """On the main rank: take, and send that."""
-        outcome = _outcome_of(take)
+        return self._sent(_outcome_of(take))
+
+    def _sent(self, outcome: Any) -> Any:
         self._comm.broadcast_object(_packed(outcome))
         return _given(outcome)
 
@@ -280,10 +303,10 @@ class Arrivals:
         @functools.wraps(plain)
         def ask(source: Any, *args: Any, **kwargs: Any) -> Any:
             answer = plain(source, *args, **kwargs)
-            if not self._is_scripts():
+            if not self._is_scripts(in_no_order=name not in _ABOUT_THE_END):
                 return answer
             if catch_up is None:
-                self._polled.add(source)
+                self._shared.add(source)
             told = self._agree(name, int(answer))
             if catch_up is not None and told != answer:
                 catch_up(source, PATIENCE_S)
@@ -305,10 +328,6 @@ class Arrivals:
 
 
 _NOTHING = (False, queue.Empty())
-
-
-def _several() -> None:
-    """In the place of one thread."""
 
 
 def _outcome_of(take: Callable[[], Any]) -> Any:

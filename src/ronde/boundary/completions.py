@@ -20,6 +20,7 @@ from typing import Any
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.arrivals import PATIENCE_S
 from ronde.boundary.caller import called_by_script
+from ronde.boundary.givers import Givers
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 
@@ -34,12 +35,14 @@ class Completions:
 
     Args:
         in_step: whether the code that runs now is run by all ranks together.
+        givers: notes of who gives through queues.
     """
 
-    def __init__(self, comm: Comm, agree: Agreement, in_step: Callable[[], bool]) -> None:
+    def __init__(self, comm: Comm, agree: Agreement, in_step: Callable[[], bool], givers: Givers) -> None:
         self._comm = comm
         self._agree = agree
         self._in_step = in_step
+        self._givers = givers
         self._numbers = itertools.count(1)
 
     def install(self, patches: Patches) -> None:
@@ -56,6 +59,15 @@ class Completions:
         following = self._next(results.next)
         patches.set(results, "next", following)
         patches.set(results, "__next__", following)
+
+    def _is_scripts(self) -> bool:
+        """Whether the script has called whoever asks, where all ranks are in step."""
+        if not called_by_script(above=1):
+            return False
+        in_step = self._in_step()
+        if not in_step:
+            self._givers.in_no_order()
+        return in_step
 
     def _number_futures(self, patches: Patches) -> None:
         future: Any = concurrent.futures.Future
@@ -75,7 +87,7 @@ class Completions:
     def _as_completed(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         @functools.wraps(plain)
         def as_completed(fs: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-            if not (called_by_script() and self._in_step()):
+            if not self._is_scripts():
                 return plain(fs, timeout)
             futures = list(dict.fromkeys(fs))
             return self._in_order(futures, plain(futures, timeout))
@@ -105,8 +117,8 @@ class Completions:
     def _waited(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def wait(fs: Iterable[Any], timeout: Any = None, return_when: str = _ALL) -> Any:
-            asked = called_by_script() and self._in_step()
-            if not asked or (timeout is None and return_when == _ALL):
+            waits_for_all = timeout is None and return_when == _ALL
+            if waits_for_all or not self._is_scripts():
                 return plain(fs, timeout, return_when)
             futures = list(dict.fromkeys(fs))
             places: list[int] = []
@@ -127,7 +139,7 @@ class Completions:
         @functools.wraps(plain)
         def done(future: Any) -> bool:
             answer = plain(future)
-            if not (called_by_script() and self._in_step()):
+            if not self._is_scripts():
                 return answer
             told = bool(self._agree("Future.done", int(answer)))
             if told and not answer:
@@ -176,6 +188,7 @@ class Completions:
         @functools.wraps(plain)
         def following(results: Any, timeout: float | None = None) -> Any:
             if not self._in_step():
+                self._givers.in_no_order()
                 return plain(results, timeout)
             return (
                 self._first(results, plain, timeout) if self._comm.rank == 0 else self._same(results, plain)

@@ -177,6 +177,7 @@ class Comm:
         """Buffers of these numbers of elements, to be averaged over ranks again and again."""
         on_cpu = all(device.type == "cpu" for device in devices)
         if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
+            self.mark("memory for gradients")
             try:
                 return list(allocate_shared(shapes, self))
             except LaunchError as error:
@@ -198,7 +199,10 @@ class Comm:
             own: first and last bytes of what this rank keeps up to date, and is charged with.
         """
         backend = self.backend
-        return backend.shared.share_once(nbytes, own) if isinstance(backend, SharedMemoryBackend) else None
+        if not isinstance(backend, SharedMemoryBackend):
+            return None
+        self.mark("memory for all ranks")
+        return backend.shared.share_once(nbytes, own)
 
     def share(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
         """Complete tensors: flat `parts[r]` were written by rank r; on return all ranks have all.

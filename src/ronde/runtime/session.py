@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 import zlib
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
+from ronde.boundary.givers import Givers
 from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
@@ -58,7 +59,8 @@ from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
-from ronde.errors import RondeError, UsageError
+from ronde.comm.readings import Readings
+from ronde.errors import LaunchError, RondeError, UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.parallel import one_pass
@@ -152,9 +154,12 @@ class Session:
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
         self.agreement = Agreement(boundary_comm)
-        self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
-        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step)
-        self._completions = Completions(boundary_comm, self.agreement, self._in_step)
+        self._circumstances = Circumstances(
+            self.agreement, self._in_step, self._paths.is_private, read=self.agreement.read
+        )
+        givers = Givers()
+        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step, givers)
+        self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
         self._started = Started(self.context, self._in_step)
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
@@ -202,8 +207,25 @@ class Session:
             board, first_rank=config.rank - config.local_rank, own_file=self._paths.is_private
         )
 
+    def _share_readings(self) -> None:
+        """Have the clock read without a collective, where all ranks are on this host."""
+        checks = [group.check for group in self._groups if group.check is not None]
+        if not self._shares_memory or len(checks) < len(self._groups):
+            return
+        timeout = self.config.timeout + _BACKEND_LATER
+        with suppress(LaunchError):  # on all ranks: each reading is a broadcast
+            readings = Readings(self.config.rank, self._groups[0].all_gather_object, timeout=timeout)
+            self.agreement.readings = readings
+            for check in checks:
+                check.begins = readings.begin
+
+    def _end_readings(self) -> None:
+        if self.agreement.readings is not None:
+            self.agreement.readings.end()
+
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
+        self._share_readings()
         self.install_boundary()
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
@@ -440,6 +462,7 @@ class Session:
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
+        self._end_readings()
         self._signals.uninstall()
         self.patches.restore()
         self._entropy.restore()
@@ -507,6 +530,7 @@ class Session:
             self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
+        self._end_readings()
         self._signals.uninstall()
         for group in self._groups:
             group.close()
