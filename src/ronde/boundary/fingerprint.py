@@ -13,7 +13,7 @@ from ronde.boundary.global_tensor import GlobalTensor
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 
-__all__ = ["end", "require_alike", "unlike"]
+__all__ = ["apart", "end", "require_alike", "unlike"]
 
 _MOST = 1024
 # Of the sum of all sizes: ranks may compute the same numbers with other roundings.
@@ -28,13 +28,17 @@ def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
     whole = [each for each in values if isinstance(each, torch.Tensor) and not isinstance(each, GlobalTensor)]
     if not whole:
         return [], ""
-    mine = torch.tensor([_numbers(each) for each in whole], dtype=torch.float64, device=comm.control_device)
-    main = comm.broadcast(mine.clone())
-    same = mine[:, 0] == main[:, 0]
-    close = (mine[:, 1:] - main[:, 1:]).abs() <= _TOLERANCE * main[:, 1:2] + 1e-300
-    flags = (~(same & close.all(1))).tolist()
+    mine = _table(whole).to(comm.control_device)
+    flags = _differ(mine, comm.broadcast(mine.clone()))
     digest = zlib.crc32(mine.cpu().numpy().tobytes())
     return [bool(count) for count in comm.votes(flags)], f"digest {digest:08x}"
+
+
+def apart(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None) -> list[bool] | None:
+    """Which of the tensors differ from the others in their places; None where these are others altogether."""
+    if others is None or len(values) != len(others):
+        return None
+    return _differ(_table(values), _table(others)) if values else []
 
 
 def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
@@ -57,6 +61,16 @@ def end(comm: Comm, what: str) -> None:
         "ranks were given different batches, by threads or processes of the script, or by a data set in no "
         "fixed order; take samples in a fixed order"
     )
+
+
+def _table(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([_numbers(each) for each in values], dtype=torch.float64)
+
+
+def _differ(mine: torch.Tensor, main: torch.Tensor) -> list[bool]:
+    same = mine[:, 0] == main[:, 0]
+    close = (mine[:, 1:] - main[:, 1:]).abs() <= _TOLERANCE * main[:, 1:2] + 1e-300
+    return (~(same & close.all(1))).tolist()
 
 
 def _numbers(value: torch.Tensor) -> tuple[float, float, float]:
