@@ -100,6 +100,8 @@ class GlobalTensor(torch.Tensor):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
+        if context.others_began:
+            context.note_values((args, kwargs))
         if region is Region.SCRIPT and not context.in_transform() and not _mixed(types):
             rule = first._rules.get(func)
             if rule is not None:
