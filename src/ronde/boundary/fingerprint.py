@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.digest import numbers
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.comm.process_group import Comm
@@ -24,8 +23,6 @@ _SLACK = 1e-6
 # Of a loss, which may be what is left of larger ones.
 _SLACK_OF_LOSSES = 1e-4
 _MOST_ROOTS = 4
-# Of these it has been noted what went into them.
-_NOTED = (GlobalTensor, DeferredScalar)
 
 
 def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
@@ -77,9 +74,8 @@ def compare_values(context: Context, *roots: Any) -> None:
     if not context.script_computes():
         return
     comm, values = context.comm, context.script_values
-    plain = [each for each in _tensors(roots) if not isinstance(each, _NOTED)]
-    mine = torch.tensor([*values.rows(), *_of_roots(plain)], dtype=torch.float64)
-    mine = mine.to(comm.control_device)
+    rows = [*values.rows(), *_of_roots(list(_plain(roots)))]
+    mine = torch.tensor(rows, dtype=torch.float64, device=comm.control_device)
     main = comm.broadcast(mine.clone())
     noted = len(mine) - _MOST_ROOTS
     flags = _differ(mine[:noted], main[:noted], _SLACK)
@@ -96,12 +92,13 @@ def compare_values(context: Context, *roots: Any) -> None:
     values.clear()
 
 
-def _tensors(roots: Any) -> Iterator[torch.Tensor]:
-    if isinstance(roots, torch.Tensor):
+def _plain(roots: Any) -> Iterator[torch.Tensor]:
+    """Those of which it has not been noted what went into them."""
+    if type(roots) is torch.Tensor and not roots.is_meta:
         yield roots
-    elif isinstance(roots, Iterable):
+    elif isinstance(roots, (tuple, list)):
         for each in roots:
-            yield from _tensors(each)
+            yield from _plain(each)
 
 
 def _of_roots(roots: Sequence[torch.Tensor]) -> list[tuple[float, float, float]]:
@@ -127,7 +124,7 @@ def end(comm: Comm, what: str) -> None:
 
 
 def _table(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([numbers(each) for each in values], dtype=torch.float64)
+    return torch.tensor([numbers(each) for each in values], dtype=torch.float64, device="cpu")
 
 
 def _differ(mine: torch.Tensor, main: torch.Tensor, slack: float = 1e-300) -> list[bool]:
