@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.boundary import arrivals, fingerprint
+from ronde.boundary import arrivals, digest
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.arrivals import Arrivals
 from ronde.boundary.completions import Completions
@@ -569,9 +569,9 @@ def test_ranks_that_were_given_different_batches_are_told(ranks: Ranks) -> None:
 )
 def test_tensors_of_all_kinds_are_compared(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = change(torch.arange(12.0).view(3, 4))
-    assert fingerprint._numbers(x) == fingerprint._numbers(x.clone())
+    assert digest.numbers(x) == digest.numbers(x.clone())
     other = change(torch.arange(12.0).flip(0).view(3, 4))
-    told = fingerprint._numbers(x) != fingerprint._numbers(other)
+    told = digest.numbers(x) != digest.numbers(other)
     assert told == (not x.is_sparse and x.numel() > 0 and not bool((x != x).any()))
 
 

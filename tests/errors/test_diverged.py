@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr={lr})
 generator = torch.Generator().manual_seed({seed})
 data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
 for inputs, targets in DataLoader(data, 8, shuffle=True, generator=generator):
-    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets) * {weight}
     if {branch}:
         print(model(inputs).sum().item())
     optimizer.zero_grad()
@@ -33,9 +33,18 @@ for inputs, targets in DataLoader(data, 8, shuffle=True, generator=generator):
 OWN = "int('rank-1' in os.readlink('/proc/self/fd/1'))"
 
 
-def said(folder: Path, *, before: str = "", seed: str = "0", branch: str = "False", lr: str = "0.1") -> str:
+def said(
+    folder: Path,
+    *,
+    before: str = "",
+    seed: str = "0",
+    branch: str = "False",
+    lr: str = "0.1",
+    weight: str = "1",
+) -> str:
     before = textwrap.dedent(before)
-    (folder / "train.py").write_text(SCRIPT.format(before=before, seed=seed, branch=branch, lr=lr))
+    script = SCRIPT.format(before=before, seed=seed, branch=branch, lr=lr, weight=weight)
+    (folder / "train.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
         cwd=folder,
@@ -111,6 +120,15 @@ def test_what_a_process_gives_in_an_order_of_each_ranks_own(tmp_path: Path, held
     text = re.sub(r"digest [0-9a-f]+", "digest N", said(tmp_path, before=before))
     what = "a first batch" if held else "Linear on 32 rows"
     assert re.findall(r"rank \d at train.py:\d+: (.*)", text) == [f"{what} (digest N)"] * 2
+
+
+def test_a_weight_of_the_loss_of_each_ranks_own(tmp_path: Path) -> None:
+    """As a thread sets it."""
+    before = "import threading\nthreading.Thread(target=int).start()"
+    text = said(tmp_path, before=before, weight=f"(0.5 + {OWN} / 4)")
+    text = re.sub(r"digest [0-9a-f]+", "digest N", text)
+    found = re.findall(r"rank (\d) at train.py:\d+: a value that the script put into its loss: (.*)", text)
+    assert found == [("0", "0.5 (digest N)"), ("1", "0.75 (digest N)")]
 
 
 @pytest.mark.soak

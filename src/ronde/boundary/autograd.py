@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.edges import Leave
+from ronde.boundary.fingerprint import compare_values
 from ronde.boundary.global_tensor import GlobalTensor, materialize, wrap
 from ronde.boundary.graph import crosses_ranks
 from ronde.boundary.modes_first import modes_first
@@ -74,6 +75,8 @@ def _install_grad(patches: Patches, context: Context) -> None:
             return dict(zip(inputs, found, strict=True))
         asked = _several(inputs)
         whole = context.region is Region.SCRIPT
+        if context.others_began:
+            compare_values(context, outputs, grad_outputs)
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
         one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
         carry_out = functools.partial(_one_by_one, plain) if one_by_one else plain

@@ -45,12 +45,12 @@ def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0)
     """Whether the function that asks was called by the user's code.
 
     Args:
-        through: names of modules whose frames may lie between.
+        through: names of modules whose frames may lie between; an empty one for code of none.
         or_by: names of modules and packages that count as the user's code.
         above: so many callers above the one that asks.
     """
     frame: FrameType | None = sys._getframe(2 + above)
-    while frame is not None and through and frame.f_globals.get("__name__") in through:
+    while frame is not None and through and frame.f_globals.get("__name__", "") in through:
         frame = frame.f_back
     if frame is None:
         return False

@@ -15,6 +15,7 @@ import torch
 import torch.autograd.forward_ad
 
 from ronde.boundary.layout import Layout
+from ronde.boundary.script_values import ScriptValues
 from ronde.comm.process_group import Comm
 from ronde.trace.tally import Tally
 
@@ -75,6 +76,7 @@ class Context:
         others_draw: other threads of the script draw from torch's generator, it seems.
         samples: samples of a data set are being read, and what modules do there is no call on a batch.
         others_began: the script has started threads or processes: what they give may differ between ranks.
+        script_values: what the script puts into its computations, to be compared before backward.
         called_beside: modules were called in another thread than the main one, where nothing is cut.
         past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
         until_backward: those of them with a graph: what was written is of use though the script drops them,
@@ -112,6 +114,7 @@ class Context:
         self.others_draw = False
         self.samples = False
         self.others_began = False
+        self.script_values = ScriptValues()
         self.called_beside = False
         self.until_backward: dict[int, Any] = {}
         self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -140,6 +143,24 @@ class Context:
     def is_in_step(self) -> bool:
         """On the script's main thread, or on that which works for its backward."""
         return self.on_main_thread() or _in_backward()
+
+    def script_computes(self) -> bool:
+        """Whether what runs now is the script's own on all ranks, and no part of a backward."""
+        if torch.compiler.is_dynamo_compiling():
+            return False
+        return (
+            self.main_region is Region.SCRIPT
+            and self.world_size > 1
+            and self.on_main_thread()
+            and not (self.samples or self.comm.alone)
+            and torch._C._current_graph_task_id() == -1
+            and not self.in_transform()
+        )
+
+    def note_values(self, given: Any) -> None:
+        """What the script gives to an operation beside batches and outputs; ranks may differ in that."""
+        if self.script_computes():
+            self.script_values.note(given)
 
     def reads_alone(self) -> bool:
         """Whether no other of the script's threads has read what needs all ranks and is still there."""

@@ -17,6 +17,9 @@ import torch
 from torch._C import DisableTorchFunction
 from torch.autograd import Function
 
+from ronde.boundary.context import Context
+from ronde.boundary.kinds import put_in
+
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
 T = torch.Tensor
@@ -40,7 +43,7 @@ class DeferredScalar(torch.Tensor):
     """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
 
     # Not in its dictionary, which is the script's.
-    __slots__ = ("_arrive", "_arrived", "_depth", "_node", "_plain", "_stand_in")
+    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_node", "_plain", "_stand_in")
     # Has the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
@@ -51,6 +54,8 @@ class DeferredScalar(torch.Tensor):
     _plain: torch.Tensor | None
     # How many steps lie between it and what it was derived from.
     _depth: int
+    # Is told what the script puts into it.
+    _context: Context
     # The name of the node that the same operation makes in plain python, which `repr` shows.
     _node: str
 
@@ -60,6 +65,9 @@ class DeferredScalar(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
+        context = first._context if isinstance(first, DeferredScalar) else _context_of((args, kwargs))
+        if context.others_began:
+            context.note_values(put_in(func, args, kwargs))
         if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
             if func in _METADATA:
                 return func(first._stand_in, *args[1:])
@@ -72,7 +80,7 @@ class DeferredScalar(torch.Tensor):
         if func is T.__repr__ and isinstance(first, DeferredScalar):
             return func(_shown(first), **kwargs)
         if func is T.backward and isinstance(first, DeferredScalar):
-            return func(root(first), *args[1:], **kwargs)
+            return _begin_backward(first, *args[1:], **kwargs)
         return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
 
     @classmethod
@@ -89,8 +97,35 @@ class DeferredScalar(torch.Tensor):
         return resolve(self).tolist()
 
 
+def _begin_backward(
+    loss: DeferredScalar, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
+    inputs: Any = None,
+) -> None:  # fmt: skip
+    """As `Tensor.backward` does, with the loss as it is: what has gone into it was noted."""
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _context_of(given: Any) -> Context:
+    """That of the first loss in an argument list."""
+    return next(_each(given))._context
+
+
+def _each(value: Any) -> Iterator[DeferredScalar]:
+    if isinstance(value, DeferredScalar):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _each(item)
+    elif isinstance(value, dict):
+        yield from _each(list(value.values()))
+
+
 def defer(
-    stand_in: torch.Tensor, arrive: Callable[[], torch.Tensor], depth: int = 0, node: str = ""
+    context: Context,
+    stand_in: torch.Tensor,
+    arrive: Callable[[], torch.Tensor],
+    depth: int = 0,
+    node: str = "",
 ) -> DeferredScalar:
     """The value that `arrive` will give; `stand_in` has its gradient already.
 
@@ -102,7 +137,7 @@ def defer(
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
     shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
-    shell._depth, shell._node = depth, node or type(stand_in.grad_fn).__name__
+    shell._context, shell._depth, shell._node = context, depth, node or type(stand_in.grad_fn).__name__
     return shell
 
 
@@ -169,14 +204,16 @@ def _resolved(value: Any) -> Any:
 
 
 def _mapped(value: DeferredScalar, function: Callable[[torch.Tensor], torch.Tensor]) -> DeferredScalar:
-    return defer(function(value._stand_in), lambda: function(_original(value)), value._depth + 1)
+    return defer(
+        value._context, function(value._stand_in), lambda: function(_original(value)), value._depth + 1
+    )
 
 
 def _added(value: DeferredScalar, other: Any) -> Any:
     if isinstance(other, DeferredScalar) and other._plain is None and other._depth < _LONGEST_CHAIN:
         depth = max(value._depth, other._depth) + 1
         stand_in = value._stand_in + other._stand_in
-        return defer(stand_in, lambda: _original(value) + _original(other), depth)
+        return defer(value._context, stand_in, lambda: _original(value) + _original(other), depth)
     if isinstance(other, (int, float)):
         return _mapped(value, lambda plain: plain + other)
     return resolve(value) + _resolved(other)

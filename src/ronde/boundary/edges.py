@@ -174,7 +174,7 @@ def sum_ranks_deferred(
         pending.wait()
         return _Arrived.apply(value, total, divisor, context)
 
-    return defer(value * (context.world_size / divisor), arrive, node=node)
+    return defer(context, value * (context.world_size / divisor), arrive, node=node)
 
 
 class _Spread(Function):

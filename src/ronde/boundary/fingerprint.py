@@ -1,23 +1,28 @@
-"""Whether ranks were given the same tensors, by a few numbers of each."""
+"""Whether ranks were given the same tensors and numbers, by a few numbers of each."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy
 import torch
 
+from ronde.boundary.context import Context
+from ronde.boundary.digest import numbers
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 
-__all__ = ["end", "require_alike", "unlike"]
+__all__ = ["apart", "compare_values", "end", "require_alike", "unlike"]
 
-_MOST = 1024
 # Of the sum of all sizes: ranks may compute the same numbers with other roundings.
 _TOLERANCE = 1e-3
+# Of single numbers, what may be left of larger ones that were the same but for rounding.
+_SLACK = 1e-6
+# Of a loss, which may be what is left of larger ones.
+_SLACK_OF_LOSSES = 1e-4
+_MOST_ROOTS = 4
 
 
 def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
@@ -28,13 +33,16 @@ def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
     whole = [each for each in values if isinstance(each, torch.Tensor) and not isinstance(each, GlobalTensor)]
     if not whole:
         return [], ""
-    mine = torch.tensor([_numbers(each) for each in whole], dtype=torch.float64, device=comm.control_device)
-    main = comm.broadcast(mine.clone())
-    same = mine[:, 0] == main[:, 0]
-    close = (mine[:, 1:] - main[:, 1:]).abs() <= _TOLERANCE * main[:, 1:2] + 1e-300
-    flags = (~(same & close.all(1))).tolist()
-    digest = zlib.crc32(mine.cpu().numpy().tobytes())
-    return [bool(count) for count in comm.votes(flags)], f"digest {digest:08x}"
+    mine = _table(whole).to(comm.control_device)
+    flags = _differ(mine, comm.broadcast(mine.clone()))
+    return [bool(count) for count in comm.votes(flags)], _short(mine)
+
+
+def apart(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None) -> list[bool] | None:
+    """Which of the tensors differ from the others in their places; None where these are others altogether."""
+    if others is None or len(values) != len(others):
+        return None
+    return _differ(_table(values), _table(others)) if values else []
 
 
 def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
@@ -49,6 +57,62 @@ def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
         end(comm, f"{what} ({digest})")
 
 
+def compare_values(context: Context, *roots: Any) -> None:
+    """End the run where the script has put other values into its computations on another rank.
+
+    A collective, before a backward of the script's: a value of each rank's own would mix gradients of
+    several losses.
+
+    Args:
+        roots: what the backward begins with; of a loss that is a plain tensor the value is compared, as
+            what went into it has not been noted.
+
+    Raises:
+        DivergedError: with the lines of the script, on one host.
+        RondeError: on several.
+    """
+    if not context.script_computes():
+        return
+    comm, values = context.comm, context.script_values
+    rows = [*values.rows(), *_of_roots(list(_plain(roots)))]
+    mine = torch.tensor(rows, dtype=torch.float64, device=comm.control_device)
+    main = comm.broadcast(mine.clone())
+    noted = len(mine) - _MOST_ROOTS
+    flags = _differ(mine[:noted], main[:noted], _SLACK)
+    flags += _differ(mine[noted:], main[noted:], _SLACK_OF_LOSSES)
+    places = [place for place, votes in enumerate(comm.votes(flags)) if votes]
+    if places:
+        what = values.shown(places[0]) if places[0] < noted else f"loss ({_short(mine[noted:])})"
+        comm.mark(f"a value that the script put into its loss: {what}")
+        comm.barrier()  # one that came first hears of it here
+        raise RondeError(
+            "ranks were given different values for a loss, by threads or processes of the script; give them "
+            "by a queue, or compute them alike on all ranks"
+        )
+    values.clear()
+
+
+def _plain(roots: Any) -> Iterator[torch.Tensor]:
+    """Those of which it has not been noted what went into them."""
+    if type(roots) is torch.Tensor and not roots.is_meta:
+        yield roots
+    elif isinstance(roots, (tuple, list)):
+        for each in roots:
+            yield from _plain(each)
+
+
+def _of_roots(roots: Sequence[torch.Tensor]) -> list[tuple[float, float, float]]:
+    """As many rows whatever is given: more are added to the last."""
+    found = [numbers(each) for each in roots] + [(0.0, 0.0, 0.0)] * _MOST_ROOTS
+    first, others = found[: _MOST_ROOTS - 1], found[_MOST_ROOTS - 1 :]
+    kinds, sizes, placed = zip(*others, strict=True)
+    return [*first, (sum(kinds), sum(sizes), sum(placed))]
+
+
+def _short(rows: torch.Tensor) -> str:
+    return f"digest {zlib.crc32(rows.cpu().numpy().tobytes()):08x}"
+
+
 def end(comm: Comm, what: str) -> None:
     """Ranks have come with different things to what is the same line."""
     comm.mark(what)
@@ -59,25 +123,11 @@ def end(comm: Comm, what: str) -> None:
     )
 
 
-def _numbers(value: torch.Tensor) -> tuple[float, float, float]:
-    """A digest of what must be the same, the sum of all sizes, and a sum that goes by the places."""
-    kind = str((value.dtype, tuple(value.shape))).encode()
-    if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
-        return float(zlib.crc32(kind)), 0.0, 0.0
-    values = _some(value.detach())
-    if not value.dtype.is_floating_point and not value.dtype.is_complex:
-        return float(zlib.crc32(kind + values.tobytes())), 0.0, 0.0
-    finite = numpy.nan_to_num(values, posinf=1e30, neginf=-1e30)
-    weights = numpy.cos(1.7 * numpy.arange(len(finite)))
-    return float(zlib.crc32(kind)), float(abs(finite).sum()), float((finite * weights).sum())
+def _table(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([numbers(each) for each in values], dtype=torch.float64, device="cpu")
 
 
-def _some(value: torch.Tensor) -> Any:
-    """Some elements in order, none of them copied before it is chosen."""
-    # An odd step does not come to the same columns of every row.
-    places = torch.arange(0, value.numel(), (value.numel() // _MOST) | 1, device=value.device)
-    some = value[torch.unravel_index(places, value.shape)] if value.dim() else value.reshape(1)
-    some = some.resolve_conj().resolve_neg()
-    if some.is_complex():
-        some = torch.view_as_real(some).reshape(-1)
-    return (some.double() if some.is_floating_point() else some).cpu().numpy()
+def _differ(mine: torch.Tensor, main: torch.Tensor, slack: float = 1e-300) -> list[bool]:
+    same = mine[:, 0] == main[:, 0]
+    close = (mine[:, 1:] - main[:, 1:]).abs() <= _TOLERANCE * main[:, 1:2] + slack
+    return (~(same & close.all(1))).tolist()

@@ -19,7 +19,15 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar, resolve
 from ronde.boundary.edges import Slice, gather_data
 from ronde.boundary.guards import Refusal, memory
-from ronde.boundary.kinds import METADATA, changes_first, changes_shape, lends_memory, may_copy, watches
+from ronde.boundary.kinds import (
+    METADATA,
+    changes_first,
+    changes_shape,
+    lends_memory,
+    may_copy,
+    put_in,
+    watches,
+)
 from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.spelling import spelled
 from ronde.boundary.tree import map_leaves
@@ -100,6 +108,8 @@ class GlobalTensor(torch.Tensor):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
+        if context.others_began:
+            context.note_values(put_in(func, args, kwargs))
         whole = context.in_transform() or context.carries_tangents()
         if region is Region.SCRIPT and not whole and not _mixed(types):
             rule = first._rules.get(func)

@@ -14,6 +14,7 @@ __all__ = [
     "leaves_graph",
     "lends_memory",
     "may_copy",
+    "put_in",
     "watches",
 ]
 
@@ -116,3 +117,9 @@ def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
     if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
         return True
     return name.endswith("_") and not name.endswith("__")
+
+
+def put_in(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arguments of a function but what it writes to: memory that nobody may have written yet."""
+    values = [value for name, value in kwargs.items() if name != "out"]
+    return (args[1:] if changes_first(func, kwargs) else args), values

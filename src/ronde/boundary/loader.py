@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import io
 import multiprocessing
 import sys
 import weakref
@@ -28,16 +27,16 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ronde.boundary.context import Context, Region
-from ronde.boundary.fingerprint import end, unlike
+from ronde.boundary.fingerprint import apart, end, unlike
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
 from ronde.boundary.host_generators import HostGenerators
-from ronde.boundary.kept import restored
 from ronde.boundary.named_hosts import hosts_in_samples
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
-from ronde.boundary.random_state import Drawn, preserved_random_state
+from ronde.boundary.random_state import Drawn
 from ronde.boundary.reach import Reach
+from ronde.boundary.read_again import Asked, read_again, repeats
 from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import redirected
 from ronde.boundary.tree import Opaque, leaves, map_leaves
@@ -119,6 +118,7 @@ class LoaderEdge:
         self._loading = loading
         self._unmediated = unmediated
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], _Loading] = weakref.WeakKeyDictionary()
+        self._plain_fetch: Any = _MapDatasetFetcher.fetch
 
     def install(self, patches: Patches) -> None:
         edge, comm = self, self._context.comm
@@ -134,17 +134,23 @@ class LoaderEdge:
         def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
             plain_reset(iterator, loader, first_iter)
             iterator._ronde_queue.clear()
+            iterator._ronde_asked.clear()
 
         def next_index(iterator: Any) -> Any:
             index = plain_index(iterator)
             edge._mark(index)
+            if not iterator._ronde_loading.compared:
+                iterator._ronde_asked.append(Asked(index))
             return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
             begun, waited = perf_counter_ns(), comm.waited_ns
-            with edge._fetching(iterator):
-                data = plain_next(iterator)
-            data = edge._deliver(iterator, data)
+            try:
+                with edge._fetching(iterator):
+                    data = plain_next(iterator)
+            finally:  # where a sample raised, its batch is over too
+                asked = edge._next_asked(iterator)
+            data = edge._deliver(iterator, data, asked)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
                 edge._context.tally.deliver(spent, _rows(data, edge._context.batch_dim or 0))
@@ -154,7 +160,7 @@ class LoaderEdge:
         patches.set(_BaseDataLoaderIter, "_reset", reset)
         patches.set(_BaseDataLoaderIter, "_next_index", next_index)
         patches.set(_BaseDataLoaderIter, "__next__", next_batch)
-        patches.set(_MapDatasetFetcher, "fetch", self._watched(_MapDatasetFetcher.fetch))
+        patches.set(_MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
 
     def _watched(self, plain_fetch: Any) -> Callable[[Any, Any], Any]:
         """Reads the samples of a batch, in whatever process, and notes what that shows of them."""
@@ -190,7 +196,7 @@ class LoaderEdge:
                 elif loading.book:
                     loading.flag.value = _BOOKED
                 elif loading.flag.value == _UNKNOWN:
-                    still = not asked or _repeats(plain_fetch, fetcher, index, data)
+                    still = not asked or repeats(plain_fetch, fetcher, index, data)
                     loading.flag.value = _STILL if still else _ORDERED
             return data
 
@@ -208,6 +214,7 @@ class LoaderEdge:
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
+        iterator._ronde_asked = collections.deque()
         iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
         iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
         if loading.reason:
@@ -242,7 +249,12 @@ class LoaderEdge:
             iterator._ronde_queue.clear()
             self._say(iterator._dataset, loading.shown)
 
-    def _compare(self, data: Any) -> None:
+    def _next_asked(self, iterator: Any) -> Asked | None:
+        """By what the batch was read that has come, while it may be asked."""
+        asked: collections.deque[Asked] = getattr(iterator, "_ronde_asked", collections.deque())
+        return asked.popleft() if asked else None
+
+    def _compare(self, iterator: Any, data: Any, asked: Asked | None) -> None:
         """Let ranks be found whose datasets differ: gathered by threads, say, or in the order of a set.
 
         A first batch every rank has loaded whole, but for what it was told to trust.
@@ -253,11 +265,25 @@ class LoaderEdge:
             return
         comm = self._context.comm
         flags, digest = unlike(comm, values)
-        # A sample may tell when it was loaded, and padding is what was in memory: then others are alike. One
-        # that is the same everywhere tells nothing.
+        if not any(flags):
+            return
+        # A sample may tell when it was loaded, and padding is what was in memory: that comes out otherwise
+        # when the same samples are read again.
+        otherwise = apart(values, self._read_again(iterator, asked))
+        unknown, *told = comm.votes([otherwise is None, *(otherwise or [False] * len(values))])
+        repeated = not unknown and any(flag and not votes for flag, votes in zip(flags, told, strict=True))
+        # What is the same everywhere, or on all ranks, tells nothing of others.
         telling = [flag for flag, value in zip(flags, values, strict=True) if flag or _varies(value)]
-        if comm.votes([any(flags) and all(telling)])[0]:
+        if comm.votes([repeated or all(telling)])[0]:
             end(comm, f"a first batch ({digest})")
+
+    def _read_again(self, iterator: Any, asked: Asked | None) -> list[Any] | None:
+        """Each rank reads what may be other samples, in other files; modules in there are no models."""
+        if asked is None:
+            return None
+        with self._unmediated(), self._context.enter(Region.REPLICATED, None):
+            read = read_again(self._plain_fetch, iterator, asked)
+        return read and [value for value in read if isinstance(value, torch.Tensor)]
 
     def _say(self, dataset: Any, reason: str) -> None:
         self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
@@ -314,11 +340,11 @@ class LoaderEdge:
         """What a thread reads stays whole unless samples are trusted: they are not looked at there."""
         return loading.proven and (self._loading == "sliced" or not self._is_beside())
 
-    def _deliver(self, iterator: Any, data: Any) -> Any:
+    def _deliver(self, iterator: Any, data: Any, asked: Asked | None) -> Any:
         loading: _Loading = iterator._ronde_loading
         if not loading.compared and self._context.on_main_thread():
             loading.compared = True
-            self._compare(data)
+            self._compare(iterator, data, asked)
         if not loading.sliceable or not iterator._ronde_queue:
             return data
         rows, sliced = iterator._ronde_queue.popleft()
@@ -454,26 +480,3 @@ def _reads_together(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def _repeats(fetch: Callable[..., Any], fetcher: Any, index: Any, data: Any) -> bool:
-    """Whether a batch's first sample comes out the same when it is read again, alone and unnoticed."""
-    reach = Reach()
-    reach.visit(fetcher.dataset)
-    values = [value for _, value in reach.values]
-    if any(isinstance(value, Iterator) and not isinstance(value, io.IOBase) for value in values):
-        return False  # it goes on when it is used, which could not be put back; a file is read at a place
-    try:
-        with restored(reach.places, values), preserved_random_state(hosts_in_samples(reach)):
-            alone = list(leaves(fetch(fetcher, list(index)[:1])))
-        batch = list(leaves(data))
-        if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):
-            return True  # it will not be cut
-        return len(alone) == len(batch) and all(map(_same_row, alone, batch))
-    except Exception:
-        return False
-
-
-def _same_row(alone: torch.Tensor, batch: torch.Tensor) -> bool:
-    a, b = alone[:1], batch[:1]
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())

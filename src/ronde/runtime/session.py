@@ -40,6 +40,7 @@ from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
+from ronde.boundary.fingerprint import compare_values
 from ronde.boundary.givers import Givers
 from ronde.boundary.global_tensor import materialize
 from ronde.boundary.graph import Reached, crosses_ranks, reached
@@ -52,6 +53,7 @@ from ronde.boundary.ports import Ports
 from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.boundary.shared_blocks import SharedBlocks
+from ronde.boundary.shared_reads import SharedReads
 from ronde.boundary.signals import COUNTED, HandledSignals
 from ronde.boundary.started import Started
 from ronde.cluster.own_address import own_address
@@ -157,6 +159,7 @@ class Session:
         self._circumstances = Circumstances(
             self.agreement, self._in_step, self._paths.is_private, read=self.agreement.read
         )
+        self._shared_reads = SharedReads(boundary_comm, self.agreement, self._in_step)
         givers = Givers()
         self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step, givers)
         self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
@@ -232,6 +235,7 @@ class Session:
         self._started.install(self.patches)
         if self.config.world_size > 1:
             self._arrivals.install(self.patches)
+            self._shared_reads.install(self.patches)
             self._completions.install(self.patches)
         if self.config.local_world_size > 1:
             self._ports.install(self.patches)
@@ -313,6 +317,8 @@ class Session:
                         "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
+            if self.context.others_began:
+                compare_values(self.context, tensors, grad_tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             nested = self.reducer.busy
             # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's

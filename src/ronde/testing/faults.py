@@ -134,7 +134,7 @@ def local_item(session: Session) -> None:
 
     def locally_valued(*args: Any, **kwargs: Any) -> Any:
         deferred = sum_ranks(*args, **kwargs)
-        return defer(deferred._stand_in, lambda: deferred._stand_in)
+        return defer(deferred._context, deferred._stand_in, lambda: deferred._stand_in)
 
     _replace(losses, "sum_ranks_deferred", locally_valued)
 
