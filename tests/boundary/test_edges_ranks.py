@@ -286,7 +286,7 @@ def named_inputs(w: World) -> Any:
     inputs = dict(w.model.named_parameters())
     try:
         found = torch.autograd.grad(w.model(w.x).sum(), inputs)
-    except TypeError:  # before torch 2.13
+    except (TypeError, RuntimeError):  # before torch 2.13
         found = torch.autograd.grad(w.model(w.x).sum(), [*inputs.values()])
     return w.gradients(*(found.values() if isinstance(found, dict) else found))
 

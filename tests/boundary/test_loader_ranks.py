@@ -554,6 +554,7 @@ class _Told(Dataset[Any]):
 
 def _first_batches(rank: Rank, *named: tuple[str, bool, int]) -> list[str]:
     """Of a data set in the order of a set, say, or whose samples tell when they were loaded."""
+    torch.manual_seed(0)  # for all ranks, whatever ran before
     found: list[str] = []
     with rank.session() as session:
         for more, differ, workers in named:

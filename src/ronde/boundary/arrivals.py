@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from ronde.boundary.agreement import Agreement
@@ -41,8 +42,11 @@ __all__ = ["PATIENCE_S", "Arrivals"]
 _STEPPERS = ("gym.vector.", "gymnasium.vector.", "stable_baselines3.common.vec_env.", "tianshou.env.")
 # Whose methods call each other: `get_nowait` calls `get`.
 _QUEUES = ("queue", "multiprocessing.queues")
-# What is told by its value, or goes by a name anyway.
-_PLAIN = (str, bytes, int, float, complex, tuple, type(None), type, types.FunctionType, types.ModuleType)
+# What is told by its value, or goes by a name anyway. A buffer that is filled again has its name still.
+_PLAIN = (
+    *(str, bytes, int, float, complex, tuple, type(None), type, types.FunctionType, types.ModuleType),
+    *(list, dict, set, bytearray, numpy.ndarray, torch.Tensor),
+)
 # How long a rank waits for its own to be what the main rank's is.
 PATIENCE_S = 10.0
 # How much of its own a rank lays aside that is not what the main one has.
@@ -392,10 +396,17 @@ class _Unpickler(pickle.Unpickler):
 
 def _named() -> Iterator[tuple[tuple[str, str], Any]]:
     """Objects by the module and the name that they have in the script."""
-    for module in [each for each in sys.modules.values() if is_users_module(each)]:
+    loaded = list(sys.modules)
+    for module in _users_modules(len(loaded), loaded[-1]):
         for name, value in list(vars(module).items()):
             if not isinstance(value, _PLAIN):
                 yield (module.__name__, name), value
+
+
+@functools.lru_cache(maxsize=1)
+def _users_modules(_count: int, _newest: str) -> list[types.ModuleType]:
+    """The script's own among all modules, of which there are thousands: looked for when one has come."""
+    return [module for module in list(sys.modules.values()) if is_users_module(module)]
 
 
 def _unpickled(values: Any, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
