@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from alone import alone
 from ronde.boundary.context import Region
+from ronde.boundary.other_threads import is_of_script
 
 
 class Waiting(torch.autograd.Function):
@@ -35,3 +38,14 @@ def test_a_function_in_another_thread(tmp_path: Path) -> None:
         Waiting.goes_on.set()
         other.join()
     assert region is Region.SCRIPT
+
+
+def test_what_hands_memory_to_processes_is_no_thread_of_the_scripts() -> None:
+    with open(os.devnull) as file:
+        resource_sharer.DupFd(file.fileno())  # to which a thread answers
+    try:
+        began = [thread for thread in threading.enumerate() if "_serve" in thread.name]
+        assert began
+        assert not any(map(is_of_script, began))
+    finally:
+        resource_sharer.stop()

@@ -21,7 +21,7 @@ __all__ = ["changed_by_others", "is_of_script", "others", "others_run", "reads_a
 
 # Whose threads run no code of a script's: ours, feeders of queues, monitors of progress bars, loggers'.
 _BACKSTAGE = (
-    "ronde.", "multiprocessing.queues", "torch._", "torch.utils.data.",
+    "ronde.", "multiprocessing.queues", "multiprocessing.resource_sharer", "torch._", "torch.utils.data.",
     "tqdm.", "tensorboard.", "tensorboardX.", "wandb.",
 )  # fmt: skip
 # Of methods that change what they are called on.
