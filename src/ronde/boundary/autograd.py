@@ -74,6 +74,8 @@ def _install_grad(patches: Patches, context: Context) -> None:
             return dict(zip(inputs, found, strict=True))
         asked = _several(inputs)
         whole = context.region is Region.SCRIPT
+        if whole:
+            context.on_backward()
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
         one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
         carry_out = functools.partial(_one_by_one, plain) if one_by_one else plain
