@@ -58,6 +58,7 @@ UNSAID = {
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",
     "no global tensor among the arguments": "an assertion about our own code",
+    "a tensor made of a number that changes again and again": "what a model reads, in a sentence of its own",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "'...' object has no attribute 'state'": "Python's own words",
     "I/O operation on closed file": "Python's own words",

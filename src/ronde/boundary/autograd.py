@@ -75,6 +75,8 @@ def _install_grad(patches: Patches, context: Context) -> None:
             return dict(zip(inputs, found, strict=True))
         asked = _several(inputs)
         whole = context.region is Region.SCRIPT
+        if whole:
+            context.on_backward()
         if context.others_began:
             compare_values(context, outputs, grad_outputs)
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]

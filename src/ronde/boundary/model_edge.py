@@ -81,6 +81,8 @@ class ModelEdge:
             if not context.on_main_thread():
                 context.called_beside = True
                 return plain(module, *args, **kwargs)
+            if context.at_place is not None:
+                context.at_place()
             if context.until_backward:
                 notice_writes_past_graph(context)
             return self._call(plain, module, args, kwargs)

@@ -1,16 +1,22 @@
-"""Signals that the script handles: its handler runs before the same optimizer step on all ranks.
+"""Signals that the script handles: its handler runs at the same place of the script on all ranks.
 
 A signal reaches the ranks at different places of the script. A handler that sets a flag, at which the loop
 saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
-when it comes; before each step a rank writes its counts on a board, reads those that all ranks had at the
-step before, and calls the handler if some rank had received the signal since.
+when it comes; before each optimizer step a rank writes its counts on a board, reads those that all ranks had
+at the step before, and calls the handler if some rank had received the signal since. Where no optimizer has
+stepped yet, as where the script updates weights itself, a backward that begins is such a step.
 
 A rank comes to a step when it has the gradients of all ranks, which have then all come to the step before: so
 nobody waits for what is read. Where that is not so (an optimizer that steps without gradients of its own, a
 device that works on while its host is ahead), it waits a little.
 
-What has been received and not handled when no step comes for long (an evaluation, the end of the script) is
-handled as in plain python, wherever the rank is.
+Between steps (an evaluation) ranks hear of counts in the collectives by which they gather what the script
+reads: what one has received goes along with the next, and after it all know alike. Nothing is called there,
+in the midst of an operation, but at the next place of the script that all come to: a call of a model, the
+next batch of a loader, a backward, a step.
+
+What has been received and not handled when none of these comes for long (the end of the script) is handled as
+in plain python, wherever the rank is.
 """
 
 from __future__ import annotations
@@ -23,11 +29,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
 from types import FrameType
 from typing import Any
 
 from ronde.boundary.caller import called_by_script, is_script
+from ronde.boundary.caught import is_caught
 from ronde.boundary.patches import Patches
 from ronde.trace.signal_board import SignalBoard
 
@@ -46,8 +54,8 @@ COUNTED = (
 _PLACES = {int(number): place for place, number in enumerate(COUNTED)}
 # Libraries that train for the script, and save at a signal.
 _TRAINERS = ("lightning.", "pytorch_lightning.", "transformers.")
-# How long a signal waits for steps: some of the latest length, and never so long that the job is killed first
-# (batch systems allow half a minute).
+# How long a signal waits for steps or collectives: some of the latest length, and never so long that the job
+# is killed first (batch systems allow half a minute).
 _STEPS, _LEAST_S, _MOST_S = 3.0, 3.0, 20.0
 # The same for Ctrl-C in a script that does not say what is to happen then.
 _BRIEF_S = 0.5
@@ -77,6 +85,7 @@ class HandledSignals:
         open_board: shared by all ranks.
         alone: whether this rank is in a debugger, and the others are not.
         in_script: whether execution is where the script's code does what all ranks do: a handler may save.
+        at_next_place: has a function called wherever all ranks come to next, until it is given None.
 
     Attributes:
         training: whether a backward has begun; before, no step may come for long, and a signal is handled as
@@ -84,22 +93,32 @@ class HandledSignals:
     """
 
     def __init__(
-        self, open_board: Callable[[], SignalBoard], alone: Callable[[], bool], in_script: Callable[[], bool]
+        self,
+        open_board: Callable[[], SignalBoard],
+        alone: Callable[[], bool],
+        in_script: Callable[[], bool],
+        at_next_place: Callable[[Callable[[], None] | None], None],
     ) -> None:
         self.training = False
         self._open_board = open_board
         self._alone = alone
         self._in_script = in_script
+        self._at_next_place = at_next_place
         self._board: SignalBoard | None = None
         self._process = os.getpid()
+        self._thread = get_ident()
         self._step = 0
+        self._stepped = False
+        self._collective = 0
+        self._untold = False
         self._received = [0] * len(COUNTED)
         self._handled = [0] * len(COUNTED)
-        self._latest: Sequence[int] = (0,) * len(COUNTED)
+        # What all ranks know alike that some rank has received.
+        self._known: tuple[int, ...] = (0,) * len(COUNTED)
         self._scripts: dict[int, Any] = {}
         self._overdue: set[int] = set()
         self._own: set[int] = set()
-        self._came = self._took = 0.0
+        self._came = self._took = self._met = 0.0
         self._ended = False
         self._plain: Callable[[int], Any] = signal.getsignal
 
@@ -160,6 +179,7 @@ class HandledSignals:
     def uninstall(self) -> None:
         """From here on signals are handled as they come; the functions are the register's to put back."""
         self._ended = True
+        self._at_next_place(None)
         board, self._board = self._board, None
         if board is not None:
             board.close()
@@ -175,8 +195,11 @@ class HandledSignals:
             self._overdue.discard(number)
         else:
             self._received[place] += 1
+            self._untold = True
             if self.training and not self._alone():
-                unexpected = handler is signal.default_int_handler and not _is_caught(frame)
+                unexpected = handler is signal.default_int_handler and not is_caught(
+                    frame, is_scripts=_may_save
+                )
                 patience = min(max(_LEAST_S, _STEPS * self._took), _MOST_S)
                 self._handle_later(number, _BRIEF_S if unexpected else patience)
                 return
@@ -189,29 +212,77 @@ class HandledSignals:
 
     def before_step(self) -> None:
         """An optimizer is about to step, on all ranks: the place where they handle what has come."""
+        self._stepped = True
+        self._come_to_step()
+
+    def before_backward(self) -> None:
+        """A backward is about to begin, on all ranks: as good a place where no optimizer steps."""
+        self.training = True
+        if not self._stepped:
+            self._come_to_step()
+        elif not self._alone():
+            self._handle_known()
+
+    def begins(self, number: int) -> None:
+        """A collective is about to begin in which all ranks hear of each other."""
+        if self._board is not None and get_ident() == self._thread:
+            self._collective = number
+            if self._untold:
+                self._untold = False  # before they are read: a signal may come just then
+                self._untold = not self._board.notices.write(number, self._received)
+
+    def ends(self, number: int) -> None:
+        """A collective is over.
+
+        If it is the one that was begun last, all ranks have come to it, and none knows more than it tells.
+        """
+        if number != self._collective or self._board is None or get_ident() != self._thread:
+            return
+        now = monotonic()
+        if now - self._met > self._took:
+            self._took = now - self._met
+        self._met = now
+        most = self._board.notices.most(number)
+        if most is not None:
+            self._know(most)
+
+    def _come_to_step(self) -> None:
         self.training = True
         if self._alone():
             return
         self._step += 1
         if self._board is not None:
             now = monotonic()
-            self._took, self._came = now - self._came, now
+            self._took, self._came, self._met = now - self._came, now, now
             self._board.write(self._step, self._received)
-            most = self._agreed(self._board)
-            if most != self._latest:
-                for number, count in zip(COUNTED, most, strict=True):
-                    self._handle(number, count, None)
-                self._latest = most
+            self._know(self._received_before(self._board))
+            self._handle_known()
 
-    def _agreed(self, board: SignalBoard) -> Sequence[int]:
+    def _received_before(self, board: SignalBoard) -> Sequence[int]:
         """Of each signal the most that any rank had received at the step before."""
         begun = 0.0
         while (most := board.most(self._step - 1)) is None:
             begun = begun or monotonic()
             if monotonic() - begun > _PATIENCE_S:
-                return self._latest
+                return self._known
             sleep(_LOOK_EVERY_S)
         return most
+
+    def _know(self, most: Sequence[int]) -> None:
+        """From here on all ranks know alike that so many were received."""
+        known = tuple(map(max, self._known, most))
+        if known != self._known:
+            self._known = known
+            self._at_next_place(self._handle_known)
+
+    def _handle_known(self) -> None:
+        """At a place that all ranks come to: what some of them has received each of them handles.
+
+        If a handler raises, the others are called at the next one.
+        """
+        for number, count in zip(COUNTED, self._known, strict=True):
+            self._handle(number, count, None)
+        self._at_next_place(None)
 
     def _handle(self, number: int, count: int, frame: FrameType | None) -> None:
         """Call the script's handler if that is more often than was seen to: what came together is one call.
@@ -243,7 +314,7 @@ class HandledSignals:
                 self._board = self._open_board()
             except OSError:  # a full disk, say: signals are handled as they come
                 return False
-            self._came = monotonic()
+            self._came = self._met = monotonic()
             self._board.write(self._step, self._received)
         return True
 
@@ -254,8 +325,10 @@ class HandledSignals:
             _thread.start_new_thread(self._remind, (number, place, patience))
 
     def _remind(self, number: int, place: int, patience: float) -> None:
-        """In a thread: if no step has come in time, have the handler called where the main thread is."""
+        """In a thread: if no place has come in time, have the handler called where the main thread is."""
         sleep(patience)
+        if self._known[place] >= self._received[place]:
+            sleep(patience)  # all ranks know of it, and are about to handle it together
         pending = self._received[place] > self._handled[place] and not self._ended
         if pending and isinstance(self._plain(number), _Counting):
             self._overdue.add(number)
@@ -269,15 +342,10 @@ def _own(handler: Any) -> Any:
     return handler.handler if isinstance(handler, _Counting) else handler
 
 
-def _is_caught(frame: FrameType | None) -> bool:
-    """Whether code that is under way names what a handler of Ctrl-C would raise."""
-    while frame is not None:
-        if not {"KeyboardInterrupt", "BaseException"}.isdisjoint(frame.f_code.co_names):
-            name = frame.f_globals.get("__name__", "")
-            if is_script(frame.f_code.co_filename) or f"{name}.".startswith(_TRAINERS):
-                return True
-        frame = frame.f_back
-    return False
+def _may_save(frame: FrameType) -> bool:
+    """Whether this is code of the script, or of what trains for it."""
+    name = frame.f_globals.get("__name__", "")
+    return is_script(frame.f_code.co_filename) or f"{name}.".startswith(_TRAINERS)
 
 
 def _frame_of_script() -> FrameType | None:

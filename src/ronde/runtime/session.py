@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 import zlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -165,7 +166,9 @@ class Session:
         self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
         self._started = Started(self.context, self._in_step)
         self._ports = Ports(first=config.local_rank == 0)
-        self._signals = HandledSignals(self._signal_board, lambda: boundary_comm.alone, self._in_step)
+        self._signals = HandledSignals(
+            self._signal_board, lambda: boundary_comm.alone, self._in_step, self._at_next_place
+        )
         self._handles: list[Any] = []
 
     @property
@@ -185,6 +188,16 @@ class Session:
         config = self.config
         path = board_path(Path(config.run_dir), "signals")
         return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
+
+    def _at_next_place(self, do: Callable[[], None] | None) -> None:
+        """Have this done where all ranks come to next; None: nothing any more."""
+        context = self.context
+
+        def at_place() -> None:
+            if do is not None and context.is_at_place() and self._in_step():
+                do()
+
+        context.at_place = None if do is None else at_place
 
     def _in_step(self) -> bool:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
@@ -242,6 +255,8 @@ class Session:
             self._shared_blocks().install(self.patches)
         if self._shares_memory:
             self._signals.install(self.patches)
+            self.context.on_backward = self._before_backward
+            self.context.comm.observer = self._signals
         self.files.install()
 
     def _shared_blocks(self) -> SharedBlocks:
@@ -317,15 +332,16 @@ class Session:
                         "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
+            nested = self.reducer.busy
+            if not nested:
+                self.context.on_backward()
             if self.context.others_began:
                 compare_values(self.context, tensors, grad_tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
-            nested = self.reducer.busy
             # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
             # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.
             if not nested:
                 self.context.comm.mark("backward")
-                self._signals.training = True
             divide = self.context.gradient_factor == 1 and not nested
             lossy = divide and self.config.world_size > 1
             scaled = self._scaling is not None and self._scaling.active
@@ -344,6 +360,11 @@ class Session:
             self.tally.backward()
 
         self.patches.set(torch.autograd, "backward", backward)
+
+    def _before_backward(self) -> None:
+        self._signals.training = True
+        if self.context.is_at_place():
+            self._signals.before_backward()
 
     def _scaled(self, leaves: list[Reached]) -> AbstractContextManager[float]:
         scaling = self._scaling
