@@ -609,3 +609,27 @@ def test_what_a_thread_changes_sooner_on_one_rank(ranks: Ranks) -> None:
     for notes, right in ranks(2, _changed_sooner):
         assert right
         assert len(notes) == 1
+
+
+def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
+    """A thread sets what all ranks have seen before, another number on each."""
+    torch.manual_seed(0)
+    model, x = _Scaled(), torch.arange(12.0).view(4, 3)
+    with rank.session() as session:
+        session.context.others_began = True
+        for scale in (3.0, 2.0):
+            SETTINGS["scale"] = scale
+            model(x)
+        SETTINGS["scale"] = 2.0 + rank.rank
+        try:
+            model(x).sum().backward()
+            told = "nothing"
+        except RondeError as error:
+            told = str(error).split(",")[0]
+        notes = [note for note in session.context.notes if "one rank before another" in note]
+    SETTINGS["scale"] = 2.0
+    return len(notes), told
+
+
+def test_numbers_that_a_thread_sets_in_a_model_are_compared(ranks: Ranks) -> None:
+    assert ranks(2, _numbers_of_its_own) == [(1, "ranks were given different values for a loss")] * 2

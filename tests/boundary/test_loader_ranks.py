@@ -7,6 +7,7 @@ import io
 import itertools
 import multiprocessing
 import os
+import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -596,6 +597,37 @@ def test_what_data_sets_hold_is_compared(ranks: Any) -> None:
         ("goes on", True, 0): ["alike"] * 2,  # the index is the same, and that is all that is known
     }
     assert ranks(2, _first_batches, *cases) == [[*itertools.chain(*cases.values())]] * 2
+
+
+class _HandedOut(Dataset[Any]):
+    """Gives what threads have put, each thing once; who asks for more waits for ever."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values: queue.Queue[torch.Tensor] = queue.Queue()
+        for value in values:
+            self.values.put(value)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values.get(), index
+
+
+def _handed_out(rank: Rank) -> str:
+    dataset = _HandedOut(torch.arange(4.0).flip(0) if rank.rank else torch.arange(4.0))
+    with rank.session("loading=full") as session:
+        session.context.others_began = True
+        try:
+            list(DataLoader(dataset, 4))
+        except RondeError as error:
+            return str(error).split(",")[0]
+    return "alike"
+
+
+def test_what_threads_hand_out_is_not_read_again(ranks: Any) -> None:
+    """A model compares what it is given, too."""
+    assert ranks(2, _handed_out) == ["alike"] * 2
 
 
 def _read_again(rank: Rank) -> tuple[str, list[int], bool]:

@@ -43,6 +43,7 @@ LOSSES: dict[str, Callable[[T, float], Any]] = {
     "a place": lambda out, own: F.cross_entropy(out[int(own > 0) :], Y[int(own > 0) :]),
     "of numpy": lambda out, own: F.cross_entropy(out * np.float32(1 + own), Y),
     "one of many": _many,
+    "slightly other": lambda out, own: F.cross_entropy(out, Y) * (1 + own / 1000),
 }
 
 
@@ -78,6 +79,26 @@ def test_the_same_values_and_roundings_are_not(ranks: Ranks, own: float, began: 
     whole = {"labels", "a mask", "a place"} if own else set()
     names = tuple(name for name in LOSSES if name not in whole)
     assert ranks(2, _told, own, began, names) == [dict.fromkeys(names, "alike")] * 2
+
+
+def _masked(out: T) -> T:
+    """The largest numbers that there are, again and again."""
+    for _ in range(100):
+        out = out.masked_fill(torch.zeros(3, dtype=torch.bool), torch.finfo(torch.float64).min)
+    return F.cross_entropy(out, Y) * torch.tensor(torch.finfo(torch.float64).max, dtype=torch.float64) * 0
+
+
+def _masks(rank: Rank) -> bool:
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(4, 3).double(), torch.randn(6, 4).double()
+    with rank.session() as session:
+        session.context.others_began = True
+        _masked(model(x)).backward()
+    return True
+
+
+def test_the_largest_numbers_are_the_same_on_all_ranks(ranks: Ranks) -> None:
+    assert ranks(2, _masks) == [True] * 2
 
 
 def _filled(out: T, own: float) -> T:

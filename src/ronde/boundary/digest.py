@@ -8,8 +8,13 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["numbers"]
+__all__ = ["KIND_OF_NUMBERS", "LARGEST", "numbers"]
 
+# In the place of a digest, where there is but a number of Python's.
+KIND_OF_NUMBERS = 0.0
+
+# So far from the largest number that sums of such are numbers.
+LARGEST = 1e200
 _MOST = 1024
 
 
@@ -21,8 +26,7 @@ def numbers(value: torch.Tensor) -> tuple[float, float, float]:
     values = _some(value.detach())
     if not value.dtype.is_floating_point and not value.dtype.is_complex:
         return float(zlib.crc32(kind + values.tobytes())), 0.0, 0.0
-    # So far from the largest number that sums are numbers.
-    finite = numpy.nan_to_num(values, posinf=1e30, neginf=-1e30).clip(-1e200, 1e200)
+    finite = numpy.nan_to_num(values, posinf=1e30, neginf=-1e30).clip(-LARGEST, LARGEST)
     weights = numpy.cos(1.7 * numpy.arange(len(finite)))
     return float(zlib.crc32(kind)), float(abs(finite).sum()), float((finite * weights).sum())
 

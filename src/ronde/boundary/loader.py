@@ -280,8 +280,11 @@ class LoaderEdge:
             end(comm, f"a first batch ({digest})")
 
     def _read_again(self, iterator: Any, asked: Asked | None) -> list[Any] | None:
-        """Each rank reads what may be other samples, in other files; modules in there are no models."""
-        if asked is None:
+        """Each rank reads what may be other samples, in other files; modules in there are no models.
+
+        Not where threads or processes of the script may give each sample once: nobody would give it again.
+        """
+        if asked is None or self._context.others_began:
             return None
         with self._unmediated(), self._context.enter(Region.REPLICATED, None):
             read = read_again(self._plain_fetch, iterator, asked)

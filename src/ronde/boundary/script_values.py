@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.digest import numbers
+from ronde.boundary.digest import KIND_OF_NUMBERS, LARGEST, numbers
 
 __all__ = ["ScriptValues"]
 
@@ -101,4 +101,5 @@ def _values(given: Any) -> Iterator[Any]:
 def _of_number(value: float) -> tuple[float, float, float]:
     if not math.isfinite(value):
         return float(zlib.crc32(str(value).encode())), 0.0, 0.0
-    return 0.0, abs(value), value
+    value = max(-LARGEST, min(value, LARGEST))
+    return KIND_OF_NUMBERS, abs(value), value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -149,7 +150,7 @@ class Verdicts:
         form = _form(self._context, known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
-        if not self._agree(known=held is not None):
+        if not self._agree(known.behaviour, values, known=held is not None):
             self._say(made, _CHANGED_BESIDE)
             return _CHANGED_BESIDE
         if held is None:
@@ -159,14 +160,17 @@ class Verdicts:
             self._say(made, held.verdict)
         return held.verdict
 
-    def _agree(self, *, known: bool) -> bool:
-        """Whether a call like this one is known to all ranks, or to none: a rehearsal takes all.
+    def _agree(self, behaviour: Behaviour, values: list[Any], *, known: bool) -> bool:
+        """Whether a call like this one is known to all ranks, or to none, and made with the same numbers.
 
-        Threads may change what a module goes by, sooner on one rank than on another.
+        Threads may change what a module goes by, sooner on one rank than on another; a rehearsal takes all.
         """
+        comm = self._context.comm
         if not self._context.others_began:
             return True
-        return self._context.comm.votes([known])[0] in (0, self._context.world_size)
+        mine = [int(known), _digest(_numbers(behaviour, values, None))]
+        told = comm.all_gather(torch.tensor(mine, dtype=torch.int64, device=comm.control_device))
+        return bool((told == told[0]).all())
 
     def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
         """Whether the batch has fewer rows, on the second axis, where this module is known to have it.
@@ -460,6 +464,17 @@ def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | Non
             type(value) if place in free and is_notable(value) else value for place, value in enumerate(found)
         )
     return tuple(found)
+
+
+def _digest(numbers: Any) -> int:
+    """Of those among them, and in tuples of them, that are plain."""
+    digest = 0
+    for value in numbers:
+        if isinstance(value, tuple):
+            digest = zlib.crc32(str(_digest(value)).encode(), digest)
+        elif isinstance(value, (int, float, str)):
+            digest = zlib.crc32(repr(value).encode(), digest)
+    return digest
 
 
 def _some_rows(value: Any, axis: int | None) -> Any:
