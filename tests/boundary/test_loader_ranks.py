@@ -585,7 +585,7 @@ def test_what_data_sets_hold_is_compared(ranks: Any) -> None:
         ("nothing", False, 0): ["alike"] * 2,
         ("nothing", True, 0): [_OTHERS] * 2,
         ("nothing", True, 1): [_OTHERS],
-        ("kept", False, 0): [_OTHERS] * 2,
+        ("kept", False, 0): ["alike"] * 2,
         ("loaded", False, 0): ["alike"] * 2,
         ("loaded", False, 1): ["alike"],
         ("loaded", True, 0): [_OTHERS] * 2,
@@ -628,6 +628,30 @@ def _handed_out(rank: Rank) -> str:
 def test_what_threads_hand_out_is_not_read_again(ranks: Any) -> None:
     """A model compares what it is given, too."""
     assert ranks(2, _handed_out) == ["alike"] * 2
+
+
+FED: queue.Queue[torch.Tensor] = queue.Queue()
+
+
+class _Fed(Dataset[Any]):
+    """Its samples come out of a queue that it does not hold."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return FED.get(timeout=10)
+
+
+def _fed(rank: Rank) -> list[list[float]]:
+    for value in torch.arange(8.0):
+        FED.put(value)
+    with rank.session():
+        return [batch.tolist() for batch in DataLoader(_Fed(), 4)]
+
+
+def test_nothing_is_taken_from_a_queue_to_see_what_samples_are_like(ranks: Any) -> None:
+    assert ranks(2, _fed) == [[[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]] * 2
 
 
 def _read_again(rank: Rank) -> tuple[str, list[int], bool]:

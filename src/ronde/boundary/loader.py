@@ -273,7 +273,10 @@ class LoaderEdge:
         # when the same samples are read again.
         otherwise = apart(values, self._read_again(iterator, asked))
         unknown, *told = comm.votes([otherwise is None, *(otherwise or [False] * len(values))])
-        repeated = not unknown and any(flag and not votes for flag, votes in zip(flags, told, strict=True))
+        # What is the same in all samples is no order of theirs: the number of the process, say.
+        varied = comm.votes([_varies(value) for value in values])
+        columns = zip(flags, told, varied, strict=True)
+        repeated = not unknown and any(flag and varies and not votes for flag, votes, varies in columns)
         # What is the same everywhere, or on all ranks, tells nothing of others.
         telling = [flag for flag, value in zip(flags, values, strict=True) if flag or _varies(value)]
         if comm.votes([repeated or all(telling)])[0]:

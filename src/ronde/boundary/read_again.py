@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import multiprocessing.connection
+import multiprocessing.managers
+import multiprocessing.queues
+import queue
 import random
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +35,16 @@ from ronde.boundary.tree import leaves
 __all__ = ["Asked", "read_again", "repeats"]
 
 _Fetch = Callable[[Any, Any], Any]
+_GIVE_ONCE = (
+    *(
+        Iterator,
+        queue.Queue,
+        queue.SimpleQueue,
+        multiprocessing.queues.Queue,
+        multiprocessing.queues.SimpleQueue,
+    ),
+    *(multiprocessing.connection._ConnectionBase, multiprocessing.managers.BaseProxy, socket.socket),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,10 +118,15 @@ def _unnoticed(dataset: Any) -> Iterator[None]:
     reach = Reach()
     reach.visit(dataset)
     values = [value for _, value in reach.values]
-    if any(isinstance(value, Iterator) and not isinstance(value, io.IOBase) for value in values):
+    if any(map(_goes_on, values)):
         raise _GoesOn
     with restored(reach.places, values), preserved_random_state(hosts_in_samples(reach)):
         yield
+
+
+def _goes_on(value: Any) -> bool:
+    """Whether it gives each thing once; a file is read at a place, which can be put back."""
+    return isinstance(value, _GIVE_ONCE) and not isinstance(value, io.IOBase)
 
 
 @contextmanager
