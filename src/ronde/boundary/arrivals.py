@@ -31,6 +31,7 @@ import torch
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
 from ronde.boundary.givers import Givers
+from ronde.boundary.outcomes import given, outcome_of, packed
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import is_users_module
 from ronde.comm.as_bytes import as_bytes
@@ -167,11 +168,11 @@ class Arrivals:
         self._comm.mark(_TAKING)
         if source in self._shared:
             return self._first(take) if self._comm.rank == 0 else self._same_of(source, within)
-        outcome = _outcome_of(take) if self._comm.rank == 0 else None
+        outcome = outcome_of(take) if self._comm.rank == 0 else None
         if self._agree("queue.Queue.get", int(outcome is not None and self._givers.mix(source))):
             self._shared.add(source)
             return self._sent(outcome) if outcome is not None else self._same_of(source, within)
-        return _given(outcome) if outcome is not None else take()
+        return given(outcome) if outcome is not None else take()
 
     def _received(self, plain: _Taking, end: Callable[[Any], Any]) -> _Taking:
         """Of a pipe, whose `end` can be asked whether there is something."""
@@ -239,9 +240,9 @@ class Arrivals:
         if not waits and (told is None or _unpacked(told)[0]):
             outcome = self._caught_up(source, take_within)
         if told is None:  # it stays each rank's own
-            return _given(outcome if outcome is not _NOTHING else self._own(source, take_within))
+            return given(outcome if outcome is not _NOTHING else self._own(source, take_within))
         # Alike, it stays this rank's own, with what it shares.
-        return _given(outcome if _packed(outcome) == told else _unpacked(told))
+        return given(outcome if _packed(outcome) == told else _unpacked(told))
 
     def _same_of(self, source: Any, within: Callable[[float | None], Any]) -> Any:
         """As `_taken`, of what threads give: objects of the script, of which a rank has one of its own.
@@ -253,33 +254,33 @@ class Arrivals:
             return within(None)
         sent = _unpacked(told)
         if not sent[0]:
-            return _given(sent)
+            return given(sent)
         aside = self._aside.setdefault(source, collections.deque())
-        for place, (packed, each) in enumerate(aside):
-            if packed == told:
+        for place, (own, each) in enumerate(aside):
+            if own == told:
                 del aside[place]
                 return each
         patience = 0.0 if source in self._unlike else PATIENCE_S
         while len(aside) < _MOST_ASIDE:
-            own = _outcome_of(lambda: within(patience))
-            packed = _packed(own)
-            if packed == told:
-                return _given(own)
+            own = outcome_of(lambda: within(patience))
+            mine = _packed(own)
+            if mine == told:
+                return given(own)
             if not own[0]:
                 break
-            aside.append((packed, own[1]))
+            aside.append((mine, own[1]))
         self._unlike.add(source)
         if aside:
             aside.popleft()
-        return _given(sent)
+        return given(sent)
 
     def _first(self, take: Callable[[], Any]) -> Any:
         """On the main rank: take, and send that."""
-        return self._sent(_outcome_of(take))
+        return self._sent(outcome_of(take))
 
     def _sent(self, outcome: Any) -> Any:
         self._comm.broadcast_object(_packed(outcome))
-        return _given(outcome)
+        return given(outcome)
 
     def _caught_up(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
         """The last that this rank takes of its own: as many as the main rank has, as far as they are here."""
@@ -287,7 +288,7 @@ class Arrivals:
         patience = PATIENCE_S if not owed else 0.0
         owed += 1
         while owed:
-            outcome = _outcome_of(lambda: take_within(patience))
+            outcome = outcome_of(lambda: take_within(patience))
             if not outcome[0] and isinstance(outcome[1], queue.Empty):
                 outcome = _NOTHING
                 break
@@ -297,7 +298,7 @@ class Arrivals:
 
     def _own(self, source: Any, take_within: Callable[[float | None], Any]) -> Any:
         self._owed[source] = self._owed.get(source, 1) - 1
-        return _outcome_of(lambda: take_within(None))
+        return outcome_of(lambda: take_within(None))
 
     def _asked(
         self, plain: Callable[..., Any], name: str, catch_up: Callable[[Any, float], object] | None = None
@@ -334,29 +335,8 @@ class Arrivals:
 _NOTHING = (False, queue.Empty())
 
 
-def _outcome_of(take: Callable[[], Any]) -> Any:
-    """Whether something was taken, and that, or the error."""
-    try:
-        return True, take()
-    except Exception as error:
-        return False, error
-
-
-def _given(outcome: Any) -> Any:
-    taken, value = outcome
-    if taken:
-        return value
-    raise value
-
-
 def _packed(outcome: Any) -> bytes | None:
-    """None where it cannot be sent: then each rank has its own."""
-    written = io.BytesIO()
-    try:
-        _Pickler(written).dump(outcome)
-    except Exception:
-        return None
-    return written.getvalue()
+    return packed(outcome, _Pickler)
 
 
 def _unpacked(told: bytes) -> Any:

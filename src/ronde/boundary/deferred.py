@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from ronde.boundary.context import Context
 from ronde.boundary.kinds import put_in
+from ronde.boundary.tree import instances
 
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
@@ -107,17 +108,7 @@ def _begin_backward(
 
 def _context_of(given: Any) -> Context:
     """That of the first loss in an argument list."""
-    return next(_each(given))._context
-
-
-def _each(value: Any) -> Iterator[DeferredScalar]:
-    if isinstance(value, DeferredScalar):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _each(item)
-    elif isinstance(value, dict):
-        yield from _each(list(value.values()))
+    return next(instances(DeferredScalar, given))._context
 
 
 def defer(

@@ -9,7 +9,7 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ronde.boundary.kinds import (
 )
 from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.spelling import spelled
-from ronde.boundary.tree import map_leaves
+from ronde.boundary.tree import instances, map_leaves
 from ronde.boundary.views import (
     Origin,
     hold_whole,
@@ -95,7 +95,7 @@ class GlobalTensor(torch.Tensor):
         if DeferredScalar in types:
             args, kwargs = settled((args, kwargs))
         kwargs = kwargs or {}
-        first = next(_each((args, kwargs)))
+        first = next(instances(GlobalTensor, (args, kwargs)))
         context = first._context
         region = context.region
         if region is Region.REHEARSAL:
@@ -128,7 +128,7 @@ class GlobalTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*_map(_data, args), **_map(_data, kwargs))
-        lent = [value for value in _each((args, kwargs)) if _lies_in(result, value)]
+        lent = [value for value in instances(GlobalTensor, (args, kwargs)) if _lies_in(result, value)]
         if not lent or func._schema.is_mutable:
             return result
         for value in lent:
@@ -209,27 +209,18 @@ def settled(value: Any) -> Any:
     return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
 
 
-def _each(value: Any) -> Iterator[GlobalTensor]:
-    """The global tensors in an argument list."""
-    if isinstance(value, GlobalTensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _each(item)
-    elif isinstance(value, dict):
-        yield from _each(list(value.values()))
-
-
 def _lies_open(given: Any, result: Any) -> bool:
     """Whether what a rule made of these may lie in memory otherwise than on one device.
 
     To torch an axis of length 1 lies anywhere: of single rows in another than the natural order it makes
     results that lie otherwise than those of several. Where some rank has several, a gather asks that one.
     """
-    first = next(_each(given))
-    if first._layout.rows > first._layout.world_size or all(made is first for made in _each(result)):
+    first = next(instances(GlobalTensor, given))
+    if first._layout.rows > first._layout.world_size or all(
+        made is first for made in instances(GlobalTensor, result)
+    ):
         return False
-    rows = (value._rows for value in _each(given))
+    rows = (value._rows for value in instances(GlobalTensor, given))
     return any(each is not None and memory_order(each) != list(range(each.dim())) for each in rows)
 
 
@@ -299,12 +290,12 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     first = args[0] if args else kwargs.get("input")
     written: list[Callable[[], None]] = []
-    for changed in _each(kwargs.get("out")):
+    for changed in instances(GlobalTensor, kwargs.get("out")):
         hold_whole(changed)
     if isinstance(first, GlobalTensor) and changes_shape(func):
         hold_whole(first)
     elif changes_first(func, kwargs):
-        written = [open_to_write(changed) for changed in _each(first)]
+        written = [open_to_write(changed) for changed in instances(GlobalTensor, first)]
     elif isinstance(first, GlobalTensor) and watches(func):
         materialize(first)
         first._rows = None
@@ -317,7 +308,7 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return first  # it worked in place, or had nothing to do
     lent = [
         value
-        for value in _each((args, kwargs))
+        for value in instances(GlobalTensor, (args, kwargs))
         if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
     ]
     separate = [value for value in lent if value._full is not share(value)]

@@ -7,7 +7,6 @@ change when another process pleases, which is another moment on each rank.
 from __future__ import annotations
 
 import functools
-import io
 import multiprocessing.managers
 import multiprocessing.sharedctypes
 import pickle
@@ -16,6 +15,7 @@ from typing import Any
 
 from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
+from ronde.boundary.outcomes import given, outcome_of, packed
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 
@@ -79,15 +79,9 @@ class SharedReads:
 
     def _of_main(self, read: Callable[[], Any]) -> Any:
         """What the main rank reads, or the error that it gets; every rank reads, for what that changes."""
-        try:
-            outcome: Any = True, read()
-        except Exception as error:
-            outcome = False, error
-        told = self._comm.broadcast_object(_packed(outcome) if self._comm.rank == 0 else None)
-        done, value = outcome if told is None or self._comm.rank == 0 else pickle.loads(told)
-        if not done:
-            raise value
-        return value
+        outcome = outcome_of(read)
+        told = self._comm.broadcast_object(packed(outcome, _Pickler) if self._comm.rank == 0 else None)
+        return given(outcome if told is None or self._comm.rank == 0 else pickle.loads(told))
 
 
 class _Pickler(pickle.Pickler):
@@ -100,13 +94,3 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, multiprocessing.managers.BaseProxy):
             raise pickle.PicklingError
         return NotImplemented
-
-
-def _packed(outcome: Any) -> bytes | None:
-    """None where it cannot be sent: then each rank has its own."""
-    written = io.BytesIO()
-    try:
-        _Pickler(written).dump(outcome)
-    except Exception:
-        return None
-    return written.getvalue()

@@ -6,13 +6,16 @@ import copy
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ronde.boundary.members import LISTS, dictionary, entries
 
-__all__ = ["Opaque", "leaves", "map_leaves", "structure"]
+__all__ = ["Opaque", "instances", "leaves", "map_leaves", "structure"]
+
+
+_Kind = TypeVar("_Kind")
 
 
 class Opaque(Exception):
@@ -151,3 +154,14 @@ def structure(value: Any) -> Any:
     # By name: a model may make a new class of named tuples in every forward.
     kind = type(value)
     return (kind.__module__, kind.__qualname__), tuple((key, structure(child)) for key, child in children)
+
+
+def instances(kind: type[_Kind], value: Any) -> Iterator[_Kind]:
+    """Those of a class in an argument list."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from instances(kind, item)
+    elif isinstance(value, dict):
+        yield from instances(kind, list(value.values()))
