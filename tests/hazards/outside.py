@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
 
@@ -447,6 +448,55 @@ def _weighted_losses(reduction: str) -> Any:
     return script
 
 
+class Branches(nn.Module):
+    """Parameters that only the branches of a condition close over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: T) -> Any:
+        return self.a(x) + torch.cond(x.mean() > 0, lambda t: self.b(t), lambda t: self.b(-t), (x,))
+
+
+def _condition_in_the_script() -> Iterator[Any]:
+    model = nn.ParameterDict({"w": torch.ones(4, 3, dtype=D), "v": torch.ones(3, dtype=D)})
+    layer = nn.Linear(4, 3)
+
+    def call(_: nn.Module, x: T, y: T) -> Any:
+        taken = torch.tensor(len(y) > 6)
+        return layer(x) + torch.cond(taken, lambda t: t @ model["w"], lambda t: t @ model["w"] * 2, (x,))
+
+    layer.double()
+    yield from train(model, call=call)
+
+
+class Counted(nn.Module):
+    """A parametrization that counts, and draws."""
+
+    made: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("made", torch.zeros((), dtype=D))
+
+    def forward(self, weight: T) -> T:
+        self.made += 1
+        return F.dropout(weight * (1 + self.made / 10), 0.3)
+
+
+def _weights_made_once() -> Iterator[Any]:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    parametrize.register_parametrization(model[0], "weight", Counted().double())
+
+    def call(model: nn.Module, x: T, _: T) -> Any:
+        with parametrize.cached():
+            return model(x) + model(x * 2)
+
+    yield from train(model, call=call)
+    yield torch.rand(2)
+
+
 HAZARDS = {
     "global list": Hazard(_with_globals(Appends, lambda: list(SEEN)), "parts", "SEEN"),
     "global list in a helper": Hazard(
@@ -489,6 +539,9 @@ HAZARDS = {
     "weighted, mean": Hazard(_weighted_losses("mean"), "right"),
     "weighted, sum": Hazard(_weighted_losses("sum"), "right"),
     "weighted, none": Hazard(_weighted_losses("none"), "right"),
+    "condition in a model": Hazard(modelled(Branches), "parts", "reads a value of the batch on the host"),
+    "condition in the script": Hazard(_condition_in_the_script, "right"),
+    "weights made once": Hazard(_weights_made_once, "right"),
     "no gradient inside": Hazard(
         modelled(lambda: Lambda(lambda m, x: m.b(_frozen(m, x)), a=nn.Linear(4, 5), b=nn.Linear(5, 3))),
         "whole",

@@ -13,6 +13,7 @@ from hazards import (
     around,
     backward,
     beside,
+    books,
     hooks,
     inference,
     kept,
@@ -44,6 +45,7 @@ ROOMS = {
     "loading": loading,
     "unasked": unasked,
     "beside": beside,
+    "books": books,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 

@@ -53,7 +53,7 @@ def _eager_in_scripts(
     context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
-    ours = getattr(function, "__module__", "").startswith("ronde.")
+    ours = getattr(function, "__module__", "").startswith("ronde.") or _is_inside_torch(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,6 +70,12 @@ def _eager_in_scripts(
         return function(*args, **kwargs)
 
     return call
+
+
+def _is_inside_torch(function: Any) -> bool:
+    """What torch itself compiles for an operation that takes functions."""
+    inner = "<locals>" in getattr(function, "__qualname__", "")
+    return inner and (getattr(function, "__module__", None) or "").startswith("torch.")
 
 
 def aside(module: torch.nn.Module) -> AbstractContextManager[object]:

@@ -19,6 +19,7 @@ import torch
 from ronde.boundary.members import LISTS, attributes, copied, entries
 from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data
 from ronde.boundary.torchscript import is_training
+from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = ["SCALARS", "contents", "each_once"]
 
@@ -154,6 +155,10 @@ def _entries(value: Mapping[Any, Any], depth: int) -> Iterable[Any]:
     ]
 
 
+def _behind(value: Any, depth: int) -> Any:
+    return type(value), contents(behind(value), depth)
+
+
 def _each(value: Collection[Any], depth: int) -> Iterable[Any]:
     items = list(value) if len(value) <= _MOST else []
     return [contents(item, depth) for item in items if _is_looked_at(item)]
@@ -165,6 +170,7 @@ def _is_looked_at(value: Any) -> bool:
 
 # The first that fits.
 _READERS: tuple[tuple[Any, _Reader], ...] = (
+    (WEAK, _behind),
     (torch.Tensor, _nothing),
     (torch.nn.Module, _module),
     (enum.Enum, _member),

@@ -24,6 +24,7 @@ __all__ = [
     "Marks",
     "Refusal",
     "apart",
+    "irrevocable",
     "memory",
     "short",
     "tensors",
@@ -33,6 +34,11 @@ __all__ = [
 
 class Refusal(Exception):
     """The module must not be cut; the message is the reason."""
+
+
+def irrevocable(what: str) -> Refusal:
+    """A module must not be cut because of what has no way back: an iterator, an open file, a queue."""
+    return Refusal(f"it uses {what}, which a trial could not put back")
 
 
 def short(error: Exception) -> str:

@@ -7,7 +7,6 @@ by their bytes, all else by who is in it; objects of libraries, an open file say
 
 from __future__ import annotations
 
-import array
 import collections
 import types
 from collections.abc import Iterable
@@ -18,13 +17,14 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.members import LISTS, attributes, copied, entries
+from ronde.boundary.members import CELLS, LISTS, attributes, cells, copied, entries
 from ronde.boundary.reach import SIMPLE, Reach, is_data
+from ronde.boundary.weak_references import behind
 
 __all__ = ["Holdings"]
 
 _CONTAINERS = (dict, *LISTS)
-_ARRAYS = (numpy.ndarray, array.array, bytearray)
+_ARRAYS = (numpy.ndarray, *CELLS)
 _KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.FunctionType)
 _ENOUGH = 100_000
 _MOST_BYTES = 1 << 26
@@ -54,6 +54,7 @@ class Holdings:
         pending, room = collections.deque(found), _MOST_BYTES
         while pending and len(self._held) < _ENOUGH:
             name, value = pending.popleft()
+            value = behind(value)
             if id(value) in self._seen or issubclass(type(value), SIMPLE):
                 continue
             self._seen.add(id(value))
@@ -77,7 +78,7 @@ def _state(value: Any) -> Any:
     if issubclass(kind, numpy.ndarray):
         return numpy.ndarray.tobytes(value) if value.flags.writeable else None
     if issubclass(kind, _ARRAYS):
-        return bytes(memoryview(value))
+        return cells(value)
     if issubclass(kind, _CONTAINERS):
         return copied(value) if issubclass(kind, dict) else entries(value)
     if issubclass(kind, _KNOWN) or is_data(kind):

@@ -7,10 +7,12 @@ functions) and what is behind them.
 
 from __future__ import annotations
 
+import array
 import collections
 import concurrent.futures
 import contextvars
 import copy
+import ctypes
 import io
 import multiprocessing.connection
 import multiprocessing.managers
@@ -24,7 +26,7 @@ import socket
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -34,11 +36,23 @@ import torch
 from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
-from ronde.boundary.members import LISTS, attributes, copied, dict_kind, dictionary, entries, pairs, slots
+from ronde.boundary.members import (
+    CELLS,
+    LISTS,
+    attributes,
+    cells,
+    copied,
+    dict_kind,
+    dictionary,
+    entries,
+    pairs,
+    slots,
+)
 from ronde.boundary.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.other_threads import changed_by_others, others_run
 from ronde.boundary.random_state import host_states, put_back
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
+from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = [
     "Behind",
@@ -54,6 +68,7 @@ __all__ = [
 _DEPTH = 6
 _LARGEST = 1 << 26
 _SMALL = 1 << 16
+_FEW = 64
 
 
 def generator_state(value: Any) -> Any:
@@ -67,8 +82,15 @@ def generator_state(value: Any) -> Any:
     return picture(value.get_state(legacy=False))
 
 
-def picture(value: Any, depth: int = _DEPTH) -> Any:
-    """A copy of what `value` holds; what cannot be copied is named by its type."""
+def picture(value: Any, depth: int = _DEPTH, known: Container[int] | None = None) -> Any:
+    """A copy of what `value` holds; what cannot be copied is named by its type.
+
+    Args:
+        depth: so many containers in one another are looked into, and what is new in the innermost.
+        known: ids of what pictures are taken of anyway; None: nothing is new.
+    """
+    if issubclass(type(value), WEAK):
+        return "held", id(behind(value))
     if isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter)):
         return "held", id(value)
     if isinstance(value, torch.Tensor):
@@ -77,23 +99,36 @@ def picture(value: Any, depth: int = _DEPTH) -> Any:
         return value.copy() if value.nbytes <= _LARGEST and value.dtype != object else ("array", value.shape)
     if isinstance(value, SIMPLE):
         return value
+    if isinstance(value, CELLS):
+        return (type(value).__name__, cells(value)) if _is_small(value) else type(value).__name__
     if isinstance(value, GENERATORS):
         return "generator", generator_state(value)
     if isinstance(value, torch.optim.Optimizer):
         # Not its state, of which a rank may hold a part, or nothing: a step is seen by what it writes to.
         return "optimizer", [picture(settings, 2) for settings in _groups(value)]
-    if depth == 0:
+    if depth <= 0 and (depth == -_DEPTH or not _is_new(value, known)):
         return type(value).__name__
     if isinstance(value, dict):
-        return {_key(key): picture(item, depth - 1) for key, item in pairs(value)}
+        return {_key(key): picture(item, depth - 1, known) for key, item in pairs(value)}
     if isinstance(value, (set, frozenset)):
         return sorted(str(_key(item)) for item in entries(value))
     if isinstance(value, LISTS):
-        return [picture(item, depth - 1) for item in entries(value)]
+        return [picture(item, depth - 1, known) for item in entries(value)]
     inside = _inside(value)
     if inside is None or depth == 1:
         return type(value).__name__
-    return {"type": type(value).__name__, **picture(inside, depth - 1)}
+    return {
+        "type": type(value).__name__,
+        **{_key(name): picture(item, depth - 2, known) for name, item in inside.items()},
+    }
+
+
+def _is_new(value: Any, known: Container[int] | None) -> bool:
+    """Whether it is a small container, or what a user's class keeps, that nobody has come by before."""
+    if known is None or id(value) in known:
+        return False
+    kind = type(value)
+    return len(value) <= _FEW if issubclass(kind, (dict, *LISTS)) else is_data(kind)
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -141,8 +176,11 @@ def kept_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def kept_by(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> Iterator[Any]:
-    """Every tensor and every optimizer that a value leads to."""
+    """Every tensor, every optimizer and every weak reference that a value leads to."""
     seen = set() if seen is None else seen
+    if issubclass(type(value), WEAK):
+        yield value
+        return
     if isinstance(value, (torch.Tensor, torch.optim.Optimizer)):
         yield value
         return
@@ -186,6 +224,7 @@ class Surroundings:
             for name, value in reach.values
             if _is_open(value) and id(value) not in own and id(value) not in mine
         ]
+        self._known = {id(value) for _, value in self._values}
         self._books = [book for held in kept_by(module) for book in _books(held)]
         self._others = _ChangedByOthers() if self._places or self._values else None
         self.generators = reach.generators()
@@ -196,7 +235,7 @@ class Surroundings:
         """Pictures of all of it, by what a reader would look for."""
         return {
             **{name: _shallow(place.read()) for name, place in self._variables()},
-            **{name: picture(value, 2) for name, value in self._contents()},
+            **{name: picture(value, 2, self._known) for name, value in self._contents()},
         }
 
     def _variables(self) -> Iterator[tuple[str, Place]]:
@@ -304,17 +343,21 @@ def _books(held: Any) -> Iterator[dict[Any, Any]]:
 def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
     """Something that goes on when it is used, and cannot go back: an iterator, an open file, a queue."""
     # By the class itself: an object may say something else, or raise, when it is asked for its class.
-    found = ((name, value) for name, value in values if _is_irrevocable(value))
+    found = ((name, held) for name, value in values if _is_irrevocable(held := behind(value)))
     return next((f"the {type(value).__name__} {name}" for name, value in found), "")
 
 
 def _is_irrevocable(value: Any) -> bool:
     if isinstance(value, contextvars.ContextVar):  # none that was set can be as if it never had been
         return value.get(_UNSET) is _UNSET
+    if (type(value).__module__.partition(".")[0], type(value).__name__) in _KEEPERS:
+        return True
     return issubclass(type(value), _IRREVOCABLE)
 
 
 _UNSET = object()
+# By package and name: they need not be imported to be known.
+_KEEPERS = {("sqlite3", "Connection"), ("pandas", "DataFrame"), ("pandas", "Series"), ("polars", "DataFrame")}
 # What is handed to others in these is gone.
 _IRREVOCABLE = (
     *(Iterator, io.IOBase, queue.Queue, queue.SimpleQueue, threading.Semaphore, concurrent.futures.Executor),
@@ -370,9 +413,12 @@ def _owned(module: torch.nn.Module) -> set[int]:
 def _is_open(value: Any) -> bool:
     """Whether an object's contents may be changed by whoever has it."""
     kind = type(value)
-    if issubclass(kind, (list, dict, set, collections.deque, numpy.ndarray, bytearray, *GENERATORS)):
+    if issubclass(kind, (list, dict, set, collections.deque, numpy.ndarray, *CELLS, *GENERATORS)):
         return True
-    return is_data(kind) and bool(_inside(value))
+    # What torch's own keep are tensors, which show when they are written to.
+    if issubclass(kind, torch.nn.Module) and not kind.__module__.startswith("torch."):
+        return True
+    return is_data(kind) and (dictionary(value) is not None or bool(slots(kind)))
 
 
 def _shallow(value: Any) -> Any:
@@ -383,9 +429,8 @@ def _way_back(value: Any) -> Callable[[], None] | None:
     """What puts an object's contents back as they are now, without a word to its class."""
     if isinstance(value, GENERATORS):
         return _generator_back(value)
-    if isinstance(value, bytearray):
-        letters = bytes(value)
-        return lambda: bytearray.__setitem__(value, slice(None), letters)
+    if isinstance(value, CELLS):
+        return _cells_back(value) if _is_small(value) else None
     if isinstance(value, dict):
         return _dict_back(value)
     for kind, write in _WRITTEN.items():
@@ -397,7 +442,37 @@ def _way_back(value: Any) -> Callable[[], None] | None:
             return None
         numbers = value.copy()
         return lambda: value.__setitem__(Ellipsis, numbers)
+    if isinstance(value, torch.nn.Module):
+        return _both(_dict_back(vars(value)), _dict_back(value._buffers))
     return _attributes_back(value)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def back() -> None:
+        first()
+        second()
+
+    return back
+
+
+def _is_small(value: Any) -> bool:
+    return memoryview(value).nbytes <= _LARGEST
+
+
+def _cells_back(value: Any) -> Callable[[], None]:
+    before = cells(value)
+
+    def back() -> None:
+        if isinstance(value, array.array):
+            if cells(value) != before:
+                del value[:]
+                value.frombytes(before)
+        elif isinstance(value, bytearray):
+            value[:] = before
+        else:
+            ctypes.memmove(ctypes.addressof(value), before, len(before))
+
+    return back
 
 
 def _write_list(value: list[Any], items: list[Any]) -> None:

@@ -7,22 +7,45 @@ that they are made of, and attributes are read where Python keeps them.
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
 import functools
 import types
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LISTS", "attributes", "copied", "dict_kind", "dictionary", "entries", "pairs", "slots"]
+__all__ = [
+    "CELLS",
+    "LISTS",
+    "attributes",
+    "cells",
+    "copied",
+    "dict_kind",
+    "dictionary",
+    "entries",
+    "pairs",
+    "slots",
+]
 
 # What holds items without names.
 LISTS = (list, tuple, set, frozenset, collections.deque)
+# What holds nothing but numbers, in memory of its own.
+CELLS: tuple[type, ...] = (
+    *(array.array, bytearray),
+    *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
+)
 _Slot = types.MemberDescriptorType
 
 
 def entries(value: Any) -> list[Any]:
     """The items of one of `LISTS`."""
     return [*_kind(type(value)).__iter__(value)]
+
+
+def cells(value: Any) -> bytes:
+    """What is in one of `CELLS`."""
+    return memoryview(value).tobytes()
 
 
 def pairs(value: dict[Any, Any]) -> list[tuple[Any, Any]]:

@@ -7,6 +7,7 @@ such names, their names, and so on. Libraries are not followed.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextvars
 import dataclasses
 import dis
@@ -16,6 +17,7 @@ import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +25,8 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.members import LISTS, attributes, entries, pairs
+from ronde.boundary.members import CELLS, LISTS, attributes, entries, pairs
+from ronde.boundary.weak_references import behind
 
 __all__ = [
     "BOOKKEEPING",
@@ -142,13 +145,18 @@ def _is_users_class(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_data(kind: type) -> bool:
     """Whether objects of this type are no more than what they keep: settings, books, what users write."""
-    known = issubclass(kind, _NAMESPACES) or kind.__name__ in _CONFIGURATIONS
+    known = issubclass(kind, _NAMESPACES) or kind in _CONTAINERS or kind.__name__ in _CONFIGURATIONS
     return known or dataclasses.is_dataclass(kind) or is_users(kind)
 
 
 # Classes of libraries that only hold settings, or a dictionary of them.
 _CONFIGURATIONS = {"Namespace", "EasyDict", "AttrDict", "ConfigDict"}
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+# Containers of Python's that are written in Python; what libraries make of them is their own.
+_CONTAINERS: set[type] = {
+    *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -232,6 +240,7 @@ class Reach:
             return
 
     def _look_into(self, value: Any) -> None:
+        value = behind(value)
         if len(self._seen) > _ENOUGH or isinstance(value, (str, bytes, int, float, type(None))):
             return
         if isinstance(value, torch.Tensor) or id(value) in self._seen:
@@ -260,7 +269,7 @@ class Reach:
         elif isinstance(value, dict):
             for _, item in pairs(value)[:_FEW]:
                 self._follow(item)
-        elif not isinstance(value, (types.ModuleType, numpy.ndarray, *GENERATORS)):
+        elif not isinstance(value, (types.ModuleType, numpy.ndarray, *CELLS, *GENERATORS)):
             self._follow_object(value)
 
     def _follow_object(self, value: Any) -> None:
@@ -281,7 +290,7 @@ class Reach:
 
     def _follow_methods(self, kind: type, methods: tuple[str, ...]) -> None:
         """Follow the methods that calls begin with, and those that the code reached so far names."""
-        overridden = _of_libraries(kind)
+        overridden = self._called_by_libraries(kind, methods)
         for owner in kind.__mro__:
             if not is_users(owner):
                 continue
@@ -293,6 +302,13 @@ class Reach:
                 elif not name.startswith("__"):
                     self._place(Place(name, vars(owner), owner))
 
+    def _called_by_libraries(self, kind: type, methods: tuple[str, ...]) -> frozenset[str]:
+        """Names by which a library's code may call what the user has put there, if any of it runs."""
+        names = _of_libraries(kind)
+        calls = ("__call__", "forward") if issubclass(kind, torch.nn.Module) else methods
+        begins = any(_is_a_librarys(kind, name) for name in calls)
+        return names if begins or not names.isdisjoint(self._attributes - _OF_TENSORS) else frozenset()
+
     def _follow_function(self, function: types.FunctionType) -> None:
         if not is_users(function):
             self._follow(getattr(function, "__wrapped__", None))  # a library's decorator: `torch.no_grad()`
@@ -303,6 +319,10 @@ class Reach:
         self._follow_globals(code, function.__globals__)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value)
+        own = vars(function)
+        self._follow(own)
+        for name in list(own):
+            self._place(Place(name, own))
 
     def _follow_globals(self, code: types.CodeType, variables: dict[str, Any]) -> None:
         names, every = _names(code)
@@ -349,6 +369,14 @@ def _of_libraries(kind: type) -> frozenset[str]:
     return frozenset(name for owner in owners for name in vars(owner) if not name.startswith("__"))
 
 
+def _is_a_librarys(kind: type, name: str) -> bool:
+    """Whether a class has this method of a library."""
+    owner = next((owner for owner in kind.__mro__ if name in vars(owner)), object)
+    return owner not in _BASES and not is_users(owner)
+
+
+# Mostly said of a batch: `x.device`, `x.float()`.
+_OF_TENSORS = frozenset(dir(torch.Tensor))
 # Classes whose methods call nothing of a subclass but `forward`, or nothing while a model runs.
 _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import torch
 from torch._C import DisableTorchFunction
+from torch.nn.utils import parametrize
 
 from ronde.boundary.backward_counts import BackwardCounts
 from ronde.boundary.between import Between, Step
@@ -19,7 +20,7 @@ from ronde.boundary.by_parts import ByParts
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.graph import now, uses_older
-from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, memory
+from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, irrevocable, memory
 from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.joint import Joint, Joints
 from ronde.boundary.kept import (
@@ -35,10 +36,12 @@ from ronde.boundary.named_hosts import HOSTS
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.random_state import host_states, moved_hosts, preserved_random_state
 from ronde.boundary.randomness import RecordedDraws
-from ronde.boundary.reach import is_users
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data, is_users
 from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
+from ronde.boundary.untouched import Untouched, used
+from ronde.boundary.weak_references import WEAK, behind, follow_copies, put
 
 __all__ = ["Run", "Trial", "same", "twin_of"]
 
@@ -99,7 +102,7 @@ class Trial:
         # Whether the outputs of parts were found to be the rows of the whole's.
         self.apart = False
         if self._surroundings.irrevocable:
-            raise Refusal(f"it uses {self._surroundings.irrevocable}, which a trial could not put back")
+            raise irrevocable(self._surroundings.irrevocable)
         if any(
             axis is not None and isinstance(value, torch.Tensor) and value.layout in _SPARSE
             for value, axis in zip(values, axes, strict=True)
@@ -172,7 +175,7 @@ class Trial:
     def undone(self, told: dict[str, str]) -> Iterator[None]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`."""
         random_state = preserved_random_state(self._surroundings.hosts)
-        with self._surroundings.restored(), random_state, apart(told):
+        with self._surroundings.restored(), random_state, apart(told), _parametrized_anew():
             yield
 
     def hosts(self) -> frozenset[str]:
@@ -244,7 +247,7 @@ class Trial:
             finally:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
-            refused = _refused(writes, marks, counts)
+            refused = _refused(writes, marks, counts) or _was_used(twin)
             drew = bool(hosts & moved_hosts(host, host_states()))
             if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
@@ -308,6 +311,17 @@ class Trial:
     def _memory(self, values: list[Any]) -> dict[int, str]:
         found = ((memory(tensor), name) for name, tensor in self._named(values))
         return {place: name for place, name in found if place is not None}
+
+
+@contextmanager
+def _parametrized_anew() -> Iterator[None]:
+    """Inside, no parametrized weight has been made yet: a copy of a module takes the original's."""
+    made = parametrize._cache
+    parametrize._cache = {}
+    try:
+        yield
+    finally:
+        parametrize._cache = made
 
 
 def _refused(*watchers: ForeignWrites | Marks | BackwardCounts | HostReads) -> str:
@@ -382,7 +396,7 @@ def twin_of(
         raise Refusal(_SCRIPTED)
     known: dict[int, Any] = {}
     for held in kept_by(module):
-        if _is_shared(held):
+        if issubclass(type(held), WEAK) or _is_shared(held):
             known[id(held)] = held
         elif made is not None:
             known[id(held)] = made(held)
@@ -393,7 +407,45 @@ def twin_of(
     # built anew draws its first weights.
     hosts = HOSTS if any(_copies_itself(type(part)) for part in module.modules()) else frozenset[str]()
     with restored((), [vars(part) for part in module.modules()]), preserved_random_state(hosts):
-        return copy.deepcopy(module, known)
+        twin = copy.deepcopy(module, known)
+        _put_in_what_is_left_out(module, known)
+    for holder, key, value in follow_copies(known):
+        if _is_a_librarys(found := behind(value)):
+            put(holder, key, Untouched(f"the {type(found).__name__} {key}"))
+    return twin
+
+
+def _put_in_what_is_left_out(module: torch.nn.Module, copies: dict[int, Any]) -> None:
+    """A class may leave something out of its copies (`__getstate__`), and do something else without it."""
+    for part in module.modules():
+        copied = copies.get(id(part))
+        if copied is None or copied is part or not _says_its_state(type(part)):
+            continue
+        own = vars(copied)
+        for name, value in vars(part).items():
+            if name in BOOKKEEPING or value is None or own.get(name) is not None:
+                continue
+            try:
+                own[name] = copy.deepcopy(value, copies)
+            except Exception:  # which is why it is left out
+                own[name] = Untouched(f"the {type(value).__name__} {name}")
+
+
+def _says_its_state(kind: type) -> bool:
+    owners = (base for base in kind.__mro__ if "__getstate__" in vars(base))
+    return any(base.__module__.partition(".")[0] not in ("builtins", "torch") for base in owners)
+
+
+def _is_a_librarys(value: Any) -> bool:
+    """Whether it is an object of which it is not known what it holds, and what it does when it is used."""
+    known = (torch.Tensor, torch.nn.Module, torch.utils.data.Dataset, torch.optim.Optimizer, type, *SIMPLE)
+    return not (issubclass(type(value), known) or callable(value) or is_data(type(value)))
+
+
+def _was_used(twin: torch.nn.Module) -> str:
+    """What of a copy was used, though it had been left out."""
+    held = (value for part in twin.modules() for value in vars(part).values())
+    return next(filter(None, map(used, held)), "")
 
 
 _SCRIPTED = "it is TorchScript, whose copies do not share parameters"

@@ -62,7 +62,10 @@ class _Known:
         self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
         # Which numbers of a form of call have been proven to decide nothing.
         self.free: dict[Any, frozenset[int]]
-        self.verdicts, self.free = kinds.findings(built(module, self.behaviour.watched))
+        kind = built(module, self.behaviour.watched)
+        # What the code names beside the module may hold other places by now.
+        places = tuple(place.name for place in self.behaviour.places)
+        self.verdicts, self.free = kinds.findings(None if kind is None else (kind, places))
 
     def renew(self, module: torch.nn.Module) -> None:
         self.behaviour = Behaviour(module)

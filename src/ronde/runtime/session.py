@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from ronde.boundary import (
     autograd,
     batch_norm,
+    branches,
     compiled,
     fast_path,
     loss_scale,
@@ -280,6 +281,7 @@ class Session:
         losses.install(self.patches, table)
         compiled.install(self.patches, self.context)
         torchscript.install(self.patches)
+        branches.install(self.patches)
         loss_scale.install(self.patches, self.context)
         LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         note, again, in_script = self.context.note, self.memory.computed_again, self._in_script

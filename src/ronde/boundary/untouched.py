@@ -1,0 +1,46 @@
+"""What stands in a copy of a model for something that a trial must not use: a use ends the trial."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ronde.boundary.guards import irrevocable
+
+__all__ = ["Untouched", "used"]
+
+
+class Untouched:
+    """Refuses to be asked, called or changed; compared by identity it is another than None.
+
+    Attributes:
+        refused: why the model must not be cut, once it was used: code of the user's may catch what is raised.
+    """
+
+    __slots__ = ("refused", "what")
+
+    def __init__(self, what: str) -> None:
+        object.__setattr__(self, "what", what)
+        object.__setattr__(self, "refused", "")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":  # pictures are taken of what a copy holds
+            return Untouched
+        return _refuse(self)
+
+
+def used(value: Any) -> str:
+    """Why the model must not be cut, if this stands for something and was used; "" otherwise."""
+    return object.__getattribute__(value, "refused") if type(value) is Untouched else ""
+
+
+def _refuse(self: Untouched, *_: Any, **__: Any) -> NoReturn:
+    refusal = irrevocable(object.__getattribute__(self, "what"))
+    object.__setattr__(self, "refused", str(refusal))
+    raise refusal
+
+
+for _name in (
+    *("bool", "len", "iter", "next", "getitem", "setitem", "delitem", "contains", "call", "enter", "exit"),
+    *("setattr", "delattr", "str", "repr", "format", "int", "float", "index"),
+):
+    setattr(Untouched, f"__{_name}__", _refuse)

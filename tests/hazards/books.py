@@ -1,0 +1,391 @@
+"""Books that a model's forward keeps in other things than plain objects: weak ones, libraries', functions."""
+
+from __future__ import annotations
+
+import array
+import collections
+import ctypes
+import functools
+import logging
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from hazards.harness import D, Hazard, train
+
+T = torch.Tensor
+BOOK: Any = None
+
+
+class Plain:
+    """A count of calls and one of rows."""
+
+    def __init__(self) -> None:
+        self.calls = self.rows = 0
+
+    def add(self, x: T) -> None:
+        self.calls += 1
+        self.rows += len(x)
+
+    def read(self) -> Any:
+        return self.calls, self.rows
+
+
+class Behind(Plain):
+    """What it leads to is kept here, too, or by somebody else."""
+
+    def __init__(self, lead: Callable[[Any], Any], *, own: bool) -> None:
+        kept = Plain()
+        self.lead = lead(kept)
+        if own:
+            self.kept = kept
+        else:
+            _OWNERS.append(kept)
+
+    def add(self, x: T) -> None:
+        found = self.lead() if isinstance(self.lead, weakref.ref) else self.lead
+        found.add(x)
+
+    def read(self) -> Any:
+        return (self.kept if hasattr(self, "kept") else _OWNERS[-1]).read()
+
+
+_OWNERS: list[Any] = []
+
+
+class ByMethod(Behind):
+    def __init__(self) -> None:
+        super().__init__(lambda kept: weakref.WeakMethod(kept.add), own=False)
+
+    def add(self, x: T) -> None:
+        self.lead()(x)
+
+
+class Entries(Plain):
+    """In what is a mapping, but no dict."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def add(self, x: T) -> None:
+        self.held["calls"] = self.held.get("calls", 0) + 1
+        self.held["rows"] = self.held.get("rows", 0) + len(x)
+
+    def read(self) -> Any:
+        return self.held.get("calls", 0), self.held.get("rows", 0)
+
+
+class Items(Plain):
+    """In what is a sequence, but no list."""
+
+    def __init__(self) -> None:
+        self.held = collections.UserList[int]()
+
+    def add(self, x: T) -> None:
+        self.held.append(len(x))
+
+    def read(self) -> Any:
+        return list(self.held)
+
+
+class ByKey(Plain):
+    def __init__(self) -> None:
+        self.held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.key = Plain()
+
+    def add(self, x: T) -> None:
+        self.held[self.key] = self.held.get(self.key, 0) + len(x)
+
+    def read(self) -> Any:
+        return list(self.held.values())
+
+
+class Cells(Plain):
+    """In memory of its own, by place."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def add(self, x: T) -> None:
+        self.held[0] += 1
+        self.held[1] += len(x)
+
+    def read(self) -> Any:
+        return list(self.held)
+
+
+class Number(Plain):
+    def __init__(self) -> None:
+        self.held = ctypes.c_int(0)
+
+    def add(self, x: T) -> None:
+        self.held.value += len(x)
+
+    def read(self) -> Any:
+        return self.held.value
+
+
+class OnFunction(Plain):
+    def __init__(self) -> None:
+        def held() -> None: ...
+
+        self.held: Any = held
+        held.rows = 0  # pyright: ignore[reportFunctionMemberAccess]
+
+    def add(self, x: T) -> None:
+        self.held.rows += len(x)
+
+    def read(self) -> Any:
+        return self.held.rows
+
+
+class Table(Plain):
+    def __init__(self) -> None:
+        self.held = sqlite3.connect(":memory:")
+        self.held.execute("create table calls (rows)")
+
+    def add(self, x: T) -> None:
+        self.held.execute("insert into calls values (?)", (len(x),))
+
+    def read(self) -> Any:
+        return [rows for (rows,) in self.held.execute("select rows from calls")]
+
+
+class Frame(Plain):
+    def __init__(self) -> None:
+        import pandas
+
+        self.held = pandas.DataFrame({"rows": [0]})
+
+    def add(self, x: T) -> None:
+        self.held.loc[len(self.held)] = len(x)
+
+    def read(self) -> Any:
+        return self.held["rows"].tolist()
+
+
+class Late(Plain):
+    """Opened when it is first written to."""
+
+    def __init__(self) -> None: ...
+
+    @functools.cached_property
+    def held(self) -> dict[str, list[int]]:
+        return {"rows": []}
+
+    def add(self, x: T) -> None:
+        self.held["rows"].append(len(x))
+
+    def read(self) -> Any:
+        return list(self.held["rows"])
+
+
+class Anew(Plain):
+    """Another at every call."""
+
+    def add(self, x: T) -> None:
+        self.last = {"rows": [len(x)]}
+
+    def read(self) -> Any:
+        return self.last["rows"][0]
+
+
+class OnModule(Plain):
+    """A buffer that is replaced, and a number beside it."""
+
+    def __init__(self) -> None:
+        self.held = _Counter()
+
+    def add(self, x: T) -> None:
+        self.held.count(x)
+
+    def read(self) -> Any:
+        return int(self.held.rows), self.held.calls
+
+
+class _Counter(nn.Module):
+    rows: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros((), dtype=torch.int64))
+        self.calls = 0
+
+    def count(self, x: T) -> None:
+        self.rows = self.rows + len(x)
+        self.calls += 1
+
+
+class Metric(Plain):
+    """A library's module."""
+
+    def __init__(self) -> None:
+        import torchmetrics
+
+        self.held = torchmetrics.SumMetric()
+
+    def add(self, x: T) -> None:
+        self.held.update(len(x))
+
+    def read(self) -> Any:
+        return float(self.held.compute()), self.held.update_count
+
+
+class Keeps(nn.Module):
+    def __init__(self, book: Any) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.book = book
+
+    def forward(self, x: T) -> T:
+        self.book.add(x)
+        return self.a(x)
+
+
+class Names(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        BOOK.add(x)
+        return self.a(x)
+
+
+def _kept(make: Callable[[], Any]) -> Any:
+    def script() -> Iterator[Any]:
+        book = make()
+        yield from train(Keeps(book), seen=book.read)
+
+    return script
+
+
+def _named(make: Callable[[], Any]) -> Any:
+    def script() -> Iterator[Any]:
+        global BOOK
+        BOOK = make()
+        yield from train(Names(), seen=BOOK.read)
+        BOOK = None
+
+    return script
+
+
+class Child(nn.Module):
+    """Knows its parent, which is no part of it."""
+
+    def __init__(self, parent: Any) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.__dict__["parent"] = parent  # or a proxy would be taken for a part
+
+    def forward(self, x: T) -> T:
+        parent: Any = self.parent() if isinstance(self.parent, weakref.ref) else self.parent
+        parent.calls += 1
+        return self.a(x) * parent.scale
+
+
+class Parent(nn.Module):
+    def __init__(self, lead: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.calls, self.scale = 0, 2.0
+        self.child = Child(lead(self))
+
+    def forward(self, x: T) -> T:
+        return self.child(x)
+
+
+def _parent(lead: Callable[[Any], Any]) -> Any:
+    def script() -> Iterator[Any]:
+        model = Parent(lead)
+        yield from train(model, seen=lambda: model.calls)
+
+    return script
+
+
+def _two_kinds_of_book() -> Iterator[Any]:
+    """Models that are made alike, but for what is behind a variable that they name."""
+    global BOOK
+    for make in (Plain, Late, Anew, Plain, Items, *[Late] * 6, *[lambda: Entries({})] * 6, OnFunction):
+        BOOK = make()
+        yield from train(Names(), seen=BOOK.read, epochs=1)
+    BOOK = None
+
+
+class Unpickled(nn.Module):
+    """Leaves out of its copies what it can do without."""
+
+    def __init__(self, *, joins_with: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.joins_with = joins_with
+        self.table: Any = torch.linspace(1, 2, 3, dtype=D)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "table": None}
+
+    def forward(self, x: T) -> T:
+        out = self.a(x)
+        return out - out.mean(0) if (self.table is not None) == self.joins_with else out
+
+
+class Reports(nn.Module):
+    """Knows an object of a library, and may use it."""
+
+    def __init__(self, to: Any, *, in_forward: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.in_forward = in_forward
+        self.__dict__["to_whom"] = weakref.proxy(to)
+
+    def forward(self, x: T) -> T:
+        if self.in_forward:
+            self.to_whom.debug("called")
+        return self.a(x) * 2
+
+
+def _reporting(*, in_forward: bool) -> Any:
+    def script() -> Iterator[Any]:
+        to = logging.Logger("hazard")
+        yield from train(Reports(to, in_forward=in_forward))
+        del to
+
+    return script
+
+
+BOOKS: dict[str, Callable[[], Any]] = {
+    "weak reference": lambda: Behind(weakref.ref, own=True),
+    "weak proxy": lambda: Behind(weakref.proxy, own=True),
+    "weak reference to another's": lambda: Behind(weakref.ref, own=False),
+    "weak proxy of another's": lambda: Behind(weakref.proxy, own=False),
+    "weak method": ByMethod,
+    "UserDict": lambda: Entries(collections.UserDict[str, int]()),
+    "ChainMap": lambda: Entries(collections.ChainMap[str, int]({})),
+    "UserList": Items,
+    "WeakKeyDictionary": ByKey,
+    "array": lambda: Cells(array.array("d", [0.0, 0.0])),
+    "ctypes array": lambda: Cells((ctypes.c_int * 2)(0, 0)),
+    "ctypes number": Number,
+    "attribute of a function": OnFunction,
+    "sqlite in memory": Table,
+    "DataFrame": Frame,
+    "cached property": Late,
+    "new at every call": Anew,
+    "module": OnModule,
+    "metric": Metric,
+}
+
+HAZARDS = {
+    **{f"{name}, kept": Hazard(_kept(make), "right") for name, make in BOOKS.items()},
+    **{f"{name}, named": Hazard(_named(make), "right") for name, make in BOOKS.items()},
+    "weak reference to a parent": Hazard(_parent(weakref.ref), "right"),
+    "weak proxy of a parent": Hazard(_parent(weakref.proxy), "right"),
+    "weak proxy of a library's, not used": Hazard(_reporting(in_forward=False), "whole"),
+    "weak proxy of a library's, used": Hazard(_reporting(in_forward=True), "parts", "the Logger to_whom"),
+    "books of several kinds": Hazard(_two_kinds_of_book, "right"),
+    "joins rows without a table": Hazard(lambda: train(Unpickled(joins_with=False)), "whole"),
+    "joins rows with a table": Hazard(lambda: train(Unpickled(joins_with=True)), "parts", ""),
+}
