@@ -81,7 +81,7 @@ def share_readings(config: RankConfig, groups: Sequence[Comm]) -> Readings | Non
         return None
     timeout = config.timeout + _BACKEND_LATER
     with suppress(LaunchError):  # on all ranks: each reading is a broadcast
-        readings = Readings(config.rank, groups[0].all_gather_object, timeout=timeout)
+        readings = Readings(config.rank, groups[0].all_gather_object, timeout=timeout, check=checks[0])
         for check in checks:
             check.begins = readings.begin
         return readings
