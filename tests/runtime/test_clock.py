@@ -49,17 +49,31 @@ wait(2 + 3 * own)
 print(f"{turns} turns, {steps} steps, loss {loss.item():.6f}")
 """
 
+LEAVING = """\
+import os, time, torch
+torch.nn.Linear(4, 2)(torch.randn(8, 4)).sum().backward()
+if 'rank-1' not in os.readlink('/proc/self/fd/1'):
+    os._exit(0)
+end = time.time() + 1000
+while time.time() < end:
+    pass
+"""
 
-def test_a_loop_that_waits_turns_as_often_as_it_does(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
+
+def _run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    return subprocess.run(
         [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=100,
     )
+
+
+def test_a_loop_that_waits_turns_as_often_as_it_does(tmp_path: Path) -> None:
+    done = _run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr
     first, second = (
         re.findall(r"^\d+ turns.*$", (tmp_path / "logs" / f"rank-{rank}.log").read_text(), re.MULTILINE)
@@ -67,3 +81,12 @@ def test_a_loop_that_waits_turns_as_often_as_it_does(tmp_path: Path) -> None:
     )
     assert len(first) == 1
     assert first == second
+
+
+def test_where_a_rank_waits_for_a_reading_of_one_that_is_gone_is_said(tmp_path: Path) -> None:
+    done = _run(tmp_path, LEAVING)
+    assert done.returncode == 1
+    assert (
+        "ronde: rank 0 came to the end of the script while rank 1 waited for it at train.py:5 "
+        "(a reading of the clock); "
+    ) in done.stderr

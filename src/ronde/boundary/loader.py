@@ -272,14 +272,15 @@ class LoaderEdge:
         # A sample may tell when it was loaded, and padding is what was in memory: that comes out otherwise
         # when the same samples are read again.
         otherwise = apart(values, self._read_again(iterator, asked))
-        unknown, *told = comm.votes([otherwise is None, *(otherwise or [False] * len(values))])
+        count = len(values)
+        unknown, *votes = comm.votes(
+            [otherwise is None, *(otherwise or [False] * count), *(_varies(value) for value in values)]
+        )
+        columns = list(zip(flags, votes[:count], votes[count:], strict=True))
         # What is the same in all samples is no order of theirs: the number of the process, say.
-        varied = comm.votes([_varies(value) for value in values])
-        columns = zip(flags, told, varied, strict=True)
-        repeated = not unknown and any(flag and varies and not votes for flag, votes, varies in columns)
-        # What is the same everywhere, or on all ranks, tells nothing of others.
-        telling = [flag for flag, value in zip(flags, values, strict=True) if flag or _varies(value)]
-        if comm.votes([repeated or all(telling)])[0]:
+        repeated = not unknown and any(differs and varies and not moved for differs, moved, varies in columns)
+        # Nor does it tell, where ranks have it alike, that the samples are the same.
+        if repeated or not any(varies and not differs for differs, _, varies in columns):
             end(comm, f"a first batch ({digest})")
 
     def _read_again(self, iterator: Any, asked: Asked | None) -> list[Any] | None:

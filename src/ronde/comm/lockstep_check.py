@@ -68,6 +68,10 @@ class LockstepCheck:
     def waits(self, number: int) -> None:
         self._board.waits(number)
 
+    def waits_beside(self, what: str) -> None:
+        """This rank waits for a peer in `what`, which ranks do not do equally often: nothing is compared."""
+        self._board.waits_beside(what, self._lines.nearest(sys._getframe(1)))
+
     def goes_on(self) -> None:
         self._board.goes_on()
 

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from ronde.comm.bell import Bell
+from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.shared_segment import share
 from ronde.comm.waiting import Waiting
 from ronde.errors import PeerLost
@@ -39,6 +40,7 @@ class Readings:
         rank: this rank among all, which share a host.
         exchange: gathers three integers from every rank, in order; a collective.
         timeout: how many seconds to wait for the main rank.
+        check: where it is noted that this rank waits, and in which line.
 
     Raises:
         LaunchError: when memory cannot be shared; raised on all ranks.
@@ -50,7 +52,9 @@ class Readings:
         exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]],
         *,
         timeout: float,
+        check: LockstepCheck | None = None,
     ) -> None:
+        self._check = check
         maps, pids = share((_RING + SLOTS * _WORDS) * 8, rank, exchange)
         words = [memoryview(part).cast("Q") for part in maps]
         self._main, self._own = words[0], words[rank]
@@ -123,7 +127,8 @@ class Readings:
             # Where the ring is full, the main rank waits for this one.
             return is_later or count - self._passed >= SLOTS
 
-        self._waiting.until_true(come, (0,))
+        if not come():
+            self._wait(come)
         if found is None:
             return None
         at = _at(found)
@@ -133,6 +138,14 @@ class Readings:
         self._own[_COUNT] = self._passed = found + 1
         self._bell.ring()
         return value
+
+    def _wait(self, come: Callable[[], bool]) -> None:
+        """Where the main rank is lost, the board goes on to say where this one waited for it."""
+        if self._check is not None:
+            self._check.waits_beside("a reading of the clock")
+        self._waiting.until_true(come, (0,))
+        if self._check is not None:
+            self._check.goes_on()
 
     def _may_go(self, number: int, words: Sequence[int]) -> bool:
         """Whether a reading is none of those that a peer may yet take."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import timedelta
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +37,8 @@ from ronde.boundary.circumstances import Circumstances
 from ronde.boundary.completions import Completions
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
-from ronde.boundary.deferred import root
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
-from ronde.boundary.fingerprint import compare_values
 from ronde.boundary.givers import Givers
-from ronde.boundary.global_tensor import materialize
-from ronde.boundary.graph import Reached, crosses_ranks, reached
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.modes_first import modes_first
@@ -56,50 +49,32 @@ from ronde.boundary.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.boundary.shared_blocks import SharedBlocks
 from ronde.boundary.shared_reads import SharedReads
-from ronde.boundary.signals import COUNTED, HandledSignals
 from ronde.boundary.started import Started
-from ronde.cluster.own_address import own_address
-from ronde.comm.joining import join
-from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
-from ronde.comm.readings import Readings
-from ronde.errors import LaunchError, RondeError, UsageError
+from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.runtime import compute, saved_gradients
+from ronde.runtime import compute, saved_gradients, signals_at_places, take_over
 from ronde.runtime.account import summarize
+from ronde.runtime.backward import Backward
+from ronde.runtime.groups import join_group, listens_on, share_readings, shares_memory, told_count
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
+from ronde.runtime.signals_at_places import handled_signals
 from ronde.runtime.sum_of_parameters import sum_of_parameters
-from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.type_questions import questions_of_script
-from ronde.runtime.unseen_calls import with_own_call
+from ronde.runtime.uncut import why_uncut
 from ronde.sync.reducer import Reducer
-from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.run_directory import block_marks
-from ronde.trace.signal_board import SignalBoard
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
-from ronde.trace.told_count import ToldCount
 
 __all__ = ["Session"]
-
-# The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
-_BACKEND_LATER = 60.0
-# How long nothing at all may come from another host; networks that heal themselves take up to half of it.
-_SILENCE_S = 60.0
-# Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
-_HOLDS_INIT = {
-    "torch.distributed",
-    "torch.distributed.distributed_c10d",
-    "torch.distributed.device_mesh",
-}
 
 
 class Session:
@@ -129,7 +104,7 @@ class Session:
         self._entropy = entropy or Patches()
         self.retired = False
         self._paths = paths_of_rank(config.run_dir)
-        host = _listens_on(config)
+        host = listens_on(config)
         boundary_comm = self._join("boundary", host, "auto")
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
@@ -152,7 +127,7 @@ class Session:
             rank=config.rank,
             world_size=config.world_size,
             paths=self._paths,
-            told=self._told_count(),
+            told=told_count(config),
             temporary=TemporaryFolders(config.temporary, _run_id(config)),
         )
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
@@ -167,74 +142,15 @@ class Session:
         self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
         self._started = Started(self.context, self._in_step)
         self._ports = Ports(first=config.local_rank == 0)
-        self._signals = HandledSignals(
-            self._signal_board, lambda: boundary_comm.alone, self._in_step, self._at_next_place
-        )
+        self._signals = handled_signals(config, self.context, self._in_step)
         self._handles: list[Any] = []
-
-    @property
-    def _shares_memory(self) -> bool:
-        """Whether there are other ranks, and all of them are on this host."""
-        return 1 < self.config.world_size == self.config.local_world_size
-
-    def _told_count(self) -> ToldCount | None:
-        if not self._shares_memory:
-            return None
-        try:
-            return ToldCount(board_path(Path(self.config.run_dir), "files"))
-        except OSError:  # a full disk, say: ranks ask each other
-            return None
-
-    def _signal_board(self) -> SignalBoard:
-        config = self.config
-        path = board_path(Path(config.run_dir), "signals")
-        return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
-
-    def _at_next_place(self, do: Callable[[], None] | None) -> None:
-        """Have this done where all ranks come to next; None: nothing any more."""
-        context = self.context
-
-        def at_place() -> None:
-            if do is not None and context.is_at_place() and self._in_step():
-                do()
-
-        context.at_place = None if do is None else at_place
 
     def _in_step(self) -> bool:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
         return not alone and self.context.region is Region.SCRIPT and self.files.in_step()
 
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
-        config = self.config
-        place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
-        return join(
-            config.store, name=name, place=place, device=config.device,
-            timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host, check=self._check(name),
-            silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
-        )  # fmt: skip
-
-    def _check(self, name: str) -> LockstepCheck | None:
-        """What compares the ranks of this host; None where there is only one."""
-        config = self.config
-        if config.local_world_size == 1:
-            return None
-        path = board_path(Path(config.run_dir), name)
-        board = LockstepBoard(path, config.local_rank, config.local_world_size)
-        return LockstepCheck(
-            board, first_rank=config.rank - config.local_rank, own_file=self._paths.is_private
-        )
-
-    def _share_readings(self) -> None:
-        """Have the clock read without a collective, where all ranks are on this host."""
-        checks = [group.check for group in self._groups if group.check is not None]
-        if not self._shares_memory or len(checks) < len(self._groups):
-            return
-        timeout = self.config.timeout + _BACKEND_LATER
-        with suppress(LaunchError):  # on all ranks: each reading is a broadcast
-            readings = Readings(self.config.rank, self._groups[0].all_gather_object, timeout=timeout)
-            self.agreement.readings = readings
-            for check in checks:
-                check.begins = readings.begin
+        return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
     def _end_readings(self) -> None:
         if self.agreement.readings is not None:
@@ -242,7 +158,7 @@ class Session:
 
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
-        self._share_readings()
+        self.agreement.readings = share_readings(self.config, self._groups)
         self.install_boundary()
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
@@ -254,10 +170,8 @@ class Session:
         if self.config.local_world_size > 1:
             self._ports.install(self.patches)
             self._shared_blocks().install(self.patches)
-        if self._shares_memory:
-            self._signals.install(self.patches)
-            self.context.on_backward = self._before_backward
-            self.context.comm.observer = self._signals
+        if shares_memory(self.config):
+            signals_at_places.install(self._signals, self.patches, self.context)
         self.files.install()
 
     def _shared_blocks(self) -> SharedBlocks:
@@ -289,7 +203,8 @@ class Session:
         compute.install_inside(self.plan, self.patches, inside)
         way = compute.way(self.plan, again)
         ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
-        self._install_backward()
+        backward = Backward(self.context, self.reducer, self._sharding, self.memory, self._scaling)
+        backward.install(self.patches)
         self._install_optimizers()
         self._install_memory()
         one_pass.install(self.patches)
@@ -300,7 +215,7 @@ class Session:
         if self._scaling is not None:
             self.context.loss_is_scaled = True
             self._handles += self._scaling.install(self.patches)
-        self._install_take_over()
+        take_over.install(self.patches, self.config, self.retire)
 
     def _in_script(self) -> bool:
         return self.context.region is Region.SCRIPT and self.context.on_main_thread()
@@ -318,63 +233,6 @@ class Session:
         if self.plan.data.rng_on(device.type) == "global":
             return None
         return RankStream(self.config.rank, device, self.context.note)
-
-    def _install_backward(self) -> None:
-        plain: Any = torch.autograd.backward
-
-        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if self.context.region is Region.REHEARSAL:
-                if self.context.trial_backward is None:
-                    raise RondeError("its forward runs backward, which a trial must not")
-                return self.context.trial_backward.nested(tensors, grad_tensors, *args, **kwargs)
-            if not self.context.on_main_thread():
-                if crosses_ranks(tensors):
-                    raise RondeError(
-                        "backward of a loss over ranks was called in another thread than the script's main "
-                        "one, where ranks are not in step; call it in the main thread"
-                    )
-                return plain(tensors, grad_tensors, *args, **kwargs)
-            nested = self.reducer.busy
-            if not nested:
-                self.context.on_backward()
-            if self.context.others_began:
-                compare_values(self.context, tensors, grad_tensors)
-            tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
-            # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
-            # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.
-            if not nested:
-                self.context.comm.mark("backward")
-            divide = self.context.gradient_factor == 1 and not nested
-            lossy = divide and self.config.world_size > 1
-            scaled = self._scaling is not None and self._scaling.active
-            leaves = reached(tensors, torch.float16) if lossy or scaled else []
-            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
-            if self.memory.armed and not nested:
-                self.memory.begin_backward()
-            with self._scaled(leaves) as scale:
-                divisor = (self.config.world_size if divide else 1) / scale
-                if divisor != 1:
-                    grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
-                casts = {id(each.leaf): (each.narrow, each.otherwise) for each in leaves} if lossy else None
-                reduced = self.reducer.backward(divided=divide, graph=graph, casts=casts)
-                with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
-                    plain(tensors, grad_tensors, *args, **kwargs)
-            self.tally.backward()
-
-        self.patches.set(torch.autograd, "backward", backward)
-
-    def _before_backward(self) -> None:
-        self._signals.training = True
-        if self.context.is_at_place():
-            self._signals.before_backward()
-
-    def _scaled(self, leaves: list[Reached]) -> AbstractContextManager[float]:
-        scaling = self._scaling
-        return nullcontext(1.0) if scaling is None else scaling.backward([each.leaf for each in leaves])
-
-    def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
-        alike = [each.leaf for each in leaves if not self.reducer.averages(each.leaf)]
-        return loss_scale.multiplied(alike, self.config.world_size) if alike else nullcontext()
 
     def _any_rank(self, answer: bool) -> bool:
         return self.context.comm.votes([answer]) != [0]
@@ -440,24 +298,6 @@ class Session:
 
         self.patches.set(torch.Tensor, "register_post_accumulate_grad_hook", modes_first(register))
 
-    def _install_take_over(self) -> None:
-        plain: Any = torch.distributed.init_process_group
-
-        def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            """The script distributes its work itself: give it what torchrun would, and keep out."""
-            if self.config.rank == 0 and not self.config.quiet:
-                print(
-                    "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
-                    "(use --native to say so from the start)",
-                    file=sys.stderr,
-                )
-            self.retire()
-            os.environ.update(torchrun_environment(self.config))
-            return plain(*args, **kwargs)
-
-        for module in _HOLDS_INIT & sys.modules.keys():
-            self.patches.set(sys.modules[module], "init_process_group", init_process_group)
-
     def deferred(self) -> AbstractContextManager[None]:
         """Inside, a model is cut as it is built, where the plan cuts parameters."""
         return nullcontext() if self.retired else self._sharding.building()
@@ -511,7 +351,7 @@ class Session:
                 f"is not by its exact class: it is passed over there; write isinstance(..., torch.Tensor)"
             )
         if cuts and not self.tally.sharded and not self.context.uncut:
-            notes.append(self._uncut())
+            notes.append(why_uncut(self.context, self._started.functions))
         waited = self._waited_ns() - self._waited_before
         return summarize(
             self.config,
@@ -520,34 +360,6 @@ class Session:
             algorithm=self._groups[1].algorithm,
             notes=notes,
             memory=self.memory.memory(),
-        )
-
-    def _uncut(self) -> str:
-        """Why nothing was."""
-        if self.context.explained:
-            return (
-                "nothing was cut: every rank computed everything, right but no faster; why, is said of the "
-                "modules"
-            )
-        if own := ", ".join(with_own_call()[:3]):
-            return (
-                f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
-                f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
-            )
-        if started := ", ".join(list(self._started.functions)[:3]):
-            return (
-                f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
-                f"calls of a torch.nn.Module in the script's own process, and it started others for {started}"
-            )
-        if self.context.called_beside:
-            return (
-                "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
-                "of a torch.nn.Module in the script's main thread, and this script called its modules in "
-                "another"
-            )
-        return (
-            "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
-            "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
         )
 
     def _waited_ns(self) -> int:
@@ -570,16 +382,6 @@ def _run_id(config: RankConfig) -> str:
     return os.environ.get(RUN_ID_KEY) or os.path.basename(config.run_dir)
 
 
-def _listens_on(config: RankConfig) -> str | None:
-    """The address by which the other ranks reach this one; None leaves it to the backend."""
-    if config.store.startswith("file://"):
-        return "127.0.0.1"
-    several_hosts = config.local_world_size < config.world_size
-    return own_address(
-        config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
-    )
-
-
 def _rates(optimizer: Any) -> str:
     """By what rates an optimizer steps: a thread or the clock of one rank may have changed them."""
     rates = [group.get("lr") for group in optimizer.param_groups]
@@ -588,9 +390,3 @@ def _rates(optimizer: Any) -> str:
         return ""
     several = f", ... (digest {zlib.crc32(' '.join(texts).encode()):08x})" if len(set(texts)) > 1 else ""
     return f" at lr {texts[0]}{several}"
-
-
-def _whole(value: Any, convert: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(_whole(item, convert) for item in value)
-    return materialize(convert(value))

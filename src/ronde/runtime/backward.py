@@ -1,0 +1,104 @@
+"""What stands around a backward of the script's: values compared, its loss divided, gradients averaged."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ronde.boundary import loss_scale
+from ronde.boundary.context import Context, Region
+from ronde.boundary.deferred import root
+from ronde.boundary.fingerprint import compare_values
+from ronde.boundary.global_tensor import materialize
+from ronde.boundary.graph import Reached, crosses_ranks, reached
+from ronde.boundary.patches import Patches
+from ronde.errors import RondeError
+from ronde.parallel.loss_scaling import LossScaling
+from ronde.runtime.memory_meter import MemoryMeter
+from ronde.runtime.sharding import Sharding
+from ronde.sync.reducer import Reducer
+
+__all__ = ["Backward"]
+
+
+class Backward:
+    """Takes the place of `torch.autograd.backward`; one per session.
+
+    Args:
+        scaling: of a loss to the edge of what float16 holds; None where nothing computes in it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        reducer: Reducer,
+        sharding: Sharding,
+        memory: MemoryMeter,
+        scaling: LossScaling | None,
+    ) -> None:
+        self._context = context
+        self._reducer = reducer
+        self._sharding = sharding
+        self._memory = memory
+        self._scaling = scaling
+
+    def install(self, patches: Patches) -> None:
+        context, reducer, memory = self._context, self._reducer, self._memory
+        plain: Any = torch.autograd.backward
+
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+            if context.region is Region.REHEARSAL:
+                if context.trial_backward is None:
+                    raise RondeError("its forward runs backward, which a trial must not")
+                return context.trial_backward.nested(tensors, grad_tensors, *args, **kwargs)
+            if not context.on_main_thread():
+                if crosses_ranks(tensors):
+                    raise RondeError(
+                        "backward of a loss over ranks was called in another thread than the script's main "
+                        "one, where ranks are not in step; call it in the main thread"
+                    )
+                return plain(tensors, grad_tensors, *args, **kwargs)
+            nested = reducer.busy
+            if not nested:
+                context.on_backward()
+            if context.others_began:
+                compare_values(context, tensors, grad_tensors)
+            tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
+            # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
+            # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.
+            if not nested:
+                context.comm.mark("backward")
+            divide = context.gradient_factor == 1 and not nested
+            lossy = divide and context.world_size > 1
+            scaled = self._scaling is not None and self._scaling.active
+            leaves = reached(tensors, torch.float16) if lossy or scaled else []
+            graph = bool(args[1] if len(args) > 1 else kwargs.get("create_graph"))
+            if memory.armed and not nested:
+                memory.begin_backward()
+            with self._scaled(leaves) as scale:
+                divisor = (context.world_size if divide else 1) / scale
+                if divisor != 1:
+                    grad_tensors = loss_scale.divided(tensors, grad_tensors, divisor)
+                casts = {id(each.leaf): (each.narrow, each.otherwise) for each in leaves} if lossy else None
+                reduced = reducer.backward(divided=divide, graph=graph, casts=casts)
+                with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
+                    plain(tensors, grad_tensors, *args, **kwargs)
+            context.tally.backward()
+
+        patches.set(torch.autograd, "backward", backward)
+
+    def _scaled(self, leaves: list[Reached]) -> AbstractContextManager[float]:
+        scaling = self._scaling
+        return nullcontext(1.0) if scaling is None else scaling.backward([each.leaf for each in leaves])
+
+    def _whole_leaves(self, leaves: list[Reached]) -> AbstractContextManager[None]:
+        alike = [each.leaf for each in leaves if not self._reducer.averages(each.leaf)]
+        return loss_scale.multiplied(alike, self._context.world_size) if alike else nullcontext()
+
+
+def _whole(value: Any, convert: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_whole(item, convert) for item in value)
+    return materialize(convert(value))

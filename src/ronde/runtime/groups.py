@@ -1,0 +1,97 @@
+"""The groups in which a session's ranks meet, and what the ranks of one host share beside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from ronde.cluster.own_address import own_address
+from ronde.comm.joining import join
+from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
+from ronde.comm.readings import Readings
+from ronde.errors import LaunchError
+from ronde.launch.rank_config import RankConfig
+from ronde.plan.communication import Algorithm
+from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.told_count import ToldCount
+
+__all__ = ["join_group", "listens_on", "share_readings", "shares_memory", "told_count"]
+
+# The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
+_BACKEND_LATER = 60.0
+# How long nothing at all may come from another host; networks that heal themselves take up to half of it.
+_SILENCE_S = 60.0
+
+
+def join_group(
+    config: RankConfig,
+    name: str,
+    host: str | None,
+    algorithm: Algorithm,
+    own_file: Callable[[str], bool],
+) -> Comm:
+    """Meet the other ranks in the group of this name.
+
+    Args:
+        host: the address by which they reach this one; None leaves it to the backend.
+        own_file: whether the file at a path is this rank's alone.
+    """
+    place = Place(config.rank, config.world_size, config.local_rank, config.local_world_size)
+    return join(
+        config.store, name=name, place=place, device=config.device,
+        timeout=timedelta(seconds=config.timeout + _BACKEND_LATER), host=host,
+        check=_check(config, name, own_file), silence=min(_SILENCE_S, config.timeout), algorithm=algorithm,
+    )  # fmt: skip
+
+
+def listens_on(config: RankConfig) -> str | None:
+    """The address by which the other ranks reach this one; None leaves it to the backend."""
+    if config.store.startswith("file://"):
+        return "127.0.0.1"
+    several_hosts = config.local_world_size < config.world_size
+    return own_address(
+        config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
+    )
+
+
+def shares_memory(config: RankConfig) -> bool:
+    """Whether there are other ranks, and all of them are on this host."""
+    return 1 < config.world_size == config.local_world_size
+
+
+def told_count(config: RankConfig) -> ToldCount | None:
+    """How often threads of the main rank have told of changed files; None where ranks ask each other."""
+    if not shares_memory(config):
+        return None
+    try:
+        return ToldCount(board_path(Path(config.run_dir), "files"))
+    except OSError:  # a full disk, say: ranks ask each other
+        return None
+
+
+def share_readings(config: RankConfig, groups: Sequence[Comm]) -> Readings | None:
+    """By what the clock is read without a collective, where all ranks are on this host."""
+    checks = [group.check for group in groups if group.check is not None]
+    if not shares_memory(config) or len(checks) < len(groups):
+        return None
+    timeout = config.timeout + _BACKEND_LATER
+    with suppress(LaunchError):  # on all ranks: each reading is a broadcast
+        readings = Readings(config.rank, groups[0].all_gather_object, timeout=timeout, check=checks[0])
+        for check in checks:
+            check.begins = readings.begin
+        return readings
+    return None
+
+
+def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
+    """What compares the ranks of this host; None where there is only one."""
+    if config.local_world_size == 1:
+        return None
+    path = board_path(Path(config.run_dir), name)
+    board = LockstepBoard(path, config.local_rank, config.local_world_size)
+    return LockstepCheck(board, first_rank=config.rank - config.local_rank, own_file=own_file)

@@ -1,0 +1,43 @@
+"""A script that distributes its work itself is left to itself, as under torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.boundary.patches import Patches
+from ronde.launch.rank_config import RankConfig
+from ronde.runtime.torchrun import torchrun_environment
+
+__all__ = ["install"]
+
+# Modules of torch in which a script, or torch itself for a device mesh, finds init_process_group.
+_HOLDS_INIT = {
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.distributed.device_mesh",
+}
+
+
+def install(patches: Patches, config: RankConfig, retire: Callable[[], None]) -> None:
+    """Have everything of ronde's taken back, by `retire`, once the script makes a group of ranks."""
+    plain: Any = torch.distributed.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        """The script distributes its work itself: give it what torchrun would, and keep out."""
+        if config.rank == 0 and not config.quiet:
+            print(
+                "ronde: the script calls init_process_group: it runs as under torchrun, unchanged "
+                "(use --native to say so from the start)",
+                file=sys.stderr,
+            )
+        retire()
+        os.environ.update(torchrun_environment(config))
+        return plain(*args, **kwargs)
+
+    for module in _HOLDS_INIT & sys.modules.keys():
+        patches.set(sys.modules[module], "init_process_group", init_process_group)

@@ -1,0 +1,43 @@
+"""Why no batch was cut in a run on several ranks: what the user is told at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ronde.boundary.context import Context
+from ronde.runtime.unseen_calls import with_own_call
+
+__all__ = ["why_uncut"]
+
+
+def why_uncut(context: Context, started: Iterable[str]) -> str:
+    """The likeliest reason.
+
+    Args:
+        started: names of functions for which the script has started processes.
+    """
+    if context.explained:
+        return (
+            "nothing was cut: every rank computed everything, right but no faster; why, is said of the "
+            "modules"
+        )
+    if own := ", ".join(with_own_call()[:3]):
+        return (
+            f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
+            f"calls of a torch.nn.Module by its own __call__, in place of which {own} has another"
+        )
+    if functions := ", ".join(list(started)[:3]):
+        return (
+            f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
+            f"calls of a torch.nn.Module in the script's own process, and it started others for {functions}"
+        )
+    if context.called_beside:
+        return (
+            "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
+            "of a torch.nn.Module in the script's main thread, and this script called its modules in "
+            "another"
+        )
+    return (
+        "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
+        "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
+    )
