@@ -220,6 +220,56 @@ def test_what_is_twice_as_long_as_the_batch_is_tried_inside(ranks: Any, channels
         assert difference < 1e-12
 
 
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Expert(nn.Module):
+    """As wide in the middle as the batch is long."""
+
+    def __init__(self, kernel: int | None) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, ROWS) if kernel is None else nn.Conv1d(4, ROWS, kernel)
+        self.out = nn.Linear(ROWS, 4) if kernel is None else nn.Conv1d(ROWS, 4, kernel)
+        self.twice, self.softmax = Doubles(), nn.Softmax(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.twice(self.into(x))
+        return self.out(middle) * self.softmax(middle).amax(1, keepdim=True)
+
+
+class Chooses(nn.Module):
+    """A mixture of experts: which rows an expert is given, the batch decides."""
+
+    def __init__(self, kernel: int | None) -> None:
+        super().__init__()
+        self.expert, self.kernel = Expert(kernel), kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.nonzero(x.flatten(1)[:, 0] > 0).flatten()
+        return x.index_add(0, chosen, self.expert(x[chosen]))
+
+
+def _chooses(rank: Rank, kernel: int | None) -> tuple[list[str], float]:
+    torch.manual_seed(0)
+    shape = (ROWS, 4) if kernel is None else (ROWS, 4, 3)
+    model, x = Chooses(kernel).double(), torch.randn(shape, dtype=torch.float64)
+    expected = model(x).square().sum().item()
+    with rank.session() as session:
+        found = model(x).square().sum().item()
+        return list(session.context.notes), abs(found / expected - 1)
+
+
+@pytest.mark.parametrize("kernel", [None, 1])
+def test_what_happens_to_be_as_wide_as_the_batch_is_long_is_not_blamed(
+    ranks: Any, kernel: int | None
+) -> None:
+    for notes, difference in ranks(2, _chooses, kernel):
+        assert notes == [f"Chooses runs in parts, not as one piece: {_READS}"]
+        assert difference < 1e-12
+
+
 def _nested() -> nn.Module:
     return Model(Around(Reads()))
 

@@ -202,7 +202,7 @@ class Verdicts:
         if not verdict.sharded:
             if verdict.reason == LISTED:
                 self._tell(name, LISTED)
-            elif made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
+            elif made.optional or self._is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
             elif not made.listed and is_computed_whole(
                 self._context, made.module, made.batches[verdict.candidate], verdict
@@ -212,10 +212,23 @@ class Verdicts:
                 self._say_why(made.module, verdict)
         elif made.optional or (self._around and _is_torchs(made.module)):
             return  # one sample on the first axis is a batch of one, of which another axis was cut
-        elif made.batches[verdict.candidate].searched:
+        elif made.batches[verdict.candidate].searched and made.batches[verdict.candidate].likely:
             self._context.note(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
+
+    def _is_no_batch(self, made: _Call, verdict: Verdict) -> bool:
+        """Whether what could be a batch need not be one: the batch around it is of another size, or it is but
+        a vector, of which no part can be taken: mostly one sample.
+
+        In a module that runs in parts some rows of the batch may be chosen, for an expert say, and be as wide
+        as the batch is long: another axis than the first is blamed once its rows have come out apart.
+        """
+        batch = made.batches[verdict.candidate]
+        if not batch.likely or (verdict.raised and batch.only_vectors(made.values)):
+            return True
+        found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
+        return found and not verdict.apart
 
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
@@ -393,13 +406,6 @@ def _changes_inside(behaviour: Behaviour, places: list[int]) -> str:
 
 def _is_torchs(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
-
-
-def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
-    """Whether what could be a batch need not be one: the batch around it is of another size, or it is but a
-    vector, of which no part can be taken: mostly one sample."""
-    batch = made.batches[verdict.candidate]
-    return not batch.likely or (verdict.raised and batch.only_vectors(made.values))
 
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
