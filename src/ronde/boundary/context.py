@@ -229,6 +229,10 @@ class Context:
         """Remember a sentence for the user; each is said once."""
         self.notes.setdefault(sentence)
 
+    def take_back(self, sentence: str) -> None:
+        """A sentence that is said for nothing, as more is known now."""
+        self.notes.pop(sentence, None)
+
     def note_instead(self, before: str, sentence: str) -> None:
         """Remember a sentence in the place of another, of which more is known now."""
         self.notes = {sentence if each == before else each: None for each in self.notes}

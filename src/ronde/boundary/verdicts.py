@@ -58,6 +58,8 @@ class _Known:
     def __init__(self, module: torch.nn.Module, kinds: Kinds) -> None:
         self.behaviour = Behaviour(module)
         self.renewals = 0
+        # What its last call has told of a trial that failed.
+        self.failed: _Told | None = None
         # By form of the call, then by the numbers that it was made with.
         self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
         # Which numbers of a form of call have been proven to decide nothing.
@@ -73,9 +75,11 @@ class _Known:
 class _Told:
     """Why a module runs in parts, as the user is told."""
 
-    __slots__ = ("_because_of", "_name", "_reason", "_seen")
+    __slots__ = ("_because_of", "_name", "_reason", "_seen", "times")
 
     def __init__(self, name: str, reason: str) -> None:
+        # In how many calls it was found, of whichever modules of that name.
+        self.times = 0
         self._name, self._reason = name, reason
         self._because_of: list[str] = []
         self._seen = {name}
@@ -144,8 +148,8 @@ class Verdicts:
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module, self._kinds)
-        elif known.behaviour.outdated():
-            known.renew(module)
+        else:
+            self._follow(known, module)
         made = _Call(module, call, values, batches, optional, listed)
         form = _form(self._context, known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
@@ -159,6 +163,22 @@ class Verdicts:
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
         return held.verdict
+
+    def _follow(self, known: _Known, module: torch.nn.Module) -> None:
+        """What has changed since its last call is tried anew; that the trial before failed is taken back.
+
+        Such a module mostly sets itself up in its first call: a guide of Pyro, by what no copy of it has.
+        """
+        failed, known.failed = known.failed, None
+        if not known.behaviour.outdated():
+            return
+        known.renew(module)
+        if failed is None:
+            return
+        failed.times -= 1
+        if not failed.times:
+            self._told = {key: told for key, told in self._told.items() if told is not failed}
+            self._context.take_back(failed.sentence)
 
     def _agree(self, behaviour: Behaviour, values: list[Any], *, known: bool) -> bool:
         """Whether a call like this one is known to all ranks, or to none, and made with the same numbers.
@@ -253,7 +273,9 @@ class Verdicts:
         alike = [outer for outer, around in self._around if _DIGITS.sub("", around.reason) == reason]
         told = next((self._told[outer, reason] for outer in alike if (outer, reason) in self._told), None)
         if told is None:
-            self._tell(name, verdict.reason)
+            told = self._tell(name, verdict.reason)
+            if verdict.raised:
+                self._modules[module].failed = told
         elif not _is_torchs(module):
             before = told.sentence
             told.narrow(name, alike)
@@ -265,13 +287,15 @@ class Verdicts:
             self._context.explained = True
             self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _tell(self, name: str, reason: str) -> _Told:
         """Each reason once, whatever numbers of rows or shapes are in it."""
         self._context.explained = True
         key = name, _DIGITS.sub("", reason)
         if key not in self._told:
             self._told[key] = _Told(name, reason)
             self._context.note(self._told[key].sentence)
+        self._told[key].times += 1
+        return self._told[key]
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
