@@ -64,6 +64,29 @@ def test_a_model_that_samples_is_recorded_once(ranks: Ranks) -> None:
         assert set(sharded) == {"Sequential"}
 
 
+def _guided(rank: Rank) -> list[str]:
+    from pyro.infer import SVI, Trace_ELBO
+    from pyro.infer.autoguide import AutoNormal
+
+    with rank.session() as session:
+        torch.manual_seed(0)
+        pyro.clear_param_store()
+        model, x = Regression(), torch.randn(7, 3, dtype=_D)
+        guide = AutoNormal(pyro.poutine.block(model, hide=["seen"]))
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+        for _ in range(3):
+            svi.step(x, x.sum(1))
+        return [note for note in session.context.notes if note.startswith("AutoNormal")]
+
+
+def test_a_guide_is_not_told_of_its_trial_before_it_had_set_itself_up(ranks: Ranks) -> None:
+    said = (
+        "AutoNormal runs in parts, not as one piece: it samples by Pyro, whose handlers are to see the whole "
+        "batch, once"
+    )
+    assert ranks(2, _guided) == [[said]] * 2
+
+
 def test_without_a_handler_nothing_is_refused() -> None:
     with effects_refused():
         pyro.sample("alone", pyro.distributions.Normal(0.0, 1.0))

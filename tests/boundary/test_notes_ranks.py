@@ -220,6 +220,105 @@ def test_what_is_twice_as_long_as_the_batch_is_tried_inside(ranks: Any, channels
         assert difference < 1e-12
 
 
+class SetsItselfUp(Reads):
+    """Makes some of what it is in its first call, by means that a copy of it does not have."""
+
+    def __init__(self, *, grows: bool = True) -> None:
+        super().__init__()
+        self._source: Any = (2.0,)
+        self.grows = grows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_source": None}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            scale = self._source[0]
+            if self.grows:
+                self.scale = scale
+        return self.layer(x)
+
+
+_FAILED = (
+    "SetsItselfUp runs in parts, not as one piece: a trial on 5 rows failed (TypeError: 'NoneType' object is "
+    "not subscriptable)"
+)
+
+
+def _set_up(rank: Rank, grow: list[bool]) -> tuple[list[str], dict[str, int]]:
+    with rank.session() as session:
+        models = [SetsItselfUp(grows=grows) for grows in grow]
+        for _ in range(3):
+            for model in models:
+                model(torch.ones(ROWS, 4)).sum().backward()
+        return list(session.context.notes), dict(session.tally.sharded)
+
+
+@pytest.mark.parametrize(
+    ("grow", "said", "cut"),
+    [
+        ([True], [], {"Linear": 1, "SetsItselfUp": 2}),
+        ([False], [_FAILED], {"Linear": 3}),
+        ([True, True], [], {"Linear": 2, "SetsItselfUp": 4}),
+        ([True, False], [_FAILED], {"Linear": 4, "SetsItselfUp": 2}),
+    ],
+)
+def test_a_trial_of_what_had_not_set_itself_up_is_not_spoken_of(
+    ranks: Any, grow: list[bool], said: list[str], cut: dict[str, int]
+) -> None:
+    assert ranks(2, _set_up, grow) == [(said, cut)] * 2
+
+
+class Doubles(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Expert(nn.Module):
+    """As wide in the middle as the batch is long."""
+
+    def __init__(self, kernel: int | None) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, ROWS) if kernel is None else nn.Conv1d(4, ROWS, kernel)
+        self.out = nn.Linear(ROWS, 4) if kernel is None else nn.Conv1d(ROWS, 4, kernel)
+        self.twice, self.softmax = Doubles(), nn.Softmax(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.twice(self.into(x))
+        return self.out(middle) * self.softmax(middle).amax(1, keepdim=True)
+
+
+class Chooses(nn.Module):
+    """A mixture of experts: which rows an expert is given, the batch decides."""
+
+    def __init__(self, kernel: int | None) -> None:
+        super().__init__()
+        self.expert, self.kernel = Expert(kernel), kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = torch.nonzero(x.flatten(1)[:, 0] > 0).flatten()
+        return x.index_add(0, chosen, self.expert(x[chosen]))
+
+
+def _chooses(rank: Rank, kernel: int | None) -> tuple[list[str], float]:
+    torch.manual_seed(0)
+    shape = (ROWS, 4) if kernel is None else (ROWS, 4, 3)
+    model, x = Chooses(kernel).double(), torch.randn(shape, dtype=torch.float64)
+    expected = model(x).square().sum().item()
+    with rank.session() as session:
+        found = model(x).square().sum().item()
+        return list(session.context.notes), abs(found / expected - 1)
+
+
+@pytest.mark.parametrize("kernel", [None, 1])
+def test_what_happens_to_be_as_wide_as_the_batch_is_long_is_not_blamed(
+    ranks: Any, kernel: int | None
+) -> None:
+    for notes, difference in ranks(2, _chooses, kernel):
+        assert notes == [f"Chooses runs in parts, not as one piece: {_READS}"]
+        assert difference < 1e-12
+
+
 def _nested() -> nn.Module:
     return Model(Around(Reads()))
 

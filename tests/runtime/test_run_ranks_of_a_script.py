@@ -162,6 +162,37 @@ def test_a_script_that_trains_in_a_thread_is_told_so(tmp_path: Path) -> None:
     assert "and this script called its modules in another\n" in run.stderr
 
 
+def test_a_script_that_calls_modules_in_a_function_of_autograds_is_told_so(tmp_path: Path) -> None:
+    script = """
+        import torch
+        class Adjoint(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, model):
+                ctx.model = model
+                ctx.save_for_backward(x)
+                with torch.no_grad():
+                    return model(x)
+            @staticmethod
+            def backward(ctx, gradient):
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                with torch.enable_grad():
+                    ctx.model(x).backward(gradient)
+                return x.grad, None
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return 2 * x
+            @staticmethod
+            def backward(ctx, gradient):
+                return 2 * gradient
+        model = torch.nn.Linear(3, 1)
+        Adjoint.apply(Doubled.apply(torch.ones(8, 3, requires_grad=True)), model).sum().backward()
+        print(model.weight.grad.tolist())"""
+    run = ronde(tmp_path, textwrap.dedent(script))
+    assert (run.returncode, run.stdout) == (0, "[[16.0, 16.0, 16.0]]\n")
+    assert "and this script called its modules in the forward of Adjoint\n" in run.stderr
+
+
 SERVED = """
 import queue, threading, torch
 torch.manual_seed(0)

@@ -197,7 +197,7 @@ def _install_function(patches: Patches, context: Context) -> None:
         if elsewhere or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)
         context.gradients_watched = True
-        with context.enter(Region.REPLICATED, None):
+        with context.applying(cls.__name__):
             return plain(cls, *args, **kwargs)
 
     patches.set(torch.autograd.Function, "apply", classmethod(apply))

@@ -80,6 +80,8 @@ class Context:
         others_began: the script has started threads or processes: what they give may differ between ranks.
         script_values: what the script puts into its computations, to be compared before backward.
         called_beside: modules were called in another thread than the main one, where nothing is cut.
+        function: which `torch.autograd.Function` the script has applied, while its forward runs.
+        called_in: those in whose forward modules were called, where nothing is cut.
         past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
         until_backward: those of them with a graph: what was written is of use though the script drops them,
             and the collector, which comes at other moments on other ranks, is not to decide about that.
@@ -120,6 +122,8 @@ class Context:
         self.others_began = False
         self.script_values = ScriptValues()
         self.called_beside = False
+        self.function = ""
+        self.called_in: dict[str, None] = {}
         self.until_backward: dict[int, Any] = {}
         self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.uncut = False
@@ -197,6 +201,16 @@ class Context:
         finally:
             self.main_region, self.rows, self.batchless = before
 
+    @contextmanager
+    def applying(self, function: str) -> Iterator[None]:
+        """In the forward of a `torch.autograd.Function` that the script applies: on whole values."""
+        before, self.function = self.function, function
+        try:
+            with self.enter(Region.REPLICATED, None):
+                yield
+        finally:
+            self.function = before
+
     def is_at_place(self) -> bool:
         """Whether all ranks come here alike, and an exception may be raised as anywhere in plain python.
 
@@ -214,6 +228,10 @@ class Context:
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""
         self.notes.setdefault(sentence)
+
+    def take_back(self, sentence: str) -> None:
+        """A sentence that is said for nothing, as more is known now."""
+        self.notes.pop(sentence, None)
 
     def note_instead(self, before: str, sentence: str) -> None:
         """Remember a sentence in the place of another, of which more is known now."""

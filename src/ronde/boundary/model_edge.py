@@ -77,6 +77,8 @@ class ModelEdge:
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
             if context.main_region is not Region.SCRIPT:
+                if context.function and context.on_main_thread():
+                    context.called_in.setdefault(context.function)
                 return plain(module, *args, **kwargs)
             if not context.on_main_thread():
                 context.called_beside = True

@@ -58,6 +58,8 @@ class _Known:
     def __init__(self, module: torch.nn.Module, kinds: Kinds) -> None:
         self.behaviour = Behaviour(module)
         self.renewals = 0
+        # What its last call has told of a trial that failed.
+        self.failed: _Told | None = None
         # By form of the call, then by the numbers that it was made with.
         self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
         # Which numbers of a form of call have been proven to decide nothing.
@@ -76,9 +78,11 @@ class _Known:
 class _Told:
     """Why a module runs in parts, as the user is told."""
 
-    __slots__ = ("_because_of", "_name", "_reason", "_seen")
+    __slots__ = ("_because_of", "_name", "_reason", "_seen", "times")
 
     def __init__(self, name: str, reason: str) -> None:
+        # In how many calls it was found, of whichever modules of that name.
+        self.times = 0
         self._name, self._reason = name, reason
         self._because_of: list[str] = []
         self._seen = {name}
@@ -147,8 +151,8 @@ class Verdicts:
         known = self._modules.get(module)
         if known is None:
             known = self._modules[module] = _Known(module, self._kinds)
-        elif known.behaviour.outdated():
-            known.renew(module)
+        else:
+            self._follow(known, module)
         made = _Call(module, call, values, batches, optional, listed)
         form = _form(self._context, known.behaviour, made)
         numbers = _numbers(known.behaviour, values, known.free.get(form))
@@ -162,6 +166,22 @@ class Verdicts:
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
         return held.verdict
+
+    def _follow(self, known: _Known, module: torch.nn.Module) -> None:
+        """What has changed since its last call is tried anew; that the trial before failed is taken back.
+
+        Such a module mostly sets itself up in its first call: a guide of Pyro, by what no copy of it has.
+        """
+        failed, known.failed = known.failed, None
+        if not known.behaviour.outdated():
+            return
+        known.renew(module)
+        if failed is None:
+            return
+        failed.times -= 1
+        if not failed.times:
+            self._told = {key: told for key, told in self._told.items() if told is not failed}
+            self._context.take_back(failed.sentence)
 
     def _agree(self, behaviour: Behaviour, values: list[Any], *, known: bool) -> bool:
         """Whether a call like this one is known to all ranks, or to none, and made with the same numbers.
@@ -205,7 +225,7 @@ class Verdicts:
         if not verdict.sharded:
             if verdict.reason == LISTED:
                 self._tell(name, LISTED)
-            elif made.optional or _is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
+            elif made.optional or self._is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
             elif not made.listed and is_computed_whole(
                 self._context, made.module, made.batches[verdict.candidate], verdict
@@ -215,10 +235,23 @@ class Verdicts:
                 self._say_why(made.module, verdict)
         elif made.optional or (self._around and _is_torchs(made.module)):
             return  # one sample on the first axis is a batch of one, of which another axis was cut
-        elif made.batches[verdict.candidate].searched:
+        elif made.batches[verdict.candidate].searched and made.batches[verdict.candidate].likely:
             self._context.note(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
+
+    def _is_no_batch(self, made: _Call, verdict: Verdict) -> bool:
+        """Whether what could be a batch need not be one: the batch around it is of another size, or it is but
+        a vector, of which no part can be taken: mostly one sample.
+
+        In a module that runs in parts some rows of the batch may be chosen, for an expert say, and be as wide
+        as the batch is long: another axis than the first is blamed once its rows have come out apart.
+        """
+        batch = made.batches[verdict.candidate]
+        if not batch.likely or (verdict.raised and batch.only_vectors(made.values)):
+            return True
+        found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
+        return found and not verdict.apart
 
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
@@ -243,7 +276,9 @@ class Verdicts:
         alike = [outer for outer, around in self._around if _DIGITS.sub("", around.reason) == reason]
         told = next((self._told[outer, reason] for outer in alike if (outer, reason) in self._told), None)
         if told is None:
-            self._tell(name, verdict.reason)
+            told = self._tell(name, verdict.reason)
+            if verdict.raised:
+                self._modules[module].failed = told
         elif not _is_torchs(module):
             before = told.sentence
             told.narrow(name, alike)
@@ -255,13 +290,15 @@ class Verdicts:
             self._context.explained = True
             self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _tell(self, name: str, reason: str) -> _Told:
         """Each reason once, whatever numbers of rows or shapes are in it."""
         self._context.explained = True
         key = name, _DIGITS.sub("", reason)
         if key not in self._told:
             self._told[key] = _Told(name, reason)
             self._context.note(self._told[key].sentence)
+        self._told[key].times += 1
+        return self._told[key]
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
@@ -396,13 +433,6 @@ def _changes_inside(behaviour: Behaviour, places: list[int]) -> str:
 
 def _is_torchs(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
-
-
-def _is_no_batch(made: _Call, verdict: Verdict) -> bool:
-    """Whether what could be a batch need not be one: the batch around it is of another size, or it is but a
-    vector, of which no part can be taken: mostly one sample."""
-    batch = made.batches[verdict.candidate]
-    return not batch.likely or (verdict.raised and batch.only_vectors(made.values))
 
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:

@@ -37,6 +37,12 @@ def why_uncut(context: Context, started: Iterable[str]) -> str:
             "of a torch.nn.Module in the script's main thread, and this script called its modules in "
             "another"
         )
+    if functions := ", ".join(list(context.called_in)[:3]):
+        return (
+            f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
+            f"calls of a torch.nn.Module outside of any torch.autograd.Function, and this script called "
+            f"its modules in the forward of {functions}"
+        )
     return (
         "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
         "of a torch.nn.Module on a batch with at least as many rows as ranks; this script made none"
