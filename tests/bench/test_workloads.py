@@ -170,7 +170,7 @@ def test_overhead_can_be_measured() -> None:
 @pytest.mark.gpu
 def test_overhead_can_be_measured_on_cuda() -> None:
     report = overhead.compare(
-        ["tiny", "mlp-512", "start-up"],
+        ["host", "tiny", "mlp-512", "start-up"],
         device="cuda",
         rounds=1,
         steps=20,
@@ -198,7 +198,7 @@ def test_an_unknown_workload_names_those_there_are() -> None:
             environment={},
             progress=lambda *_: None,
         )
-    with pytest.raises(UsageError, match=r"no workload 'alexnet'.*tiny, mlp-512"):
+    with pytest.raises(UsageError, match=r"no workload 'alexnet'.*host, tiny, mlp-512"):
         overhead.compare(
             ["alexnet"], device="cpu", rounds=1, steps=1, environment={}, progress=lambda *_: None
         )

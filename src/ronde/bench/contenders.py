@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "workloads"
 _TIMEOUT = 900.0
 
 # Workloads that are a script of their own; the others are names that `plain.py` takes.
-_OWN_SCRIPT = {"tiny": "tiny.py", "start-up": "start_up.py"}
+_OWN_SCRIPT = {"host": "host.py", "tiny": "tiny.py", "start-up": "start_up.py"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

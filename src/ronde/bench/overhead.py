@@ -17,7 +17,7 @@ from ronde.errors import UsageError
 __all__ = ["DEVICES", "LANGUAGE_MODELS", "USUAL", "WORKLOADS", "compare"]
 
 DEVICES = ("cpu", "cuda")
-USUAL = ("tiny", "mlp-512", "mlp", "start-up")
+USUAL = ("host", "tiny", "mlp-512", "mlp", "start-up")
 # In bfloat16: a billion parameters are for a CUDA device, the other tries the same script anywhere.
 LANGUAGE_MODELS = ("lm-1b", "lm-tiny")
 WORKLOADS = tuple(dict.fromkeys((*USUAL, *data_parallel.WORKLOADS, *LANGUAGE_MODELS)))

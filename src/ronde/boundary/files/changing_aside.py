@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from ronde.boundary.files.private_copy import copy_tree, keep
 __all__ = ["ChangingAside"]
 
 Arguments = tuple[Any, ...]
+# Whose errors do not tell the file.
+_NAMELESS = ("utime",) if sys.version_info < (3, 13) else ()
 
 
 class ChangingAside:
@@ -67,7 +70,7 @@ class ChangingAside:
         path = aside.resolve(located, last=operation.follows(kwargs))
         if not aside.is_there(path):
             number = aside.absence(path)
-            named = (args[0] if args else located,) if function != "utime" else ()  # whose error has no name
+            named = () if function in _NAMELESS else (args[0] if args else located,)
             raise OSError(number, os.strerror(number), *named)
         try:
             place = aside.target(path, keep=True)
