@@ -225,23 +225,20 @@ class SetsItselfUp(Reads):
 
     def __init__(self, *, grows: bool = True) -> None:
         super().__init__()
-        self._source: Any = (2.0,)
+        self._made = id(self)
         self.grows = grows
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_source": None}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not hasattr(self, "scale"):
-            scale = self._source[0]
+            if self._made != id(self):
+                raise TypeError("a copy has no source")
             if self.grows:
-                self.scale = scale
+                self.scale = 2.0
         return self.layer(x)
 
 
 _FAILED = (
-    "SetsItselfUp runs in parts, not as one piece: a trial on 5 rows failed (TypeError: 'NoneType' object is "
-    "not subscriptable)"
+    "SetsItselfUp runs in parts, not as one piece: a trial on 5 rows failed (TypeError: a copy has no source)"
 )
 
 

@@ -12,10 +12,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from hazards.harness import D, Hazard, train
+from hazards.harness import D, Hazard, modelled, train
 
 T = torch.Tensor
 BOOK: Any = None
@@ -356,6 +357,157 @@ def _reporting(*, in_forward: bool) -> Any:
     return script
 
 
+class AsksItsClass(Reports):
+    def forward(self, x: T) -> T:
+        if isinstance(self.to_whom, logging.Logger):
+            x = x - x.mean(0)
+        return self.a(x)
+
+
+class Holder:
+    """Keeps what it knows a step further away, and catches what it raises."""
+
+    def __init__(self, to: Any) -> None:
+        self.to, self.rows = weakref.proxy(to), 0
+
+    def tell(self, x: T) -> None:
+        try:
+            self.to.debug("called")
+            self.rows += len(x)
+        except Exception:
+            self.rows -= 1
+
+
+class Tells(nn.Module):
+    def __init__(self, to: Any) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.holder = Holder(to)
+
+    def forward(self, x: T) -> T:
+        self.holder.tell(x)
+        return self.a(x)
+
+
+def _asking_its_class() -> Iterator[Any]:
+    to = logging.Logger("hazard")
+    yield from train(AsksItsClass(to, in_forward=True))
+    del to
+
+
+def _telling() -> Iterator[Any]:
+    to = logging.Logger("hazard")
+    model = Tells(to)
+    yield from train(model, seen=lambda: model.holder.rows)
+    del to
+
+
+class ByPart(nn.Module):
+    """Knows its parts by what does not keep them alive."""
+
+    def __init__(self, known: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.known = known(self.a)
+
+    def forward(self, x: T) -> T:
+        if self.known.get(self.a) == "center":
+            x = x - x.mean(0)
+        return self.a(x)
+
+
+def _keyed(part: Any) -> Any:
+    known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+    known[part] = "center"
+    return known
+
+
+class UpByTuple(nn.Module):
+    def __init__(self, parent: Any) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        self.up = (weakref.ref(parent),)
+
+    def forward(self, x: T) -> T:
+        self.up[0]().calls += 1
+        return self.a(x)
+
+
+class OfTuple(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.part = UpByTuple(self)
+
+    def forward(self, x: T) -> T:
+        return self.part(x)
+
+
+def _of_tuple() -> Iterator[Any]:
+    model = OfTuple()
+    yield from train(model, seen=lambda: model.calls)
+
+
+class Node:
+    """Two ways to the same: as many paths as two to the power of its depth."""
+
+    def __init__(self, depth: int) -> None:
+        self.left: Any = Node(depth - 1) if depth else None
+        self.right = self.left
+
+
+class Chained(Plain):
+    def add(self, x: T) -> None:
+        self.last = [Node(40)]
+
+    def read(self) -> Any:
+        return len(self.last)
+
+
+class Exported(Cells):
+    """Somebody else looks at the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__(array.array("d", [0.0, 0.0]))
+        self.view = np.frombuffer(self.held)
+
+
+class Counting(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """The library's `log` calls what is here."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.Logger("hazard"), {})
+        self.calls = 0
+
+    def process(self, msg: Any, kwargs: Any) -> Any:
+        self.calls += 1
+        return msg, kwargs
+
+
+class ByAdapter(Plain):
+    def __init__(self) -> None:
+        self.held = Counting()
+
+    def add(self, x: T) -> None:
+        self.held.log(50, "called")
+
+    def read(self) -> Any:
+        return self.held.calls
+
+
+class Text(Plain):
+    """A pointer to what may be gone."""
+
+    def __init__(self) -> None:
+        self.held = ctypes.c_char_p(b"none")
+
+    def add(self, x: T) -> None:
+        self.held.value = f"rows: {len(x)}, a text of its own".encode()
+
+    def read(self) -> Any:
+        return len(self.held.value or b"")
+
+
 BOOKS: dict[str, Callable[[], Any]] = {
     "weak reference": lambda: Behind(weakref.ref, own=True),
     "weak proxy": lambda: Behind(weakref.proxy, own=True),
@@ -376,6 +528,10 @@ BOOKS: dict[str, Callable[[], Any]] = {
     "new at every call": Anew,
     "module": OnModule,
     "metric": Metric,
+    "shared by many paths": Chained,
+    "array that somebody looks at": Exported,
+    "adapter of a logger": ByAdapter,
+    "ctypes text": Text,
 }
 
 HAZARDS = {
@@ -385,6 +541,12 @@ HAZARDS = {
     "weak proxy of a parent": Hazard(_parent(weakref.proxy), "right"),
     "weak proxy of a library's, not used": Hazard(_reporting(in_forward=False), "whole"),
     "weak proxy of a library's, used": Hazard(_reporting(in_forward=True), "parts", "the Logger to_whom"),
+    "weak proxy of a library's, asked for its class": Hazard(
+        _asking_its_class, "parts", "the Logger to_whom"
+    ),
+    "weak proxy of a library's, in an object": Hazard(_telling, "right"),
+    "part known by key": Hazard(modelled(lambda: ByPart(_keyed)), "parts", "the WeakKeyDictionary known"),
+    "parent in a tuple": Hazard(_of_tuple, "right"),
     "books of several kinds": Hazard(_two_kinds_of_book, "right"),
     "joins rows without a table": Hazard(lambda: train(Unpickled(joins_with=False)), "whole"),
     "joins rows with a table": Hazard(lambda: train(Unpickled(joins_with=True)), "parts", ""),

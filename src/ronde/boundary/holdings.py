@@ -7,6 +7,7 @@ by their bytes, all else by who is in it; objects of libraries, an open file say
 
 from __future__ import annotations
 
+import array
 import collections
 import types
 from collections.abc import Iterable
@@ -17,14 +18,14 @@ import numpy
 import torch
 import torch.utils.data
 
-from ronde.boundary.members import CELLS, LISTS, attributes, cells, copied, entries
+from ronde.boundary.members import LISTS, attributes, cells, copied, entries
 from ronde.boundary.reach import SIMPLE, Reach, is_data
 from ronde.boundary.weak_references import behind
 
 __all__ = ["Holdings"]
 
 _CONTAINERS = (dict, *LISTS)
-_ARRAYS = (numpy.ndarray, *CELLS)
+_ARRAYS = (numpy.ndarray, array.array, bytearray)
 _KNOWN = (torch.nn.Module, torch.utils.data.Dataset, types.FunctionType)
 _ENOUGH = 100_000
 _MOST_BYTES = 1 << 26

@@ -18,6 +18,7 @@ from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.guards import Refusal, memory, tensors
 from ronde.boundary.noted import is_noted
+from ronde.boundary.untouched import Untouched
 
 __all__ = ["Conversions", "HostReads"]
 
@@ -138,7 +139,9 @@ def _own_tensors(module: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tens
             ("tensor", vars(part)),
         ):
             for name, value in held.items():
-                if isinstance(value, torch.Tensor) and not isinstance(value, (GlobalTensor, DeferredScalar)):
+                if type(value) is Untouched or not isinstance(value, torch.Tensor):
+                    continue
+                if not isinstance(value, (GlobalTensor, DeferredScalar)):
                     yield kind, name, value
 
 

@@ -45,6 +45,7 @@ from ronde.boundary.members import (
     dict_kind,
     dictionary,
     entries,
+    holds_numbers,
     pairs,
     slots,
 )
@@ -52,6 +53,7 @@ from ronde.boundary.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.other_threads import changed_by_others, others_run
 from ronde.boundary.random_state import host_states, put_back
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
+from ronde.boundary.untouched import Untouched
 from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = [
@@ -82,15 +84,17 @@ def generator_state(value: Any) -> Any:
     return picture(value.get_state(legacy=False))
 
 
-def picture(value: Any, depth: int = _DEPTH, known: Container[int] | None = None) -> Any:
+def picture(value: Any, depth: int = _DEPTH, known: set[int] | None = None) -> Any:
     """A copy of what `value` holds; what cannot be copied is named by its type.
 
     Args:
         depth: so many containers in one another are looked into, and what is new in the innermost.
-        known: ids of what pictures are taken of anyway; None: nothing is new.
+        known: ids of what pictures are taken of anyway, and of what is come by here; None: nothing is new.
     """
     if issubclass(type(value), WEAK):
         return "held", id(behind(value))
+    if type(value) is Untouched:
+        return "held", id(value)
     if isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter)):
         return "held", id(value)
     if isinstance(value, torch.Tensor):
@@ -100,14 +104,17 @@ def picture(value: Any, depth: int = _DEPTH, known: Container[int] | None = None
     if isinstance(value, SIMPLE):
         return value
     if isinstance(value, CELLS):
-        return (type(value).__name__, cells(value)) if _is_small(value) else type(value).__name__
+        seen = holds_numbers(value) and _is_small(value)
+        return (type(value).__name__, cells(value)) if seen else type(value).__name__
     if isinstance(value, GENERATORS):
         return "generator", generator_state(value)
     if isinstance(value, torch.optim.Optimizer):
         # Not its state, of which a rank may hold a part, or nothing: a step is seen by what it writes to.
         return "optimizer", [picture(settings, 2) for settings in _groups(value)]
-    if depth <= 0 and (depth == -_DEPTH or not _is_new(value, known)):
-        return type(value).__name__
+    if depth <= 0:
+        if known is None or depth <= -_DEPTH or not _is_new(value, known):
+            return type(value).__name__
+        known.add(id(value))
     if isinstance(value, dict):
         return {_key(key): picture(item, depth - 1, known) for key, item in pairs(value)}
     if isinstance(value, (set, frozenset)):
@@ -123,12 +130,13 @@ def picture(value: Any, depth: int = _DEPTH, known: Container[int] | None = None
     }
 
 
-def _is_new(value: Any, known: Container[int] | None) -> bool:
+def _is_new(value: Any, known: Container[int]) -> bool:
     """Whether it is a small container, or what a user's class keeps, that nobody has come by before."""
-    if known is None or id(value) in known:
+    if id(value) in known:
         return False
-    kind = type(value)
-    return len(value) <= _FEW if issubclass(kind, (dict, *LISTS)) else is_data(kind)
+    if issubclass(type(value), (dict, *LISTS)):
+        return len(pairs(value) if isinstance(value, dict) else entries(value)) <= _FEW
+    return is_data(type(value))
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -180,6 +188,8 @@ def kept_by(value: Any, depth: int = _DEPTH, seen: set[int] | None = None) -> It
     seen = set() if seen is None else seen
     if issubclass(type(value), WEAK):
         yield value
+        return
+    if type(value) is Untouched:
         return
     if isinstance(value, (torch.Tensor, torch.optim.Optimizer)):
         yield value
@@ -233,9 +243,10 @@ class Surroundings:
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""
+        known = set(self._known)
         return {
             **{name: _shallow(place.read()) for name, place in self._variables()},
-            **{name: picture(value, 2, self._known) for name, value in self._contents()},
+            **{name: picture(value, 2, known) for name, value in self._contents()},
         }
 
     def _variables(self) -> Iterator[tuple[str, Place]]:
@@ -350,7 +361,7 @@ def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
 def _is_irrevocable(value: Any) -> bool:
     if isinstance(value, contextvars.ContextVar):  # none that was set can be as if it never had been
         return value.get(_UNSET) is _UNSET
-    if (type(value).__module__.partition(".")[0], type(value).__name__) in _KEEPERS:
+    if any((each.__module__.partition(".")[0], each.__name__) in _KEEPERS for each in type(value).__mro__):
         return True
     return issubclass(type(value), _IRREVOCABLE)
 
@@ -382,11 +393,17 @@ def _ways_back(places: Iterable[Place], values: Iterable[Any]) -> Callable[[], N
     ways = [way for value in values if (way := _way_back(value)) is not None]
 
     def back() -> None:
+        failures: list[Exception] = []
         for way in ways:
-            way()
+            try:
+                way()
+            except Exception as error:  # the others are put back all the same
+                failures.append(error)
         for place, before in variables:
             if place.read() is not before:
                 place.write(before)
+        if failures:
+            raise failures[0]
 
     return back
 
@@ -430,7 +447,7 @@ def _way_back(value: Any) -> Callable[[], None] | None:
     if isinstance(value, GENERATORS):
         return _generator_back(value)
     if isinstance(value, CELLS):
-        return _cells_back(value) if _is_small(value) else None
+        return _cells_back(value) if holds_numbers(value) and _is_small(value) else None
     if isinstance(value, dict):
         return _dict_back(value)
     for kind, write in _WRITTEN.items():
@@ -443,7 +460,10 @@ def _way_back(value: Any) -> Callable[[], None] | None:
         numbers = value.copy()
         return lambda: value.__setitem__(Ellipsis, numbers)
     if isinstance(value, torch.nn.Module):
-        return _both(_dict_back(vars(value)), _dict_back(value._buffers))
+        buffers = vars(value).get("_buffers")
+        if not isinstance(buffers, dict):
+            return _attributes_back(value)
+        return _both(_dict_back(vars(value)), _dict_back(buffers))
     return _attributes_back(value)
 
 
@@ -463,13 +483,16 @@ def _cells_back(value: Any) -> Callable[[], None]:
     before = cells(value)
 
     def back() -> None:
-        if isinstance(value, array.array):
-            if cells(value) != before:
+        now = cells(value)
+        if isinstance(value, (array.array, bytearray)):
+            if len(now) == len(before):  # whoever else looks at its memory may go on
+                memoryview(value).cast("B")[:] = before
+            elif isinstance(value, bytearray):
+                value[:] = before
+            else:
                 del value[:]
                 value.frombytes(before)
-        elif isinstance(value, bytearray):
-            value[:] = before
-        else:
+        elif now != before:
             ctypes.memmove(ctypes.addressof(value), before, len(before))
 
     return back

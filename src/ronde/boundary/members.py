@@ -24,23 +24,42 @@ __all__ = [
     "dict_kind",
     "dictionary",
     "entries",
+    "holds_numbers",
     "pairs",
     "slots",
 ]
 
 # What holds items without names.
 LISTS = (list, tuple, set, frozenset, collections.deque)
-# What holds nothing but numbers, in memory of its own.
-CELLS: tuple[type, ...] = (
-    *(array.array, bytearray),
-    *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
-)
+_CTYPES: tuple[type, ...] = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
+# What is memory of its own, and no array of NumPy.
+CELLS: tuple[type, ...] = (array.array, bytearray, *_CTYPES)
 _Slot = types.MemberDescriptorType
 
 
 def entries(value: Any) -> list[Any]:
     """The items of one of `LISTS`."""
     return [*_kind(type(value)).__iter__(value)]
+
+
+def holds_numbers(value: Any) -> bool:
+    """Whether what is in one of `CELLS` is its own, to be put back.
+
+    A pointer may lead to what is gone, and memory that was made elsewhere may be shared with other processes.
+    """
+    return not issubclass(type(value), _CTYPES) or (value._b_needsfree_ and not _points(type(value)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _points(kind: Any) -> bool:
+    if issubclass(kind, ctypes._SimpleCData):
+        return vars(kind).get("_type_", "P") in "zZPO"
+    if issubclass(kind, ctypes.Array):
+        return _points(kind._type_)
+    if issubclass(kind, (ctypes.Structure, ctypes.Union)):
+        owners = (owner for owner in kind.__mro__ if "_fields_" in vars(owner))
+        return any(_points(field[1]) for owner in owners for field in owner._fields_)
+    return True
 
 
 def cells(value: Any) -> bytes:

@@ -307,7 +307,8 @@ class Reach:
         names = _of_libraries(kind)
         calls = ("__call__", "forward") if issubclass(kind, torch.nn.Module) else methods
         begins = any(_is_a_librarys(kind, name) for name in calls)
-        return names if begins or not names.isdisjoint(self._attributes - _OF_TENSORS) else frozenset()
+        named = self._attributes - _OF_TENSORS if issubclass(kind, torch.nn.Module) else self._attributes
+        return names if begins or not names.isdisjoint(named) else frozenset()
 
     def _follow_function(self, function: types.FunctionType) -> None:
         if not is_users(function):
@@ -320,7 +321,8 @@ class Reach:
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value)
         own = vars(function)
-        self._follow(own)
+        if own:
+            self._follow(own)
         for name in list(own):
             self._place(Place(name, own))
 
@@ -375,8 +377,8 @@ def _is_a_librarys(kind: type, name: str) -> bool:
     return owner not in _BASES and not is_users(owner)
 
 
-# Mostly said of a batch: `x.device`, `x.float()`.
-_OF_TENSORS = frozenset(dir(torch.Tensor))
+# Mostly said of a batch.
+_OF_TENSORS = frozenset({"device", "dtype", "to", "type", "float", "double", "half"})
 # Classes whose methods call nothing of a subclass but `forward`, or nothing while a model runs.
 _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 

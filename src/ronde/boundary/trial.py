@@ -41,7 +41,7 @@ from ronde.boundary.rounding import TOLERANCE
 from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
 from ronde.boundary.untouched import Untouched, used
-from ronde.boundary.weak_references import WEAK, behind, follow_copies, put
+from ronde.boundary.weak_references import WEAK, astray, behind, follow_copies, put
 
 __all__ = ["Run", "Trial", "same", "twin_of"]
 
@@ -109,6 +109,7 @@ class Trial:
         ):
             raise Refusal("one of its arguments is a sparse matrix, which is not cut into rows")
         self._untouched: torch.nn.Module | None = None
+        self._kept_out: list[Untouched] = []
 
     def run(
         self,
@@ -150,7 +151,7 @@ class Trial:
 
     def keeps_changing(self, rows: int) -> str:
         """What a second forward pass changes after a first; "" where one leaves all as it finds it."""
-        twin = twin_of(self._module)
+        twin = twin_of(self._module, kept_out=self._kept_out)
         left: dict[str, Any] = {}
         for _ in range(2):
             values = [self._part(place, 0, rows) for place in range(len(self._values))]
@@ -211,7 +212,7 @@ class Trial:
         # Not by truth: a module may have a length, or raise when it is asked for one.
         twin = self._untouched if used is None else used
         if twin is None:
-            twin = twin_of(self._module)
+            twin = twin_of(self._module, kept_out=self._kept_out)
         before = self._state(twin)
         reads, start = HostReads(twin, self._tables(values)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
@@ -247,7 +248,7 @@ class Trial:
             finally:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
-            refused = _refused(writes, marks, counts) or _was_used(twin)
+            refused = _refused(writes, marks, counts) or _was_used(self._kept_out)
             drew = bool(hosts & moved_hosts(host, host_states()))
             if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
@@ -376,16 +377,21 @@ def _is_shared(held: Any) -> bool:
 
 
 def twin_of(
-    module: torch.nn.Module, made: Callable[[torch.Tensor], torch.Tensor] | None = None
+    module: torch.nn.Module,
+    made: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    *,
+    kept_out: list[Untouched] | None = None,
 ) -> torch.nn.Module:
     """A copy with buffers of its own that shares the parameters, and optimizers: a step is not let through.
 
     Args:
         made: what makes a tensor of its own from each of the module's; None copies it.
+        kept_out: gets what stands in the copy for what must not be used.
 
     Raises:
         Refusal: when a class makes copies in a way of its own (Keras saves and loads), which share nothing.
     """
+    kept_out = [] if kept_out is None else kept_out
     strange = next((type(part) for part in module.modules() if _is_rebuilt(type(part))), None)
     if strange is not None:
         raise Refusal(
@@ -408,14 +414,23 @@ def twin_of(
     hosts = HOSTS if any(_copies_itself(type(part)) for part in module.modules()) else frozenset[str]()
     with restored((), [vars(part) for part in module.modules()]), preserved_random_state(hosts):
         twin = copy.deepcopy(module, known)
-        _put_in_what_is_left_out(module, known)
+        _put_in_what_is_left_out(module, known, kept_out)
+    if lost := astray(known):
+        raise irrevocable(lost)
     for holder, key, value in follow_copies(known):
         if _is_a_librarys(found := behind(value)):
-            put(holder, key, Untouched(f"the {type(found).__name__} {key}"))
+            put(holder, key, _kept_out_of(kept_out, found, key))
     return twin
 
 
-def _put_in_what_is_left_out(module: torch.nn.Module, copies: dict[int, Any]) -> None:
+def _kept_out_of(kept_out: list[Untouched], found: Any, name: Any) -> Untouched:
+    kept_out.append(Untouched(f"the {type(found).__name__} {name}"))
+    return kept_out[-1]
+
+
+def _put_in_what_is_left_out(
+    module: torch.nn.Module, copies: dict[int, Any], kept_out: list[Untouched]
+) -> None:
     """A class may leave something out of its copies (`__getstate__`), and do something else without it."""
     for part in module.modules():
         copied = copies.get(id(part))
@@ -428,7 +443,7 @@ def _put_in_what_is_left_out(module: torch.nn.Module, copies: dict[int, Any]) ->
             try:
                 own[name] = copy.deepcopy(value, copies)
             except Exception:  # which is why it is left out
-                own[name] = Untouched(f"the {type(value).__name__} {name}")
+                own[name] = _kept_out_of(kept_out, value, name)
 
 
 def _says_its_state(kind: type) -> bool:
@@ -442,10 +457,9 @@ def _is_a_librarys(value: Any) -> bool:
     return not (issubclass(type(value), known) or callable(value) or is_data(type(value)))
 
 
-def _was_used(twin: torch.nn.Module) -> str:
+def _was_used(kept_out: list[Untouched]) -> str:
     """What of a copy was used, though it had been left out."""
-    held = (value for part in twin.modules() for value in vars(part).values())
-    return next(filter(None, map(used, held)), "")
+    return next(filter(None, map(used, kept_out)), "")
 
 
 _SCRIPTED = "it is TorchScript, whose copies do not share parameters"

@@ -10,7 +10,7 @@ __all__ = ["Untouched", "used"]
 
 
 class Untouched:
-    """Refuses to be asked, called or changed; compared by identity it is another than None.
+    """Refuses to be asked, called or changed; by identity it is another than None.
 
     Attributes:
         refused: why the model must not be cut, once it was used: code of the user's may catch what is raised.
@@ -23,8 +23,6 @@ class Untouched:
         object.__setattr__(self, "refused", "")
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "__class__":  # pictures are taken of what a copy holds
-            return Untouched
         return _refuse(self)
 
 
@@ -42,5 +40,6 @@ def _refuse(self: Untouched, *_: Any, **__: Any) -> NoReturn:
 for _name in (
     *("bool", "len", "iter", "next", "getitem", "setitem", "delitem", "contains", "call", "enter", "exit"),
     *("setattr", "delattr", "str", "repr", "format", "int", "float", "index"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "hash"),
 ):
     setattr(Untouched, f"__{_name}__", _refuse)

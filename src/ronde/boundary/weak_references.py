@@ -7,14 +7,15 @@ the end of one (a trainer, say) is kept out of reach.
 
 from __future__ import annotations
 
+import collections
 import types
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ronde.boundary.members import attributes, dict_kind, slots
+from ronde.boundary.members import attributes, dict_kind, entries, slots
 
-__all__ = ["WEAK", "behind", "follow_copies", "put"]
+__all__ = ["WEAK", "astray", "behind", "follow_copies", "put"]
 
 WEAK: tuple[type, ...] = (weakref.ref, *weakref.ProxyTypes)
 
@@ -52,6 +53,31 @@ def follow_copies(copies: Mapping[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
                 yield copied, key, value
             elif inside is not target:
                 put(copied, key, _leading_to(inside, value))
+
+
+def astray(copies: Mapping[int, Any]) -> str:
+    """A container of copies that leads weakly to what was copied, and cannot be set anew; "" without one."""
+    for known, copied in list(copies.items()):
+        if known in (id(copied), id(copies)):
+            continue
+        for key, value in _held(copied):
+            targets = [copies.get(id(target), target) is not target for target in _weakly_in(value)]
+            if any(targets):
+                return f"the {type(value).__name__} {key}"
+    return ""
+
+
+def _weakly_in(value: Any) -> list[Any]:
+    kind = type(value)
+    if issubclass(kind, (tuple, set, frozenset, collections.deque)):
+        found = entries(value)
+    elif issubclass(kind, (weakref.WeakKeyDictionary, weakref.WeakSet)):
+        found = list(value.data)
+    elif issubclass(kind, weakref.WeakValueDictionary):
+        found = list(value.data.values())
+    else:
+        return []
+    return [behind(each) for each in found if issubclass(type(each), WEAK)]
 
 
 def _held(value: Any) -> list[tuple[Any, Any]]:

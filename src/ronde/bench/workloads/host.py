@@ -14,7 +14,7 @@ class Nothing(torch.optim.Optimizer):
     def __init__(self, parameters):
         super().__init__(parameters, {})
 
-    def step(self, closure=None):
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         pass
 
 
