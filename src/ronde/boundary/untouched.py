@@ -26,9 +26,9 @@ class Untouched:
         return _refuse(self)
 
 
-def used(value: Any) -> str:
-    """Why the model must not be cut, if this stands for something and was used; "" otherwise."""
-    return object.__getattribute__(value, "refused") if type(value) is Untouched else ""
+def used(value: Untouched) -> str:
+    """Why the model must not be cut, if this was used; "" otherwise."""
+    return object.__getattribute__(value, "refused")
 
 
 def _refuse(self: Untouched, *_: Any, **__: Any) -> NoReturn:

@@ -41,30 +41,31 @@ def follow_copies(copies: Mapping[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
     Yields:
         of each one that leads elsewhere: the object or container that holds it, its key there, and itself.
     """
-    for known, copied in list(copies.items()):
-        if known in (id(copied), id(copies)):
+    for copied, key, value in _held_by(copies):
+        if not issubclass(type(value), WEAK):
             continue
-        for key, value in _held(copied):
-            if not issubclass(type(value), WEAK):
-                continue
-            target = behind(value)
-            inside = copies.get(id(target))
-            if inside is None:
-                yield copied, key, value
-            elif inside is not target:
-                put(copied, key, _leading_to(inside, value))
+        target = behind(value)
+        inside = copies.get(id(target))
+        if inside is None:
+            yield copied, key, value
+        elif inside is not target:
+            put(copied, key, _leading_to(inside, value))
 
 
 def astray(copies: Mapping[int, Any]) -> str:
     """A container of copies that leads weakly to what was copied, and cannot be set anew; "" without one."""
-    for known, copied in list(copies.items()):
-        if known in (id(copied), id(copies)):
-            continue
-        for key, value in _held(copied):
-            targets = [copies.get(id(target), target) is not target for target in _weakly_in(value)]
-            if any(targets):
-                return f"the {type(value).__name__} {key}"
+    for _, key, value in _held_by(copies):
+        if any(copies.get(id(target), target) is not target for target in _weakly_in(value)):
+            return f"the {type(value).__name__} {key}"
     return ""
+
+
+def _held_by(copies: Mapping[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """What each copy holds: the copy, a key there, and the value; nothing of what is shared."""
+    for known, copied in list(copies.items()):
+        if known not in (id(copied), id(copies)):
+            for key, value in _held(copied):
+                yield copied, key, value
 
 
 def _weakly_in(value: Any) -> list[Any]:
