@@ -24,7 +24,7 @@ from ronde.boundary.kept import Surroundings
 from ronde.boundary.random_state import preserved_random_state
 from ronde.boundary.reach import Reach
 from ronde.boundary.rehearsal import ROWS
-from ronde.boundary.trial import twin_of
+from ronde.boundary.twin import twin_of
 
 __all__ = ["SIZE_DECIDES", "decided_by_size"]
 
