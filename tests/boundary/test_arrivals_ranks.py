@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.boundary import arrivals, digest
-from ronde.boundary.agreement import Agreement
-from ronde.boundary.arrivals import Arrivals
-from ronde.boundary.completions import Completions
-from ronde.boundary.givers import Givers
+from ronde.boundary import digest
+from ronde.boundary.circumstances import arrivals
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.arrivals import Arrivals
+from ronde.boundary.circumstances.completions import Completions
+from ronde.boundary.circumstances.givers import Givers
 from ronde.boundary.patches import Patches
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank

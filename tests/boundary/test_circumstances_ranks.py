@@ -14,8 +14,8 @@ import numpy
 import pytest
 import torch
 
-from ronde.boundary.agreement import Agreement
-from ronde.boundary.circumstances import Circumstances
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.clock_and_seeds import Circumstances
 from ronde.boundary.patches import Patches
 from ronde.comm.readings import Readings
 from ronde.testing.run_ranks import Rank

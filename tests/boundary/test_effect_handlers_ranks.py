@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.boundary.effect_handlers import effects_refused
 from ronde.boundary.guards import Refusal
+from ronde.boundary.rehearsal.effect_handlers import effects_refused
 from ronde.testing.run_ranks import Rank
 
 pyro: Any = pytest.importorskip("pyro")

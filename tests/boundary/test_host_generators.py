@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.boundary.host_generators import HostGenerators
+from ronde.boundary.randomness.host_generators import HostGenerators
 
 RANDOM: Any = np.random  # whose stubs do not know all of it
 

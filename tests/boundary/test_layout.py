@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ronde.boundary.layout import Layout, laid, memory_order, split_rows
-from ronde.boundary.randomness import UnknownDraw, find_axis
+from ronde.boundary.randomness.draws import UnknownDraw, find_axis
 from ronde.boundary.rules.shapes import reshaped_layout
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from both_ways import differences
-from ronde.boundary.listed import LISTED, listed_samples
+from ronde.boundary.rehearsal.listed import LISTED, listed_samples
 from ronde.boundary.tree import leaves
 from ronde.testing.run_ranks import Rank
 

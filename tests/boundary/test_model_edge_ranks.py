@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import differences, flat
-from ronde.boundary import rules, verdicts
+from ronde.boundary import rules
 from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
+from ronde.boundary.rehearsal import verdicts
 from ronde.testing.run_ranks import Rank
 
 _D = torch.float64

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Model
 
-from ronde.boundary.named_hosts import HOSTS, NUMPYS, PYTHONS, hosts_in_model, hosts_in_samples
+from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS, hosts_in_model, hosts_in_samples
 from ronde.boundary.reach import Reach
 
 RANDOM: Any = np.random

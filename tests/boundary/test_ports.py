@@ -18,8 +18,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from ronde.boundary.circumstances.ports import Ports
 from ronde.boundary.patches import Patches
-from ronde.boundary.ports import Ports
 
 HOST = "127.0.0.1"
 

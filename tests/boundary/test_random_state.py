@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ronde.boundary.named_hosts import HOSTS, NUMPYS, PYTHONS
-from ronde.boundary.random_state import preserved_random_state
+from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS
+from ronde.boundary.randomness.random_state import preserved_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,

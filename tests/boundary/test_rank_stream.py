@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw
-from ronde.boundary.rank_stream import RankStream
+from ronde.boundary.randomness.draws import Draw
+from ronde.boundary.randomness.rank_stream import RankStream
 from ronde.testing.run_ranks import Rank
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ronde.boundary.circumstances.shared_blocks import SharedBlocks
 from ronde.boundary.patches import Patches
-from ronde.boundary.shared_blocks import SharedBlocks
 
 
 class Host:

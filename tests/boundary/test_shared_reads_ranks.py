@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ronde.boundary.agreement import Agreement
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.shared_reads import SharedReads
 from ronde.boundary.patches import Patches
-from ronde.boundary.shared_reads import SharedReads
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]

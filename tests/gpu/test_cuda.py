@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw, SlicedDraws
-from ronde.boundary.rank_stream import RankStream
+from ronde.boundary.randomness.draws import Draw, SlicedDraws
+from ronde.boundary.randomness.rank_stream import RankStream
 from ronde.testing.parity import assert_parity
 
 pytestmark = pytest.mark.gpu

@@ -49,9 +49,9 @@ from ronde.boundary.members import (
     pairs,
     slots,
 )
-from ronde.boundary.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.other_threads import changed_by_others, others_run
-from ronde.boundary.random_state import host_states, put_back
+from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_model
+from ronde.boundary.randomness.random_state import host_states, put_back
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 from ronde.boundary.untouched import Untouched
 from ronde.boundary.weak_references import WEAK, behind

@@ -30,11 +30,11 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.fingerprint import apart, end, unlike
 from ronde.boundary.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.boundary.holdings import Holdings
-from ronde.boundary.host_generators import HostGenerators
-from ronde.boundary.named_hosts import hosts_in_samples
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
-from ronde.boundary.random_state import Drawn
+from ronde.boundary.randomness.host_generators import HostGenerators
+from ronde.boundary.randomness.named_hosts import hosts_in_samples
+from ronde.boundary.randomness.random_state import Drawn
 from ronde.boundary.reach import Reach
 from ronde.boundary.read_again import Asked, read_again, repeats
 from ronde.boundary.tensor_class import own_class, written

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.candidates import Batch, batches
 from ronde.boundary.compiled import aside, is_compiled, uncompiled
 from ronde.boundary.context import Context, Region
 from ronde.boundary.deferred import DeferredScalar
@@ -25,19 +24,20 @@ from ronde.boundary.fingerprint import require_alike
 from ronde.boundary.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
 from ronde.boundary.graph import leaves_behind, now
 from ronde.boundary.layout import Layout, laid
-from ronde.boundary.listed import LISTED, are_samples, listed_samples
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.onlookers import onlooker
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.patches import Patches
-from ronde.boundary.rank_stream import RankStream
-from ronde.boundary.rehearsal import Verdict
+from ronde.boundary.randomness.rank_stream import RankStream
+from ronde.boundary.rehearsal.candidates import Batch, batches
+from ronde.boundary.rehearsal.listed import LISTED, are_samples, listed_samples
+from ronde.boundary.rehearsal.rehearse import Verdict
+from ronde.boundary.rehearsal.verdicts import Verdicts, is_computed_whole
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
 from ronde.boundary.torchscript import is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
-from ronde.boundary.verdicts import Verdicts, is_computed_whole
 from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import RondeError
 

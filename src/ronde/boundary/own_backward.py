@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import is_users_function
 from ronde.boundary.patches import Patches
-from ronde.boundary.standing import here
+from ronde.boundary.randomness.standing import here
 
 __all__ = ["install"]
 

@@ -25,9 +25,9 @@ from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _DatasetKind
 
 from ronde.boundary.kept import restored
-from ronde.boundary.named_hosts import HOSTS, hosts_in_samples
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.random_state import host_states, preserved_random_state, put_back
+from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_samples
+from ronde.boundary.randomness.random_state import host_states, preserved_random_state, put_back
 from ronde.boundary.reach import Reach
 from ronde.boundary.thread_stream import redirected
 from ronde.boundary.tree import leaves

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from ronde.boundary.context import Context, Region
 from ronde.boundary.global_tensor import GlobalTensor, wrap
 from ronde.boundary.patches import Patches
-from ronde.boundary.standing import here
+from ronde.boundary.randomness.standing import here
 from ronde.boundary.tensor_class import own_class
 
 __all__ = ["install"]

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.candidates import Batch
 from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.randomness import SlicedDraws, draws_from_default
-from ronde.boundary.rank_stream import RankStream
-from ronde.boundary.rehearsal import Verdict
+from ronde.boundary.randomness.draws import SlicedDraws, draws_from_default
+from ronde.boundary.randomness.rank_stream import RankStream
+from ronde.boundary.rehearsal.candidates import Batch
+from ronde.boundary.rehearsal.rehearse import Verdict
 from ronde.errors import RondeError
 
 __all__ = ["ShardedCall", "Way", "another_form", "at_once"]

@@ -31,25 +31,25 @@ from ronde.boundary import (
     subclassing,
     torchscript,
 )
-from ronde.boundary.agreement import Agreement
-from ronde.boundary.arrivals import Arrivals
-from ronde.boundary.circumstances import Circumstances
-from ronde.boundary.completions import Completions
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.arrivals import Arrivals
+from ronde.boundary.circumstances.clock_and_seeds import Circumstances
+from ronde.boundary.circumstances.completions import Completions
+from ronde.boundary.circumstances.givers import Givers
+from ronde.boundary.circumstances.ports import Ports
+from ronde.boundary.circumstances.shared_blocks import SharedBlocks
+from ronde.boundary.circumstances.shared_reads import SharedReads
+from ronde.boundary.circumstances.started import Started
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
-from ronde.boundary.givers import Givers
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.modes_first import modes_first
 from ronde.boundary.parameter_order import ParameterOrder
 from ronde.boundary.patches import Patches
-from ronde.boundary.ports import Ports
-from ronde.boundary.rank_stream import RankStream
+from ronde.boundary.randomness.rank_stream import RankStream
 from ronde.boundary.rules import losses
-from ronde.boundary.shared_blocks import SharedBlocks
-from ronde.boundary.shared_reads import SharedReads
-from ronde.boundary.started import Started
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig

@@ -16,7 +16,7 @@ from ronde.boundary import batch_norm, layout, sharded_call
 from ronde.boundary.deferred import defer
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.patches import Patches
-from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.randomness.draws import SlicedDraws
 from ronde.boundary.rules import losses
 from ronde.parallel.hooked_step import replace_step
 from ronde.runtime.session import Session

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ronde.boundary.circumstances import Circumstances
+from ronde.boundary.circumstances.clock_and_seeds import Circumstances
 from ronde.boundary.patches import Patches
 from ronde.verify.record import Writer
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ronde.boundary.context import Context
-from ronde.boundary.randomness import SlicedDraws
+from ronde.boundary.randomness.draws import SlicedDraws
 
 __all__ = ["here"]
 

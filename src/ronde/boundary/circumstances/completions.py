@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ronde.boundary.agreement import Agreement
-from ronde.boundary.arrivals import PATIENCE_S
 from ronde.boundary.caller import called_by_script
-from ronde.boundary.givers import Givers
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.arrivals import PATIENCE_S
+from ronde.boundary.circumstances.givers import Givers
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 

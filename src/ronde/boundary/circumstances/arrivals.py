@@ -28,10 +28,10 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
-from ronde.boundary.givers import Givers
-from ronde.boundary.outcomes import given, outcome_of, packed
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.givers import Givers
+from ronde.boundary.circumstances.outcomes import given, outcome_of, packed
 from ronde.boundary.patches import Patches
 from ronde.boundary.reach import is_users_module
 from ronde.comm.as_bytes import as_bytes

@@ -17,9 +17,9 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.named_hosts import HOSTS, NUMPYS, PYTHONS
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.randomness import draws_from_default
+from ronde.boundary.randomness.draws import draws_from_default
+from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS
 
 __all__ = [
     "Drawn",

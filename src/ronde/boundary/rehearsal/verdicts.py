@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ronde.boundary.candidates import Batch
 from ronde.boundary.contents import contents
 from ronde.boundary.context import Context
-from ronde.boundary.effect_handlers import effects_refused
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
-from ronde.boundary.listed import LISTED
-from ronde.boundary.made_anew import Kinds, built
 from ronde.boundary.noted import is_notable, noted
-from ronde.boundary.rehearsal import NO_AXIS, ROWS, Verdict, prove, rehearse
-from ronde.boundary.signature import Behaviour, Number
-from ronde.boundary.size_check import SIZE_DECIDES, decided_by_size
+from ronde.boundary.rehearsal.candidates import Batch
+from ronde.boundary.rehearsal.effect_handlers import effects_refused
+from ronde.boundary.rehearsal.listed import LISTED
+from ronde.boundary.rehearsal.made_anew import Kinds, built
+from ronde.boundary.rehearsal.rehearse import NO_AXIS, ROWS, Verdict, prove, rehearse
+from ronde.boundary.rehearsal.signature import Behaviour, Number
+from ronde.boundary.rehearsal.size_check import SIZE_DECIDES, decided_by_size
 from ronde.boundary.tensor_class import alike, own_class, settings
 from ronde.boundary.tree import map_leaves, structure
 

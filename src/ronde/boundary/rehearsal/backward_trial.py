@@ -22,10 +22,10 @@ from ronde.boundary.host_reads import Conversions
 from ronde.boundary.layout import Layout
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.random_state import host_states, moved_hosts, torch_states
-from ronde.boundary.randomness import RecordedDraws
+from ronde.boundary.randomness.draws import RecordedDraws
+from ronde.boundary.randomness.random_state import host_states, moved_hosts, torch_states
+from ronde.boundary.rehearsal.trial import Run, Trial, same
 from ronde.boundary.tree import leaves
-from ronde.boundary.trial import Run, Trial, same
 
 __all__ = ["compare_gradients"]
 

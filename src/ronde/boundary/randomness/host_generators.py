@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from ronde.boundary.random_state import moved_hosts
+from ronde.boundary.randomness.random_state import moved_hosts
 
 __all__ = ["HostGenerators"]
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ronde.boundary.backward_trial import compare_gradients
-from ronde.boundary.between import axes_between, compare_between
 from ronde.boundary.compiled import aside
 from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import leaves_behind
@@ -26,10 +24,12 @@ from ronde.boundary.guards import Refusal, memory, short
 from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw, find_axis
+from ronde.boundary.randomness.draws import Draw, SlicedDraws, UnknownDraw, find_axis
+from ronde.boundary.rehearsal.backward_trial import compare_gradients
+from ronde.boundary.rehearsal.between import axes_between, compare_between
+from ronde.boundary.rehearsal.trial import Run, Trial, same
 from ronde.boundary.tensor_class import described, dispatches
 from ronde.boundary.tree import Opaque, leaves, structure
-from ronde.boundary.trial import Run, Trial, same
 
 __all__ = ["NO_AXIS", "ROWS", "Verdict", "prove", "rehearse"]
 

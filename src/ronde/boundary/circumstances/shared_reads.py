@@ -13,9 +13,9 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.agreement import Agreement
 from ronde.boundary.caller import called_by_script
-from ronde.boundary.outcomes import given, outcome_of, packed
+from ronde.boundary.circumstances.agreement import Agreement
+from ronde.boundary.circumstances.outcomes import given, outcome_of, packed
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.layout import Layout
-from ronde.boundary.randomness import Draw, SlicedDraws, UnknownDraw
+from ronde.boundary.randomness.draws import Draw, SlicedDraws, UnknownDraw
 
 __all__ = ["RankStream"]
 

@@ -12,8 +12,6 @@ import numpy
 import torch
 from torch.nn.utils import parametrize
 
-from ronde.boundary.backward_counts import BackwardCounts
-from ronde.boundary.between import Between, Step
 from ronde.boundary.by_parts import ByParts
 from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, irrevocable, memory
@@ -27,14 +25,16 @@ from ronde.boundary.kept import (
     picture,
     restored,
 )
-from ronde.boundary.named_hosts import HOSTS
 from ronde.boundary.other_threads import others_run
-from ronde.boundary.random_state import host_states, moved_hosts, preserved_random_state
-from ronde.boundary.randomness import RecordedDraws
-from ronde.boundary.rounding import TOLERANCE
+from ronde.boundary.randomness.draws import RecordedDraws
+from ronde.boundary.randomness.named_hosts import HOSTS
+from ronde.boundary.randomness.random_state import host_states, moved_hosts, preserved_random_state
+from ronde.boundary.rehearsal.backward_counts import BackwardCounts
+from ronde.boundary.rehearsal.between import Between, Step
+from ronde.boundary.rehearsal.rounding import TOLERANCE
+from ronde.boundary.rehearsal.twin import SCRIPTED, is_shared, twin_of
 from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
-from ronde.boundary.twin import SCRIPTED, is_shared, twin_of
 from ronde.boundary.untouched import Untouched, used
 
 __all__ = ["Run", "Trial", "same"]

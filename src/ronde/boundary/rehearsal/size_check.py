@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ronde.boundary.context import Context, Region
 from ronde.boundary.guards import apart
 from ronde.boundary.kept import Surroundings
-from ronde.boundary.random_state import preserved_random_state
+from ronde.boundary.randomness.random_state import preserved_random_state
 from ronde.boundary.reach import Reach
-from ronde.boundary.rehearsal import ROWS
-from ronde.boundary.twin import twin_of
+from ronde.boundary.rehearsal.rehearse import ROWS
+from ronde.boundary.rehearsal.twin import twin_of
 
 __all__ = ["SIZE_DECIDES", "decided_by_size"]
 
