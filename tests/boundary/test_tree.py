@@ -29,6 +29,32 @@ class Holder:
         self.value = value
 
 
+class Closed(Holder):
+    """Answers for what it holds."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class Slotted:
+    __slots__ = ("__dict__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.also = value
+
+
+class Lists(list[Any]):
+    pass
+
+
+def _cyclic(tensor: torch.Tensor) -> Holder:
+    """A node that knows its parent."""
+    holder = Holder(tensor)
+    holder.value = [tensor, Holder(holder)]
+    return holder
+
+
 def _doubled(value: Any) -> Any:
     return value * 2 if isinstance(value, torch.Tensor) else value
 
@@ -43,6 +69,10 @@ def _doubled(value: Any) -> Any:
         lambda t: collections.defaultdict(list, a=t),
         lambda t: types.SimpleNamespace(a=t, b="text"),
         lambda t: [t, (), [], {}],
+        Holder,
+        lambda t: Holder([t, 1, "text"]),
+        lambda t: Holder({"a": Holder(t)}),
+        lambda t: [1, Holder((t, torch.device("cpu")))],
     ],
 )
 def test_a_value_is_rebuilt_with_its_leaves_changed(make: Any) -> None:
@@ -82,18 +112,33 @@ def test_structures_tell_keys_and_types_apart() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        Holder,
-        lambda t: Holder([t]),
-        lambda t: Holder({"a": Holder(t)}),
+        Closed,
+        lambda t: Holder([Closed(t)]),
+        lambda t: Holder([t, len]),
+        lambda t: Holder([t, torch.nn.Linear(1, 1)]),
+        lambda t: Holder([t] * 300),
+        Slotted,
+        _cyclic,
+        lambda t: Lists([t]),
         lambda t: {t},
         lambda t: collections.deque([t]),
         lambda t: (item for item in [t]),
-        lambda t: [1, Holder((t,))],
+        lambda t: [1, {"a": Closed((t,))}],
     ],
 )
 def test_tensors_where_they_cannot_be_replaced_are_refused(make: Any) -> None:
     with pytest.raises(Opaque):
         list(leaves(make(torch.ones(1))))
+
+
+def test_an_object_is_rebuilt_without_a_word_to_its_class() -> None:
+    value = Holder(torch.ones(2))
+    value.name = "n"
+    changed = map_leaves(_doubled, value)
+    assert type(changed) is Holder
+    assert vars(value).keys() == vars(changed).keys()
+    assert changed.value.tolist() == [2.0, 2.0]
+    assert value.value.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

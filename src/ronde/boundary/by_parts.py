@@ -2,6 +2,7 @@
 
 That is so in inference mode, and of what was made there: a mode then sees `type_as`, which takes of its
 second operand the type only, or `reshape`, whose result may be a view or a copy, and cannot tell which.
+An operation that takes functions (`flex_attention`, `scan`) comes as one too where nothing compiles it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["ByParts", "carry_out", "is_made_of_others"]
 
+_KEYS: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 # The kernel of an operation that is carried out by calling others.
-_OF_OTHERS: Any = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportAttributeAccessIssue]
+_OF_OTHERS: Any = _KEYS.CompositeImplicitAutograd
 _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def is_made_of_others(func: Any) -> bool:
     """Whether an operation is carried out by calling others."""
+    if isinstance(func, HigherOrderOperator):
+        return _KEYS.CompositeExplicitAutograd in func.py_kernels
     return _has_kernel(func.name(), _OF_OTHERS)
 
 
@@ -28,6 +33,8 @@ def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, A
     # Not `with mode`, which may mean more to its class.
     TorchDispatchMode.__enter__(mode)
     try:
+        if isinstance(func, HigherOrderOperator):
+            return func.py_kernels[_KEYS.CompositeExplicitAutograd](*args, **(kwargs or {}))
         # Not `func.decompose`: for recurrent layers that is a function of torch's compiler, without dropout.
         return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
     finally:
@@ -36,6 +43,8 @@ def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, A
 
 class ByParts(TorchDispatchMode):
     """Modes around this one come by the parts of operations only."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_made_of_others(func):

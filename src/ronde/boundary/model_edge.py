@@ -130,8 +130,15 @@ class ModelEdge:
             return plain(module, *args, **kwargs)
         try:
             values = list(leaves((args, kwargs)))
-        except Opaque:
-            return plain(module, *args, **kwargs)
+        except Opaque as opaque:
+            with self._verdicts.opaque(module, str(opaque)):
+                return _body(plain, module)(*args, **kwargs)
+        return self._taken_apart(plain, module, args, kwargs, values)
+
+    def _taken_apart(
+        self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
+    ) -> Any:
+        """A call of which the leaves are known."""
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.boundary.by_parts import carry_out, is_made_of_others
 from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
@@ -78,6 +79,8 @@ class _NoDraws(TorchDispatchMode):
     looked at, but for code that was compiled, until they are known to draw.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, context: Context, module: torch.nn.Module) -> None:
         super().__init__()
         self._context = context
@@ -90,6 +93,8 @@ class _NoDraws(TorchDispatchMode):
         return super().__enter__() if self._watches else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_made_of_others(func):
+            return carry_out(self, func, args, kwargs)
         if draws_from_default(func, args, kwargs):
             raise _drew()
         return func(*args, **(kwargs or {}))

@@ -1,16 +1,20 @@
-"""Tensors inside nested values: tuples, named tuples, lists, mappings, dataclasses, plain namespaces."""
+"""Tensors inside nested values: tuples, named tuples, lists, mappings, dataclasses, plain objects."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy
 import torch
 
-from ronde.boundary.members import LISTS, dictionary, entries
+from ronde.boundary.members import LISTS, dictionary, entries, slots
+from ronde.boundary.reach import SIMPLE, is_users
 
 __all__ = ["Opaque", "instances", "leaves", "map_leaves", "structure"]
 
@@ -53,7 +57,51 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     if kind is types.SimpleNamespace:
         return list(vars(value).items())
+    if _keeps_attributes(kind) and _is_made_of_tensors(value):
+        return list(vars(value).items())
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _keeps_attributes(kind: type) -> bool:
+    """Whether it is a class of the user's whose objects are their attributes, and are copied as such."""
+    *own, last = kind.__mro__
+    if last is not object or type(kind) is not type or not own or slots(kind):
+        return False
+    return all(is_users(each) and _SAYS_ITSELF.isdisjoint(vars(each)) for each in own)
+
+
+# A class that has one of these may do anything when its objects are read, written to or copied.
+_SAYS_ITSELF = {"__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__copy__"} | {
+    *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+}
+
+
+def _is_made_of_tensors(value: Any) -> bool:
+    """Whether an object holds tensors beside plain values only: a batch, and nothing that knows more."""
+    found = list(_within(value, _DEPTH))
+    return any(issubclass(type(each), torch.Tensor) for each in found) and all(map(_is_plain, found))
+
+
+def _within(value: Any, depth: int) -> Iterator[Any]:
+    """What is in containers and objects, so many in one another; those too many or too large themselves."""
+    kind = type(value)
+    if kind in (list, tuple, dict) or (depth and _keeps_attributes(kind)):
+        held = value if kind in (list, tuple) else (value if kind is dict else vars(value)).values()
+        if depth and len(held) <= _MOST:
+            for each in held:
+                yield from _within(each, depth - 1)
+            return
+    yield value
+
+
+_DEPTH = 4
+_MOST = 256
+_PLAIN = (torch.Tensor, torch.device, torch.dtype, numpy.ndarray, numpy.generic, enum.Enum, *SIMPLE)
+
+
+def _is_plain(value: Any) -> bool:
+    return issubclass(type(value), _PLAIN)
 
 
 def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
@@ -72,11 +120,11 @@ def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
     if isinstance(value, Mapping):
         for key, child in children.items():
             new[key] = child
-    elif kind is types.SimpleNamespace:
-        vars(new).update(children)
-    else:
+    elif dataclasses.is_dataclass(value):
         for key, child in children.items():
             object.__setattr__(new, key, child)
+    else:
+        vars(new).update(children)
     return new
 
 
@@ -116,6 +164,8 @@ def _hides_tensors(value: Any, depth: int = 4) -> bool:
 def _leads_to_tensors(value: Any, depth: int) -> bool:
     if isinstance(value, (torch.Tensor, types.GeneratorType)):
         return True
+    if _is_mask_of_all_rows(value):
+        return False
     if depth == 0 or isinstance(value, (str, bytes, int, float, *_CODE)):
         return False
     if isinstance(value, Mapping):
@@ -123,6 +173,17 @@ def _leads_to_tensors(value: Any, depth: int) -> bool:
     if isinstance(value, LISTS):
         return any(_hides_tensors(child, depth - 1) for child in entries(value))
     return any(_hides_tensors(child, depth - 1) for child in (dictionary(value) or {}).values())
+
+
+def _is_mask_of_all_rows(value: Any) -> bool:
+    """Whether it is a `BlockMask` of `flex_attention` that is the same for every row of a batch.
+
+    One that is not tells rows by their place, which no part of it would.
+    """
+    kind = type(value)
+    if kind.__name__ != "BlockMask" or kind.__module__ != "torch.nn.attention.flex_attention":
+        return False
+    return value.kv_num_blocks.shape[0] == 1
 
 
 def leaves(value: Any) -> Iterator[Any]:

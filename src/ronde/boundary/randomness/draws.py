@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ronde.boundary.by_parts import carry_out, is_made_of_others
@@ -76,7 +77,7 @@ def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None
     Attention kernels are random operations that draw only with dropout; dropout itself, and recurrent layers,
     which arrive as one operation in inference mode, draw only in training.
     """
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if isinstance(func, HigherOrderOperator) or torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in _SWITCHES:
@@ -91,8 +92,12 @@ def draws_from_default(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | 
 
 
 def _is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
-    """Whether a call that draws does so by other operations: dropout, attention, a recurrent layer."""
-    return is_random(func, args, kwargs) and is_made_of_others(func)
+    """Whether a call that draws does so by other operations: dropout, attention, a recurrent layer.
+
+    What an operation that takes functions does is seen there only.
+    """
+    may_draw = isinstance(func, HigherOrderOperator) or is_random(func, args, kwargs)
+    return may_draw and is_made_of_others(func)
 
 
 def _name(func: Any) -> str:
@@ -176,6 +181,8 @@ class SlicedDraws(TorchDispatchMode):
         rank: whose rows to take.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, draws: Sequence[Draw], rows: Layout, rank: int) -> None:
         super().__init__()
         self._draws = draws
@@ -204,10 +211,10 @@ class SlicedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._inner is None and _is_drawn_by_others(func, args, kwargs):
+            return carry_out(self, func, args, kwargs)
         if self._inner is not None or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        if _is_drawn_by_others(func, args, kwargs):
-            return carry_out(self, func, args, kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 
     def resuming(self) -> Callable[[], SlicedDraws]:

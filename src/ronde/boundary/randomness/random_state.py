@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.boundary.by_parts import carry_out, is_made_of_others
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.draws import draws_from_default
 from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS
@@ -87,8 +88,11 @@ def preserved_random_state(hosts: frozenset[str] = frozenset()) -> Iterator[None
 class Drawn(TorchDispatchMode):
     """Whether this thread draws from torch's generators."""
 
+    supports_higher_order_operators = True
     any = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_made_of_others(func):
+            return carry_out(self, func, args, kwargs)
         self.any = self.any or draws_from_default(func, args, kwargs)
         return func(*args, **(kwargs or {}))

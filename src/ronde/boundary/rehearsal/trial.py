@@ -289,7 +289,7 @@ class Trial:
                 raise Refusal(f"it changes its argument, a {type(value).__name__}")
         now_there = list(leaves(arguments))
         if len(now_there) != len(values) or any(a is not b for a, b in zip(now_there, values, strict=True)):
-            raise Refusal("it changes a list or dict among its arguments")
+            raise Refusal("it changes a list, dict or object among its arguments")
 
     def _named(self, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._module.named_parameters():

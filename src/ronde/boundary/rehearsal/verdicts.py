@@ -7,7 +7,7 @@ import re
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -268,6 +268,20 @@ class Verdicts:
             self._tell(type(module).__name__, LISTED)
         return Verdict(False, LISTED)
 
+    def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
+        """Around the body of a module that is given an object of this class, which hides tensors."""
+        reason = (
+            f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
+            f"or a dict, a dataclass or a plain object of them"
+        )
+        name, verdict = type(module).__name__, Verdict(False, reason)
+        if not self._around and next(module.parameters(), None) is not None and not self._is_told(name):
+            self._tell(name, reason)
+        return self.inside(module, verdict)
+
+    def _is_told(self, name: str) -> bool:
+        return any(told == name for told, _ in self._told)
+
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Where a module around this one could not be cut for the same reason, this one is its cause."""
         if verdict.raised and any(around.raised for _, around in self._around):
@@ -286,7 +300,7 @@ class Verdicts:
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
-        if not any(told == name for told, _ in self._told):
+        if not self._is_told(name):
             self._context.explained = True
             self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
