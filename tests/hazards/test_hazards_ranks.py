@@ -25,6 +25,7 @@ from hazards import (
     rows,
     second_axis,
     unasked,
+    unnamed,
 )
 from hazards.harness import check
 from ronde.testing.run_ranks import Rank
@@ -46,6 +47,7 @@ ROOMS = {
     "unasked": unasked,
     "beside": beside,
     "books": books,
+    "unnamed": unnamed,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 

@@ -65,6 +65,7 @@ __all__ = [
     "module_state",
     "picture",
     "restored",
+    "way_back",
 ]
 
 _DEPTH = 6
@@ -256,6 +257,10 @@ class Surroundings:
         for number, (name, value) in enumerate(self._values):
             yield f"what the variable {name} holds ({number})", value
 
+    def knows(self, value: Any) -> bool:
+        """Whether what this object holds is told, and put back."""
+        return id(value) in self._known
+
     def shared(self) -> set[str]:
         """Of what `state` tells, what another thread may change: it is never put back."""
         places = {name for name, place in self._variables() if not self._is_own(place)}
@@ -390,7 +395,7 @@ def restored(places: Iterable[Place], values: Iterable[Any]) -> Iterator[None]:
 
 def _ways_back(places: Iterable[Place], values: Iterable[Any]) -> Callable[[], None]:
     variables = [(place, place.read()) for place in places]
-    ways = [way for value in values if (way := _way_back(value)) is not None]
+    ways = [way for value in values if (way := way_back(value)) is not None]
 
     def back() -> None:
         failures: list[Exception] = []
@@ -442,7 +447,7 @@ def _shallow(value: Any) -> Any:
     return value if isinstance(value, SIMPLE) else ("held", id(value))
 
 
-def _way_back(value: Any) -> Callable[[], None] | None:
+def way_back(value: Any) -> Callable[[], None] | None:
     """What puts an object's contents back as they are now, without a word to its class."""
     if isinstance(value, GENERATORS):
         return _generator_back(value)

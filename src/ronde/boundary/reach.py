@@ -29,6 +29,7 @@ from ronde.boundary.members import CELLS, LISTS, attributes, entries, pairs
 from ronde.boundary.weak_references import behind
 
 __all__ = [
+    "AROUND_A_METHOD",
     "BOOKKEEPING",
     "GENERATORS",
     "SIMPLE",
@@ -36,6 +37,8 @@ __all__ = [
     "Reach",
     "is_data",
     "is_users",
+    "is_users_module",
+    "method_in",
     "names_in",
 ]
 
@@ -128,9 +131,7 @@ def is_users(code: Any) -> bool:
     if isinstance(code, type):
         return _is_users_class(code)
     code = getattr(code, "__code__", code)
-    path = getattr(code, "co_filename", "<frozen")
-    installed = "site-packages" in path or "dist-packages" in path
-    return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)
+    return _is_users_path(getattr(code, "co_filename", "<frozen"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,6 +179,15 @@ def names_in(code: types.CodeType) -> frozenset[str]:
     return _names(code)[1]
 
 
+@functools.lru_cache(maxsize=4096)
+def _texts(code: types.CodeType) -> frozenset[str]:
+    """Texts in a piece of code, and the functions inside it, of which the name of a method may be made."""
+    found = {each for each in code.co_consts if type(each) is str and len(each) > 1 and each.isidentifier()}
+    return frozenset(found).union(
+        *(_texts(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    )
+
+
 class Reach:
     """Everything that was reached from the roots given to `visit`.
 
@@ -196,6 +206,9 @@ class Reach:
         self.values: list[tuple[str, Any]] = []
         self._seen: set[Any] = set()
         self._attributes: set[str] = set()
+        # What names may be made of: texts that objects keep, and those in code.
+        self._texts: set[str] = set()
+        self._ends: set[str] = set()
         self._under = ""
         # Classes come by, with the methods that calls begin with and the name that led there.
         self._classes: dict[tuple[type, tuple[str, ...]], str] = {}
@@ -255,8 +268,8 @@ class Reach:
         elif isinstance(value, functools.partial):
             for item in (value.func, *value.args, *value.keywords.values()):
                 self._follow(item)
-        elif isinstance(value, _AROUND_A_METHOD):
-            self._follow(_method_in(value))
+        elif isinstance(value, AROUND_A_METHOD):
+            self._follow(method_in(value))
         elif isinstance(value, contextvars.ContextVar):
             self._place(Place(value.name, _Context(value)))
         elif isinstance(value, threading.local):
@@ -284,6 +297,8 @@ class Reach:
         else:
             items = list(attributes(value).values())
         for item in items:
+            if type(item) is str:
+                self._texts.add(item)
             self._follow(item)
         methods = ("__call__", "__getitem__", "__getitems__", "forward")
         self._classes.setdefault((type(value), methods), self._under)
@@ -295,12 +310,19 @@ class Reach:
             if not is_users(owner):
                 continue
             for name, item in list(vars(owner).items()):
-                if name not in methods and name not in self._attributes and name not in overridden:
+                named = name in methods or name in self._attributes or name in overridden
+                if not named and not self._may_be_built(name):
                     continue
-                if isinstance(item, (types.FunctionType, *_AROUND_A_METHOD)):
+                if isinstance(item, (types.FunctionType, *AROUND_A_METHOD)):
                     self._follow(item)
                 elif not name.startswith("__"):
                     self._place(Place(name, vars(owner), owner))
+
+    def _may_be_built(self, name: str) -> bool:
+        """Whether code may come by a method by a name that it makes of text: `getattr(self, "_" + mode)`."""
+        if "getattr" not in self._attributes or name.startswith("__"):
+            return False
+        return name in self._texts or any(name.startswith(text) or name.endswith(text) for text in self._ends)
 
     def _called_by_libraries(self, kind: type, methods: tuple[str, ...]) -> frozenset[str]:
         """Names by which a library's code may call what the user has put there, if any of it runs."""
@@ -329,6 +351,7 @@ class Reach:
     def _follow_globals(self, code: types.CodeType, variables: dict[str, Any]) -> None:
         names, every = _names(code)
         self._attributes |= every
+        self._ends |= _texts(code)
         for name in sorted(names & variables.keys()):
             value = variables[name]
             if not isinstance(value, types.ModuleType):
@@ -350,13 +373,13 @@ class Reach:
         self._under = before
 
 
-_AROUND_A_METHOD = (
+AROUND_A_METHOD = (
     staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
     functools.singledispatchmethod, functools._lru_cache_wrapper,
 )  # fmt: skip
 
 
-def _method_in(value: Any) -> Any:
+def method_in(value: Any) -> Any:
     """The function that the entry of a class is made of."""
     for name in ("fget", "func", "__func__", "__wrapped__"):
         if hasattr(value, name):
@@ -384,6 +407,12 @@ _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 
 
 def is_users_module(module: types.ModuleType) -> bool:
-    path = str(getattr(module, "__file__", None) or "<frozen")
+    # `torch.ops` and its like, of a class of their own, name a file that is not there.
+    path = getattr(module, "__file__", None)
+    return type(module) is types.ModuleType and _is_users_path(str(path or "<frozen"))
+
+
+@functools.lru_cache(maxsize=16_384)
+def _is_users_path(path: str) -> bool:
     installed = "site-packages" in path or "dist-packages" in path
     return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)

@@ -30,6 +30,7 @@ from ronde.boundary.randomness.draws import RecordedDraws
 from ronde.boundary.randomness.named_hosts import HOSTS
 from ronde.boundary.randomness.random_state import host_states, moved_hosts, preserved_random_state
 from ronde.boundary.rehearsal.backward_counts import BackwardCounts
+from ronde.boundary.rehearsal.belongings import Belongings
 from ronde.boundary.rehearsal.between import Between, Step
 from ronde.boundary.rehearsal.rounding import TOLERANCE
 from ronde.boundary.rehearsal.twin import SCRIPTED, is_shared, twin_of
@@ -91,6 +92,7 @@ class Trial:
         self._values = values
         self.axes = axes
         self._surroundings = Surroundings(module)
+        self._belongings = Belongings(module, self._surroundings)
         # Whether a run drew random numbers.
         self.drew = False
         # Whether the outputs of parts were found to be the rows of the whole's.
@@ -155,7 +157,7 @@ class Trial:
 
     def _state(self, twin: torch.nn.Module) -> dict[str, Any]:
         """Pictures of what is kept on a copy and around it."""
-        return {**module_state(twin), **self._surroundings.state()}
+        return {**self._belongings.changes(), **module_state(twin), **self._surroundings.state()}
 
     @contextmanager
     def left_behind(self, run: Run) -> Iterator[dict[str, Any]]:
@@ -170,7 +172,8 @@ class Trial:
     def undone(self, told: dict[str, str]) -> Iterator[None]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`."""
         random_state = preserved_random_state(self._surroundings.hosts)
-        with self._surroundings.restored(), random_state, apart(told), _parametrized_anew():
+        put_back = self._surroundings.restored(), self._belongings.restored()
+        with put_back[0], put_back[1], random_state, apart(told), _parametrized_anew():
             yield
 
     def hosts(self) -> frozenset[str]:
@@ -207,7 +210,7 @@ class Trial:
         twin = self._untouched if used is None else used
         if twin is None:
             twin = twin_of(self._module, kept_out=self._kept_out)
-        before = self._state(twin)
+        before = {**module_state(twin), **self._surroundings.state()}
         reads, start = HostReads(twin, self._tables(values)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))

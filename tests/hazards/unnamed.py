@@ -1,0 +1,318 @@
+"""What a model's forward writes to without naming it: by a name made of text, a closure, an operator.
+
+A trial must leave none of it as it made it, and see where it depends on the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hazards.harness import Hazard, data, train
+
+T = torch.Tensor
+CALLS: dict[str, int] = {"rows": 0, "calls": 0}
+PARTS: dict[str, nn.Module] = {}
+MODEL: Any = None
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: T) -> T:
+        self.note(x)
+        return self.a(x)
+
+    def note(self, x: T) -> None:
+        raise NotImplementedError
+
+
+def _count(x: T) -> None:
+    CALLS["calls"] += 1
+    CALLS["rows"] += len(x)
+
+
+def _counted() -> tuple[int, int]:
+    return CALLS["calls"], CALLS["rows"]
+
+
+class Single:
+    """There is one of it."""
+
+    one: ClassVar[Any] = None
+
+    def __new__(cls) -> Single:
+        if cls.one is None:
+            cls.one = super().__new__(cls)
+            cls.one.calls, cls.one.rows = 0, []
+        return cls.one
+
+
+class UsesSingle(Base):
+    def note(self, x: T) -> None:
+        single: Any = Single()
+        single.calls += 1
+        single.rows.append(len(x))
+
+
+class ByText(Base):
+    mode = "train"
+
+    def note(self, x: T) -> None:
+        getattr(self, "_in_" + self.mode)(x)
+
+    def _in_train(self, x: T) -> None:
+        _count(x)
+
+
+class ByKeptText(ByText):
+    mode = "_in_train"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how = "_in_" + "train"
+
+    def note(self, x: T) -> None:
+        getattr(self, self.how)(x)
+
+
+class Warms(Base):
+    """Another branch from some call on, which is counted where no name leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = {"calls": 0}
+        self.how = "train"
+
+    def forward(self, x: T) -> T:
+        return getattr(self, f"_in_{self.how}")(self.a(x))
+
+    def _in_train(self, out: T) -> T:
+        self.book["calls"] += 1
+        return out - out.mean(0) if self.book["calls"] > 3 else out
+
+
+class OverItself(Base):
+    """A function of its own knows the model by a variable."""
+
+    hidden: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.rows = 0, 0
+        self.act = lambda x: self._noted(x)
+
+    def _noted(self, x: T) -> None:
+        self.calls += 1
+        self.rows += len(x)
+        self.hidden = self.a(x)
+
+    def note(self, x: T) -> None:
+        self.act(x)
+
+
+class Registered(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = PARTS["part"] = nn.Identity()
+        self.part.calls = 0  # type: ignore[assignment]
+
+    def note(self, x: T) -> None:
+        PARTS["part"].calls += 1  # type: ignore[operator, assignment]
+
+
+class ByName(Base):
+    """Its own global name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x: T) -> T:
+        MODEL.scale *= 0.5
+        return self.a(x) * MODEL.scale
+
+
+class Appends(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        rows: list[int] = []
+        self.keep = rows.append
+        self.read = lambda: list(rows)
+
+    def note(self, x: T) -> None:
+        self.keep(len(x))
+
+
+class Undefined(Base):
+    def note(self, x: T) -> None:
+        global FIRST, LAST
+        FIRST = globals().get("FIRST", 0) + 1  # type: ignore[name-defined]
+        LAST = x.sum()  # type: ignore[name-defined]
+
+
+class Lazily(Base):
+    """What is made in the first call stays."""
+
+    def forward(self, x: T) -> T:
+        global MEAN
+        try:
+            mean = MEAN  # type: ignore[name-defined]
+        except NameError:
+            MEAN = mean = x.mean(0)  # type: ignore[name-defined]
+        return self.a(x - mean)
+
+
+class OnItsClass(Base):
+    def note(self, x: T) -> None:
+        cls: Any = type(self)
+        cls.calls = getattr(cls, "calls", 0) + 1
+        cls.last = len(x)
+
+
+def _helper(x: T) -> None:
+    own: Any = _helper
+    own.calls = getattr(own, "calls", 0) + len(x)
+
+
+class OnAFunction(Base):
+    def note(self, x: T) -> None:
+        vars(Base).keys()
+        _helper(x)
+
+
+class Timer(contextlib.AbstractContextManager[None]):
+    spans: ClassVar[list[int]] = []
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __exit__(self, *_: object) -> None:
+        self.spans.append(self.rows)
+
+
+class InContext(Base):
+    def note(self, x: T) -> None:
+        with Timer(len(x)):
+            pass
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __lshift__(self, rows: int) -> Ledger:
+        self.rows += rows
+        return self
+
+
+LEDGERS = [Ledger() for _ in range(150)]
+
+
+class ByOperator(Base):
+    def note(self, x: T) -> None:
+        LEDGERS[-1] << len(x)
+
+
+class Shared:
+    """Stays the same in copies."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
+
+class Shares(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Shared()
+
+    def note(self, x: T) -> None:
+        self.book.rows += len(x)
+
+
+def _trained(
+    make: Callable[[], nn.Module], read: Callable[[Any], Any], *, names: tuple[str, ...] = ()
+) -> Any:
+    def script() -> Iterator[Any]:
+        global MODEL
+        for name in names:
+            globals().pop(name, None)
+        CALLS.update(rows=0, calls=0)
+        Single.one = None
+        MODEL = make()
+        yield from train(MODEL, seen=lambda: read(MODEL))
+        MODEL = None
+
+    return script
+
+
+def _with_what_it_keeps() -> Iterator[Any]:
+    """The loss has a term of what the model has left on itself."""
+    torch.manual_seed(0)
+    model = OverItself().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = data()
+    for _ in range(3):
+        loss = F.cross_entropy(model(x), y) + model.hidden.pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss, model.calls, model.rows
+    yield from model.parameters()
+
+
+def _spans() -> int:
+    total = sum(Timer.spans)
+    Timer.spans.clear()
+    return total
+
+
+def _ledger() -> int:
+    total, LEDGERS[-1].rows = LEDGERS[-1].rows, 0
+    return total
+
+
+def _on_helper() -> int:
+    own: Any = _helper
+    found = own.__dict__.pop("calls", 0)
+    return found
+
+
+HAZARDS = {
+    "singleton": Hazard(_trained(UsesSingle, lambda _: (Single.one.calls, Single.one.rows)), "right"),
+    "method by a name made of text": Hazard(_trained(ByText, lambda _: _counted()), "right"),
+    "method by a name that is kept": Hazard(_trained(ByKeptText, lambda _: _counted()), "right"),
+    "branch in a method by a name made of text": Hazard(_trained(Warms, lambda m: m.book["calls"]), "right"),
+    "function that knows the model": Hazard(_trained(OverItself, lambda m: (m.calls, m.rows)), "right"),
+    "function that keeps something on the model": Hazard(_with_what_it_keeps, "right"),
+    "register of parts": Hazard(_trained(Registered, lambda _: PARTS["part"].calls), "right"),
+    "model by its global name": Hazard(_trained(ByName, lambda m: m.scale), "right"),
+    "method of a list": Hazard(_trained(Appends, lambda m: m.read()), "right"),
+    "global variable that is not there": Hazard(
+        _trained(Undefined, lambda _: (globals()["FIRST"], globals()["LAST"]), names=("FIRST", "LAST")),
+        "right",
+    ),
+    "global variable made of the first batch": Hazard(
+        _trained(Lazily, lambda _: globals()["MEAN"], names=("MEAN",)), "right"
+    ),
+    "attribute of its class that is not there": Hazard(
+        _trained(lambda: type("OnAnother", (OnItsClass,), {})(), lambda m: (type(m).calls, type(m).last)),
+        "right",
+    ),
+    "attribute of a function that is not there": Hazard(
+        _trained(OnAFunction, lambda _: _on_helper()), "right"
+    ),
+    "context manager": Hazard(_trained(InContext, lambda _: _spans()), "right"),
+    "operator on one of many": Hazard(_trained(ByOperator, lambda _: _ledger()), "right"),
+    "book that copies share": Hazard(_trained(Shares, lambda m: m.book.rows), "right"),
+}
