@@ -1,8 +1,8 @@
 """What a model carries out without data, on FakeTensors, and whether that is the same for several sizes.
 
-An operation is told by what it does, by its numbers and by the tensors that it is given. A tensor is known by
-where it comes from: it is a parameter, an argument, the result of an earlier operation. Else two layers of one
-shape could stand in for each other.
+An operation is told by what it does, by its numbers and by the tensors that it is given. A tensor is known
+by where it comes from: it is a parameter, an argument, the result of an earlier operation. Else two layers of
+one shape could stand in for each other.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class _Constant:
 
 
 def _same_numbers(mine: torch.Tensor, its: torch.Tensor, rows: int, others: int) -> bool:
-    """Whether they hold the same numbers; whole ones may be sizes, and what grows has them in other places."""
+    """Whether they hold the same numbers; whole ones may be sizes, and where there are more, any."""
     if mine.is_meta or its.is_meta or max(mine.numel(), its.numel()) > _MOST:
         return mine.shape == its.shape
     if mine.shape == its.shape:
         sizes = mine.numel() > 1 and not (mine.is_floating_point() or mine.is_complex() or _is_flag(mine))
-        return torch.equal(mine, its) or (sizes and bool(((mine == its) | (mine * others == its * rows)).all()))
+        return torch.equal(mine, its) or (
+            sizes and bool(((mine == its) | (mine * others == its * rows)).all())
+        )
     if not mine.is_floating_point():
         return True
     return torch.equal(mine.unique(), its.unique())
@@ -126,7 +128,7 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         noted = self._noted(func, args, kwargs)
         result = func(*args, **kwargs)
-        found = list(tensors(result))
+        found = tensors(result)
         for each in found:
             self._origins.add(each)
         self.seen.append(dataclasses.replace(noted, shapes=tuple(tuple(each.shape) for each in found)))
@@ -229,9 +231,7 @@ def _grows(rows: list[int], sizes: tuple[int, ...], *, by: bool = False) -> bool
     step, rest = divmod(sizes[-1] - sizes[0], rows[-1] - rows[0])
     if rest:
         return False
-    return all(
-        size - sizes[0] == step * (count - rows[0]) for count, size in zip(rows, sizes, strict=True)
-    )
+    return all(size - sizes[0] == step * (count - rows[0]) for count, size in zip(rows, sizes, strict=True))
 
 
 def use_the_same(first: Sequence[Operation], other: Sequence[Operation]) -> bool:

@@ -32,7 +32,12 @@ __all__ = ["SIZE_DECIDES", "decided_by_size"]
 
 SIZE_DECIDES = "what it does depends on how many rows there are"
 # What tells a size, or gives as many pieces as that makes.
-_SIZES = {"shape", "size", "len", "numel", "nelement", "__len__"} | {"split", "chunk", "tensor_split", "unbind"}
+_SIZES = {"shape", "size", "len", "numel", "nelement", "__len__"} | {
+    "split",
+    "chunk",
+    "tensor_split",
+    "unbind",
+}
 # Fewer than a rehearsal has at most: a size that is not less than so many (`max(len(x), 5)`) would pass there
 # for the number of rows. Rehearsals of more than this many try so many, too.
 _FEWER = 3
