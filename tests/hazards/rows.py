@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, data, loader, modelled
+from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
 
 T = torch.Tensor
 
@@ -143,6 +143,97 @@ def _sized(m: Any, x: T) -> T:
     if x.shape[1] > 2 and len(x.shape) == 2:
         return m.a(x).view(x.size(0), -1)
     return m.a(x)
+
+
+class _BySize(nn.Module):
+    """What a larger batch is computed by looks like what a smaller one is computed by.
+
+    Args:
+        function: its forward; may use `m.large`, which of two things the batch is.
+    """
+
+    def __init__(self, function: Callable[[Any, T], T]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.b, self.c = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("one", torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("other", torch.tensor([3.0, 2.0, 1.0]))
+        self.listed = [torch.full((3,), 0.5, dtype=D), torch.full((3,), 2.0, dtype=D)]
+        self.count, self.book = 0, {"large": 0}
+
+    def forward(self, x: T) -> T:
+        return self.function(self, x)
+
+    def both(self, x: T) -> tuple[T, T]:
+        h = self.a(x)
+        return self.b(h), self.c(h)
+
+
+def _by_size(function: Callable[[Any, T], T], **options: Any) -> Callable[[], Any]:
+    """Trains what tells batches of eight rows from smaller ones by `function`."""
+    return modelled(lambda: _BySize(function), **options)
+
+
+def _is_large(x: T) -> bool:
+    return x.shape[0] > 7
+
+
+# Read through a list, so that nothing but the entry says which is meant.
+_AROUND = [torch.full((3,), 0.5, dtype=D), torch.full((3,), 2.0, dtype=D)]
+
+
+def _left_in_another_place(m: Any, x: T) -> T:
+    """The same is computed, and something else comes out."""
+    b, c = m.both(x)
+    return b if _is_large(x) else c
+
+
+def _wide_from(m: Any, x: T) -> T:
+    """As many columns are left out as there are rows, but five at least: a few rows look the same."""
+    h = F.pad(m.a(x), (0, 20), value=1.0)
+    return m.a(x) + h[:, max(len(x), 5) :].sum(1, keepdim=True)
+
+
+def _noted_large(m: Any, x: T) -> T:
+    if _is_large(x):
+        m.count += 1
+    return m.a(x) * (1.0 if m.count < 3 else 2.0)
+
+
+def _noted_large_beside() -> Iterator[Any]:
+    book = {"large": 0}
+
+    def forward(m: Any, x: T) -> T:
+        if _is_large(x):
+            book["large"] += 1
+        return m.a(x)
+
+    yield from train(_BySize(forward), seen=lambda: book["large"])
+
+
+def _layer_by_layer(m: Any, x: T) -> T:
+    """Six rows and the next six, each by a layer of their own; no size is named."""
+    return torch.cat([layer(part) for layer, part in zip((m.b, m.c), m.a(x).split(6), strict=False)])
+
+
+def _written_by_size(m: Any, x: T) -> T:
+    with torch.no_grad():
+        (m.one if _is_large(x) else m.other).mul_(1.0)
+    return m.a(x) * m.one
+
+
+def _by_condition(m: Any, x: T) -> T:
+    return torch.cond(x.shape[0] > 7, m.b, m.c, (m.a(x),))
+
+
+def _all_of_it(m: Any, x: T) -> T:
+    """Layers, buffers, constants and lists that are used the same way, and sizes that decide nothing."""
+    rows, width = x.shape
+    h = m.b(m.a(x).view(rows, -1)) if width > 2 else m.c(m.a(x))
+    h = (h + m.one + _AROUND[width - 3]) * torch.tensor([1.0, 2.0, 0.5], dtype=x.dtype)
+    kept = torch.as_tensor([1.0] * rows, dtype=x.dtype)[:, None] * torch.tensor(x.shape)[1]
+    m.book["width"] = width
+    return h.reshape(rows, 1, 3).expand(-1, 2, -1).sum(1) * kept.to(x.dtype)
 
 
 def _constant_capacity(m: Any, x: T) -> T:
@@ -283,6 +374,38 @@ HAZARDS = {
     "more rows, another integer in a tensor": Hazard(
         _model(lambda m, x: m.a(x) / torch.tensor(max(len(x), 6))), "parts", "how many rows there are"
     ),
+    **{
+        f"more rows, {what}": Hazard(_by_size(function), "parts", "how many rows there are")
+        for what, function in {
+            "another layer": lambda m, x: (m.b if _is_large(x) else m.c)(m.a(x)),
+            "another layer by torch.cond": _by_condition,
+            "another buffer": lambda m, x: m.a(x) + (m.one if _is_large(x) else m.other),
+            "another entry of a list": lambda m, x: m.a(x) * m.listed[_is_large(x)],
+            "another entry of a global list": lambda m, x: m.a(x) * _AROUND[_is_large(x)],
+            "another constant": lambda m, x: (
+                m.a(x) * torch.tensor([1.0, 2.0, 3.0 + _is_large(x)], dtype=x.dtype)
+            ),
+            "another order of arguments": lambda m, x: (
+                torch.sub(*m.both(x)) if _is_large(x) else torch.sub(*m.both(x)[::-1])
+            ),
+            "another result of the same operations": _left_in_another_place,
+            "another argument that is no number": lambda m, x: (
+                m.a(x) + torch.div(x[:, :1].detach(), 0.3, rounding_mode="floor" if _is_large(x) else "trunc")
+            ),
+            "another type between": lambda m, x: (
+                m.a(x).to(torch.float32 if _is_large(x) else torch.bfloat16).to(x.dtype)
+            ),
+            "a limit on the other side": lambda m, x: (
+                m.a(x).clamp(0.1) if _is_large(x) else m.a(x).clamp(max=0.1)
+            ),
+            "more columns left out": _wide_from,
+            "another layer for those behind": _layer_by_layer,
+            "another buffer written": _written_by_size,
+            "another number on the model": _noted_large,
+        }.items()
+    },
+    "more rows, a note of them beside": Hazard(_noted_large_beside, "parts", "how many rows there are"),
+    "the same for all sizes": Hazard(_by_size(_all_of_it), "whole"),
     "more rows, another limit": Hazard(
         _model(lambda m, x: m.a(x).clamp(max=max(len(x), 5) - 5)), "parts", "how many rows there are"
     ),

@@ -102,12 +102,22 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
             yield from tensors(value)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Those among the arguments or results of an operation: asked of each, so in one list."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
+        return [value]
+    found: list[torch.Tensor] = []
+    if isinstance(value, (tuple, list)):
+        _add_tensors(found, value)
+    return found
+
+
+def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
+    for item in values:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            _add_tensors(found, item)
 
 
 class Marks(TorchFunctionMode):

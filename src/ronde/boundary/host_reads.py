@@ -113,7 +113,7 @@ class HostReads:
         raise Refusal(self.refused)
 
     def _name_of_result(self, func: Any, arguments: Any) -> str | None:
-        used = list(tensors(arguments))
+        used = tensors(arguments)
         name = _CONSTANT if not used or func is _FROM_NUMBERS else self._name(used)
         drawn = name is not None and torch.Tag.nondeterministic_seeded in func.tags
         return _DRAW if drawn else name
@@ -167,7 +167,7 @@ def _read(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
         return [value for value in tensors(args) if value.dtype in (torch.int64, torch.int32)]
     if name == "index":
         return [index for index in tensors(args[1]) if index.dtype == torch.bool]
-    return list(tensors(args)) if name in _READS else []
+    return tensors(args) if name in _READS else []
 
 
 class Conversions(TorchFunctionMode):

@@ -85,13 +85,42 @@ def generator_state(value: Any) -> Any:
     return picture(value.get_state(legacy=False))
 
 
-def picture(value: Any, depth: int = _DEPTH, known: set[int] | None = None) -> Any:
+class _Album:
+    """Which objects of one state pictures have been taken of: a configuration that all layers share, say."""
+
+    def __init__(self) -> None:
+        self._page, self._count = "", 0
+        # By id, as a state is taken in one go: how deep it was looked into, and where.
+        self._taken: dict[int, tuple[int, str, int]] = {}
+
+    def turn(self, page: str) -> None:
+        """Go on with pictures of what has this name."""
+        self._page, self._count = page, 0
+
+    def earlier(self, value: Any, depth: int) -> Any:
+        """Where it was pictured before, at least as deep; None, and it is from now on, where it was not."""
+        taken = self._taken.get(id(value))
+        if taken is not None and taken[0] >= depth:
+            return "as", *taken[1:]
+        self._count += 1
+        self._taken[id(value)] = depth, self._page, self._count
+        return None
+
+
+def picture(
+    value: Any, depth: int = _DEPTH, known: set[int] | None = None, album: _Album | None = None
+) -> Any:
     """A copy of what `value` holds; what cannot be copied is named by its type.
 
     Args:
         depth: so many containers in one another are looked into, and what is new in the innermost.
         known: ids of what pictures are taken of anyway, and of what is come by here; None: nothing is new.
+        album: knows what is pictured elsewhere; None: all of it is pictured here.
     """
+    if type(value) in SIMPLE:
+        return value
+    if album is not None and (earlier := album.earlier(value, depth)) is not None:
+        return earlier
     if issubclass(type(value), WEAK):
         return "held", id(behind(value))
     if type(value) is Untouched:
@@ -117,17 +146,17 @@ def picture(value: Any, depth: int = _DEPTH, known: set[int] | None = None) -> A
             return type(value).__name__
         known.add(id(value))
     if isinstance(value, dict):
-        return {_key(key): picture(item, depth - 1, known) for key, item in pairs(value)}
+        return {_key(key): picture(item, depth - 1, known, album) for key, item in pairs(value)}
     if isinstance(value, (set, frozenset)):
         return sorted(str(_key(item)) for item in entries(value))
     if isinstance(value, LISTS):
-        return [picture(item, depth - 1, known) for item in entries(value)]
+        return [picture(item, depth - 1, known, album) for item in entries(value)]
     inside = _inside(value)
     if inside is None or depth == 1:
         return type(value).__name__
     return {
         "type": type(value).__name__,
-        **{_key(name): picture(item, depth - 2, known) for name, item in inside.items()},
+        **{_key(name): picture(item, depth - 2, known, album) for name, item in inside.items()},
     }
 
 
@@ -170,12 +199,16 @@ _OWN = {"_non_persistent_buffers_set", "_parameters"} | {
 def module_state(module: torch.nn.Module) -> dict[str, Any]:
     """Pictures of everything kept on the module but parameters' values and batch statistics."""
     found: dict[str, Any] = {}
+    album = _Album()
+    left_out = _OWN | {"_modules", "_buffers"}
     for path, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             continue
-        own = {key: value for key, value in vars(part).items() if key not in _OWN | {"_modules", "_buffers"}}
+        own = {key: value for key, value in vars(part).items() if key not in left_out}
         for name, value in (*part._buffers.items(), *own.items()):
-            found[f"{path}.{name}" if path else name] = picture(value)
+            page = f"{path}.{name}" if path else name
+            album.turn(page)
+            found[page] = picture(value, album=album)
     return found
 
 

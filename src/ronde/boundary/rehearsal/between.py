@@ -89,7 +89,7 @@ class Between(TorchDispatchMode):
         used = [self._held[place][1] for place in given if place in self._held]
         if not used or func.is_view or name.startswith(_NEW):
             return result
-        made = list(tensors(result))
+        made = tensors(result)
         uses = frozenset(step for step in used if step is not None)
         # What lies behind the first of several results may be without meaning, as a kernel's workspace.
         for tensor in made if isinstance(result, list) else made[:1]:

@@ -1,9 +1,9 @@
 """Does a model do the same at the size of a call as on the few rows of its rehearsal?
 
 A branch on the number of rows (`if len(x) > 16`) is seen by running the model without data, on FakeTensors,
-at a few rows, at a rank's and at all: the same operations must be carried out, with the same numbers, and
-with sizes that are the same or grow as the rows do. Only models are asked whose own code names a size; one
-that FakeTensors cannot run is believed.
+at a few rows, at a rank's and at all: the same operations must be carried out on the same tensors, with the
+same numbers, with sizes that are the same or grow as the rows do, and the model must leave the same behind.
+Only models are asked whose own code names a size; one that FakeTensors cannot run is believed.
 """
 
 from __future__ import annotations
@@ -11,25 +11,36 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ronde.boundary.contents import each_once
 from ronde.boundary.context import Context, Region
 from ronde.boundary.guards import apart
-from ronde.boundary.kept import Surroundings
+from ronde.boundary.kept import Surroundings, kept_tensors
 from ronde.boundary.randomness.random_state import preserved_random_state
-from ronde.boundary.reach import Reach
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, Place, Reach
+from ronde.boundary.rehearsal.operations import Operation, Operations, Origins, are_alike, use_the_same
 from ronde.boundary.rehearsal.rehearse import ROWS
 from ronde.boundary.rehearsal.twin import twin_of
+from ronde.boundary.tree import leaves, structure
 
 __all__ = ["SIZE_DECIDES", "decided_by_size"]
 
 SIZE_DECIDES = "what it does depends on how many rows there are"
-_SIZES = {"shape", "size", "len", "numel", "nelement", "__len__"}
+# What tells a size, or gives as many pieces as that makes.
+_SIZES = {"shape", "size", "len", "numel", "nelement", "__len__"} | {
+    "split",
+    "chunk",
+    "tensor_split",
+    "unbind",
+}
+# Fewer than a rehearsal has at most: a size that is not less than so many (`max(len(x), 5)`) would pass there
+# for the number of rows. Rehearsals of more than this many try so many, too.
+_FEWER = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,62 +69,11 @@ class _Form:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Operation:
-    """What is carried out, with its arguments that are no tensors."""
+class _Run:
+    """What a run does: operations, with what it gives back as the last, and what it leaves behind."""
 
-    func: Any
-    numbers: tuple[Any, ...]
-    sizes: tuple[int, ...]
-
-    def is_like(self, other: _Operation, rows: int, others: int) -> bool:
-        """Whether `other`, on `others` rows, does what this one does on `rows`."""
-        if (self.func, self.numbers) != (other.func, other.numbers) or len(self.sizes) != len(other.sizes):
-            return False
-        sizes = zip(self.sizes, other.sizes, strict=True)
-        return all(mine == its or mine * others == its * rows for mine, its in sizes)
-
-
-class _Operations(TorchDispatchMode):
-    """Notes what is carried out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[_Operation] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        numbers: list[Any] = []
-        sizes: list[int] = []
-        for number, value in [*enumerate(args), *kwargs.items()]:
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(item, (float, bool)) or (isinstance(item, int) and not _is_size(func, number)):
-                    numbers.append(item)
-                elif isinstance(item, int):
-                    sizes.append(item)
-        if func is torch.ops.aten.lift_fresh.default and args[0].numel() == 1:
-            numbers.append(_number_in(args[0]))
-        self.seen.append(_Operation(func, tuple(numbers), tuple(sizes)))
-        return func(*args, **kwargs)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_size(func: Any, argument: int | str) -> bool:
-    """Whether an integer given as this argument is a size, a dimension or an index: no number to count with.
-
-    Args:
-        argument: the number of a positional argument, the name of another.
-    """
-    if func.overloadpacket is torch.ops.aten.arange:
-        return True
-    known = func._schema.arguments
-    kind = known[argument] if isinstance(argument, int) else next(a for a in known if a.name == argument)
-    return str(kind.type) not in ("number", "Optional[number]", "Tensor", "Optional[Tensor]")
-
-
-def _number_in(tensor: torch.Tensor) -> Any:
-    """What `torch.tensor` has made a tensor of."""
-    with _disable_current_modes():
-        return None if is_fake(tensor) or tensor.device.type == "meta" else tensor.item()
+    operations: list[Operation]
+    left: Mapping[Any, Any]
 
 
 def decided_by_size(
@@ -129,31 +89,42 @@ def decided_by_size(
     Args:
         call, values, axes: as for `rehearse`; of the values only form and type matter.
     """
-    few = min(rows, ROWS)
+    few = rows if rows <= ROWS else _FEWER
     parts = {context.layout(0, rows).count(rank) for rank in range(context.world_size)}
     sizes = sorted({*parts, rows} - {few, 0})
-    if not sizes or not _names_a_size(module):
+    if not sizes:
+        return False
+    reach = _reached(module)
+    if not _names_a_size(module, reach):
         return False
     # Asked for here: in a rehearsal the batch itself must not be touched.
     forms = [_Form.of(value, axis) for value, axis in zip(values, axes, strict=True)]
     with context.enter(Region.REHEARSAL, rows):
         try:
             surroundings = Surroundings(module)
-            random_state = preserved_random_state(surroundings.hosts)
-            with surroundings.restored(), random_state, apart({}):
-                first = _carried_out(module, call, forms, few)
-                others = {size: _carried_out(module, call, forms, size) for size in sizes}
-                differs = not all(_are_alike(first, few, other, size) for size, other in others.items())
+            around = list(kept_tensors([held for _, held in reach.values] + [p.read() for p in reach.places]))
+            runs: dict[int, _Run] = {}
+            for size in (few, *sizes):
+                told: dict[str, str] = {}
+                random_state = preserved_random_state(surroundings.hosts)
+                with surroundings.restored(), random_state, apart(told):
+                    run = _carried_out(module, call, forms, size, reach.places, around)
+                runs[size] = dataclasses.replace(run, left={**run.left, **told})
+            differs = not _are_alike(runs)
         except Exception:  # no FakeTensor for an operation of its, say
             differs = False
     return context.comm.broadcast_object(differs)
 
 
-def _names_a_size(module: torch.nn.Module) -> bool:
-    """Whether its code does, the user's or a library's, where a FakeTensor cannot stay behind in a cache."""
+def _reached(module: torch.nn.Module) -> Reach:
     reach = Reach()
     for part in module.modules():
         reach.visit(part)
+    return reach
+
+
+def _names_a_size(module: torch.nn.Module, reach: Reach) -> bool:
+    """Whether its code does, the user's or a library's, where a FakeTensor cannot stay behind in a cache."""
     cached = any(isinstance(value, functools._lru_cache_wrapper) for _, value in reach.values)
     kinds = {type(part) for part in module.modules()}
     return not cached and (bool(reach.names & _SIZES) or any(map(_class_names_a_size, kinds)))
@@ -169,16 +140,13 @@ def _class_names_a_size(kind: type) -> bool:
     return any(not _SIZES.isdisjoint(method.__code__.co_names) for method in methods)
 
 
-def _are_alike(first: list[_Operation], few: int, other: list[_Operation], size: int) -> bool:
-    if size == 1:  # torch computes many things in another way then, but by the same numbers
-        return _fractions(first) == _fractions(other)
-    return len(first) == len(other) and all(
-        a.is_like(b, few, size) for a, b in zip(first, other, strict=True)
-    )
-
-
-def _fractions(operations: list[_Operation]) -> set[float]:
-    return {number for each in operations for number in each.numbers if isinstance(number, float)}
+def _are_alike(runs: dict[int, _Run]) -> bool:
+    first, *others = runs.values()
+    if any(other.left != first.left for other in others):
+        return False
+    single = runs.pop(1, None)  # torch computes many things in another way then, but by the same numbers
+    operations = {size: run.operations for size, run in runs.items()}
+    return (single is None or use_the_same(first.operations, single.operations)) and are_alike(operations)
 
 
 def _carried_out(
@@ -186,16 +154,46 @@ def _carried_out(
     call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
     forms: Sequence[_Form],
     rows: int,
-) -> list[_Operation]:
+    places: Sequence[Place],
+    around: Sequence[torch.Tensor],
+) -> _Run:
+    """
+    Args:
+        places: variables that its code names.
+        around: tensors that these lead to.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = twin_of(module, mode.from_tensor)  # memory cannot be copied inside the mode
+    before = _kept(twin, places)
     with mode:
         given = [form.made(rows) for form in forms]
+        origins = Origins([*kept_tensors(twin), *kept_tensors(given), *around])
         # Or parameters were cast in the first run only, and FakeTensors met by the runs behind the last.
         torch.clear_autocast_cache()
         try:
-            with _Operations() as operations:
-                call(twin, given)
+            with Operations(origins) as operations:
+                output, _ = call(twin, given)
         finally:
             torch.clear_autocast_cache()
-    return operations.seen
+    left = {key: value for key, value in _kept(twin, places).items() if before.get(key) != value}
+    return _Run([*operations.seen, _given_back(output, origins)], left)
+
+
+def _given_back(output: Any, origins: Origins) -> Operation:
+    """What comes out, as the last operation."""
+    found = list(leaves(output))
+    plain = tuple(value for value in found if isinstance(value, SIMPLE))
+    given = tuple(origins.of(value) for value in found if isinstance(value, torch.Tensor))
+    return Operation(structure(output), plain, (), given)
+
+
+def _kept(twin: torch.nn.Module, places: Sequence[Place]) -> dict[Any, Any]:
+    """Numbers, texts and flags on a model and around it, as something to compare."""
+    own = {
+        (path, name): value
+        for path, part in twin.named_modules()
+        for name, value in vars(part).items()
+        if name not in BOOKKEEPING or name == "training"
+    }
+    own.update((place.key, place.read()) for place in places)
+    return dict(zip(own, each_once(own.values()), strict=True))
