@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import Hazard, data, train
+from hazards.harness import Hazard, loader, train
 
 T = torch.Tensor
 CALLS: dict[str, int] = {"rows": 0, "calls": 0}
@@ -249,6 +249,9 @@ def _trained(
             globals().pop(name, None)
         CALLS.update(rows=0, calls=0)
         Single.one = None
+        Timer.spans.clear()
+        LEDGERS[-1].rows = 0
+        vars(_helper).clear()
         MODEL = make()
         yield from train(MODEL, seen=lambda: read(MODEL))
         MODEL = None
@@ -261,31 +264,13 @@ def _with_what_it_keeps() -> Iterator[Any]:
     torch.manual_seed(0)
     model = OverItself().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x, y = data()
-    for _ in range(3):
+    for x, y in loader():
         loss = F.cross_entropy(model(x), y) + model.hidden.pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield loss, model.calls, model.rows
     yield from model.parameters()
-
-
-def _spans() -> int:
-    total = sum(Timer.spans)
-    Timer.spans.clear()
-    return total
-
-
-def _ledger() -> int:
-    total, LEDGERS[-1].rows = LEDGERS[-1].rows, 0
-    return total
-
-
-def _on_helper() -> int:
-    own: Any = _helper
-    found = own.__dict__.pop("calls", 0)
-    return found
 
 
 HAZARDS = {
@@ -310,9 +295,9 @@ HAZARDS = {
         "right",
     ),
     "attribute of a function that is not there": Hazard(
-        _trained(OnAFunction, lambda _: _on_helper()), "right"
+        _trained(OnAFunction, lambda _: vars(_helper)["calls"]), "right"
     ),
-    "context manager": Hazard(_trained(InContext, lambda _: _spans()), "right"),
-    "operator on one of many": Hazard(_trained(ByOperator, lambda _: _ledger()), "right"),
+    "context manager": Hazard(_trained(InContext, lambda _: list(Timer.spans)), "right"),
+    "operator on one of many": Hazard(_trained(ByOperator, lambda _: LEDGERS[-1].rows), "right"),
     "book that copies share": Hazard(_trained(Shares, lambda m: m.book.rows), "right"),
 }

@@ -240,10 +240,15 @@ def _reader(value: Any) -> Callable[[], _Contents] | None:
         small = holds_numbers(value) and memoryview(value).nbytes <= _SMALL
         return (lambda: cells(value)) if small else None
     if isinstance(value, GENERATORS):
-        return lambda: pickle.dumps(generator_state(value))
+        return lambda: _state_of(value)
     if isinstance(value, torch.nn.Module) or is_data(type(value)):
         return lambda: attributes(value)
     return None
+
+
+def _state_of(generator: Any) -> bytes:
+    state = generator_state(generator)
+    return bytes(state.numpy()) if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 
 _PYTHONS = (list, set, collections.deque)
