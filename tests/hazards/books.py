@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import collections
+import csv
 import ctypes
 import functools
+import io
 import logging
 import sqlite3
 import weakref
@@ -508,6 +510,20 @@ class Text(Plain):
         return len(self.held.value or b"")
 
 
+class Rows(Plain):
+    """Lines that are written by what hides the file behind it."""
+
+    def __init__(self) -> None:
+        text = io.StringIO()
+        self.held, self.text = csv.writer(text), text.getvalue
+
+    def add(self, x: T) -> None:
+        self.held.writerow([len(x)])
+
+    def read(self) -> Any:
+        return self.text()
+
+
 BOOKS: dict[str, Callable[[], Any]] = {
     "weak reference": lambda: Behind(weakref.ref, own=True),
     "weak proxy": lambda: Behind(weakref.proxy, own=True),
@@ -532,6 +548,7 @@ BOOKS: dict[str, Callable[[], Any]] = {
     "array that somebody looks at": Exported,
     "adapter of a logger": ByAdapter,
     "ctypes text": Text,
+    "rows of a table": Rows,
 }
 
 HAZARDS = {

@@ -188,12 +188,14 @@ class Reach:
     Attributes:
         places: variables that code names.
         values: objects that were come by, each once, with the name of what led there.
+        modules: those of libraries that code names, by these names.
     """
 
     def __init__(self, *, libraries: bool = False) -> None:
         self._libraries = libraries
         self.places: list[Place] = []
         self.values: list[tuple[str, Any]] = []
+        self.modules: dict[str, types.ModuleType] = {}
         self._seen: set[Any] = set()
         self._attributes: set[str] = set()
         self._under = ""
@@ -336,6 +338,8 @@ class Reach:
             elif is_users_module(value):
                 for attribute in sorted(every & vars(value).keys()):
                     self._place(Place(attribute, vars(value)))
+            else:
+                self.modules[name] = value
 
     def _place(self, place: Place) -> None:
         if place.key in self._seen:
