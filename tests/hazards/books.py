@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
 import csv
 import ctypes
 import functools
@@ -524,6 +525,33 @@ class Rows(Plain):
         return self.text()
 
 
+class Settings(Plain):
+    def __init__(self) -> None:
+        self.held = configparser.ConfigParser()
+        self.held["a"] = {"calls": "0"}
+
+    def add(self, x: T) -> None:
+        self.held["a"]["calls"] = str(int(self.held["a"]["calls"]) + 1)
+
+    def read(self) -> Any:
+        return self.held["a"]["calls"]
+
+
+class Rate(Plain):
+    """The learning rate of an optimizer, and the epochs of its schedule."""
+
+    def __init__(self) -> None:
+        self.held = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.held, float)
+
+    def add(self, x: T) -> None:
+        self.held.param_groups[0]["lr"] += 1
+        self.schedule.last_epoch += 1
+
+    def read(self) -> Any:
+        return self.held.param_groups[0]["lr"], self.schedule.last_epoch
+
+
 BOOKS: dict[str, Callable[[], Any]] = {
     "weak reference": lambda: Behind(weakref.ref, own=True),
     "weak proxy": lambda: Behind(weakref.proxy, own=True),
@@ -549,6 +577,8 @@ BOOKS: dict[str, Callable[[], Any]] = {
     "adapter of a logger": ByAdapter,
     "ctypes text": Text,
     "rows of a table": Rows,
+    "parser of settings": Settings,
+    "learning rate": Rate,
 }
 
 HAZARDS = {

@@ -17,6 +17,7 @@ from hazards import (
     hooks,
     inference,
     kept,
+    lengths,
     loading,
     numbers,
     outputs,
@@ -46,6 +47,7 @@ ROOMS = {
     "unasked": unasked,
     "beside": beside,
     "books": books,
+    "lengths": lengths,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 

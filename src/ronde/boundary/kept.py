@@ -22,6 +22,7 @@ import numpy
 import torch
 
 from ronde.boundary.blind_hooks import blind_hooks
+from ronde.boundary.cached_functions import CACHED, emptied_back
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.irrevocable import irrevocable_among
@@ -41,7 +42,7 @@ from ronde.boundary.members import (
 from ronde.boundary.other_threads import changed_by_others, others_run
 from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.randomness.random_state import host_states, put_back
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data, is_users
 from ronde.boundary.untouched import Untouched
 from ronde.boundary.weak_references import WEAK, behind
 
@@ -394,10 +395,18 @@ def _is_open(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, (list, dict, set, collections.deque, numpy.ndarray, *CELLS, *GENERATORS)):
         return True
+    if issubclass(kind, _STEPPED):
+        return True
     # What torch's own keep are tensors, which show when they are written to.
     if issubclass(kind, torch.nn.Module) and not kind.__module__.startswith("torch."):
         return True
+    if issubclass(kind, CACHED):
+        return is_users(getattr(value, "__wrapped__", None))
     return is_data(kind) and (dictionary(value) is not None or bool(slots(kind)))
+
+
+# What steps once for each batch, and keeps numbers of its own.
+_STEPPED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 def _shallow(value: Any) -> Any:
@@ -412,6 +421,10 @@ def _way_back(value: Any) -> Callable[[], None] | None:
         return _cells_back(value) if holds_numbers(value) and _is_small(value) else None
     if isinstance(value, dict):
         return _dict_back(value)
+    if isinstance(value, CACHED):
+        return emptied_back(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _each_back([_dict_back(book) for book in _books(value)])
     for kind, write in _WRITTEN.items():
         if isinstance(value, kind):
             items = entries(value)

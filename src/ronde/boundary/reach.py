@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import configparser
 import contextvars
 import dataclasses
 import dis
@@ -25,6 +26,7 @@ import numpy
 import torch
 import torch.utils.data
 
+from ronde.boundary.cached_functions import CACHED, results
 from ronde.boundary.members import CELLS, LISTS, attributes, entries, pairs
 from ronde.boundary.weak_references import behind
 
@@ -155,6 +157,7 @@ _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Containers of Python's that are written in Python; what libraries make of them is their own.
 _CONTAINERS: set[type] = {
     *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
+    *(configparser.ConfigParser, configparser.RawConfigParser),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 }
 
@@ -258,7 +261,10 @@ class Reach:
             for item in (value.func, *value.args, *value.keywords.values()):
                 self._follow(item)
         elif isinstance(value, _AROUND_A_METHOD):
-            self._follow(_method_in(value))
+            inside = _method_in(value)
+            self._follow(inside)
+            if isinstance(value, CACHED) and is_users(inside):
+                self._follow(results(value, _FEW))
         elif isinstance(value, contextvars.ContextVar):
             self._place(Place(value.name, _Context(value)))
         elif isinstance(value, threading.local):
@@ -299,7 +305,7 @@ class Reach:
             for name, item in list(vars(owner).items()):
                 if name not in methods and name not in self._attributes and name not in overridden:
                     continue
-                if isinstance(item, (types.FunctionType, *_AROUND_A_METHOD)):
+                if isinstance(item, (types.FunctionType, *_AROUND_A_METHOD)) and not isinstance(item, CACHED):
                     self._follow(item)
                 elif not name.startswith("__"):
                     self._place(Place(name, vars(owner), owner))
@@ -356,7 +362,7 @@ class Reach:
 
 _AROUND_A_METHOD = (
     staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
-    functools.singledispatchmethod, functools._lru_cache_wrapper,
+    functools.singledispatchmethod, CACHED,
 )  # fmt: skip
 
 
