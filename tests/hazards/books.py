@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
+import csv
 import ctypes
 import functools
+import io
 import logging
 import sqlite3
 import weakref
@@ -508,6 +511,47 @@ class Text(Plain):
         return len(self.held.value or b"")
 
 
+class Rows(Plain):
+    """Lines that are written by what hides the file behind it."""
+
+    def __init__(self) -> None:
+        text = io.StringIO()
+        self.held, self.text = csv.writer(text), text.getvalue
+
+    def add(self, x: T) -> None:
+        self.held.writerow([len(x)])
+
+    def read(self) -> Any:
+        return self.text()
+
+
+class Settings(Plain):
+    def __init__(self) -> None:
+        self.held = configparser.ConfigParser()
+        self.held["a"] = {"calls": "0"}
+
+    def add(self, x: T) -> None:
+        self.held["a"]["calls"] = str(int(self.held["a"]["calls"]) + 1)
+
+    def read(self) -> Any:
+        return self.held["a"]["calls"]
+
+
+class Rate(Plain):
+    """The learning rate of an optimizer, and the epochs of its schedule."""
+
+    def __init__(self) -> None:
+        self.held = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.held, float)
+
+    def add(self, x: T) -> None:
+        self.held.param_groups[0]["lr"] += 1
+        self.schedule.last_epoch += 1
+
+    def read(self) -> Any:
+        return self.held.param_groups[0]["lr"], self.schedule.last_epoch
+
+
 BOOKS: dict[str, Callable[[], Any]] = {
     "weak reference": lambda: Behind(weakref.ref, own=True),
     "weak proxy": lambda: Behind(weakref.proxy, own=True),
@@ -532,6 +576,9 @@ BOOKS: dict[str, Callable[[], Any]] = {
     "array that somebody looks at": Exported,
     "adapter of a logger": ByAdapter,
     "ctypes text": Text,
+    "rows of a table": Rows,
+    "parser of settings": Settings,
+    "learning rate": Rate,
 }
 
 HAZARDS = {

@@ -17,6 +17,7 @@ from hazards import (
     hooks,
     inference,
     kept,
+    lengths,
     loading,
     numbers,
     outputs,
@@ -47,6 +48,7 @@ ROOMS = {
     "unasked": unasked,
     "beside": beside,
     "books": books,
+    "lengths": lengths,
     "unnamed": unnamed,
 }
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]

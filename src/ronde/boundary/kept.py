@@ -9,21 +9,9 @@ from __future__ import annotations
 
 import array
 import collections
-import concurrent.futures
-import contextvars
 import copy
 import ctypes
-import io
-import multiprocessing.connection
-import multiprocessing.managers
-import multiprocessing.pool
-import multiprocessing.queues
-import multiprocessing.sharedctypes
-import multiprocessing.synchronize
-import queue
 import random
-import socket
-import threading
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -34,8 +22,10 @@ import numpy
 import torch
 
 from ronde.boundary.blind_hooks import blind_hooks
+from ronde.boundary.cached_functions import CACHED, emptied_back
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
+from ronde.boundary.irrevocable import irrevocable_among
 from ronde.boundary.members import (
     CELLS,
     LISTS,
@@ -52,7 +42,7 @@ from ronde.boundary.members import (
 from ronde.boundary.other_threads import changed_by_others, others_run
 from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.randomness.random_state import host_states, put_back
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data, is_users
 from ronde.boundary.untouched import Untouched
 from ronde.boundary.weak_references import WEAK, behind
 
@@ -273,7 +263,7 @@ class Surroundings:
         self._others = _ChangedByOthers() if self._places or self._values else None
         self.generators = reach.generators()
         self.hosts = hosts_in_model(module, reach)
-        self.irrevocable = _irrevocable(reach.values)
+        self.irrevocable = irrevocable_among([*reach.values, *reach.modules.items()])
 
     def state(self) -> dict[str, Any]:
         """Pictures of all of it, by what a reader would look for."""
@@ -332,12 +322,12 @@ class Behind:
         self._parts = [weakref.ref(part) for part in module.modules()]
         self._places = [place for place in reach.places if id(place.read()) not in mine]
         self._values = [value for _, value in reach.values if id(value) not in mine and _is_open(value)]
-        self._irrevocable = _irrevocable(reach.values)
+        self._irrevocable = irrevocable_among([*reach.values, *reach.modules.items()])
         self._hosts = hosts_in_model(module, reach)
 
     def irrevocable(self) -> str:
         """Something that the code uses and that has no way back, in words; "" where there is nothing."""
-        return self._irrevocable or _irrevocable(self._named())
+        return self._irrevocable or irrevocable_among(self._named())
 
     def tensors(self) -> list[torch.Tensor]:
         """Plain ones that are attributes, or variables."""
@@ -387,33 +377,6 @@ def _books(held: Any) -> Iterator[dict[Any, Any]]:
     if isinstance(state, dict):  # where ranks hold parts of it, it is none
         yield state
         yield from (entry for entry in state.values() if isinstance(entry, dict))
-
-
-def _irrevocable(values: Iterable[tuple[str, Any]]) -> str:
-    """Something that goes on when it is used, and cannot go back: an iterator, an open file, a queue."""
-    # By the class itself: an object may say something else, or raise, when it is asked for its class.
-    found = ((name, held) for name, value in values if _is_irrevocable(held := behind(value)))
-    return next((f"the {type(value).__name__} {name}" for name, value in found), "")
-
-
-def _is_irrevocable(value: Any) -> bool:
-    if isinstance(value, contextvars.ContextVar):  # none that was set can be as if it never had been
-        return value.get(_UNSET) is _UNSET
-    if any((each.__module__.partition(".")[0], each.__name__) in _KEEPERS for each in type(value).__mro__):
-        return True
-    return issubclass(type(value), _IRREVOCABLE)
-
-
-_UNSET = object()
-# By package and name: they need not be imported to be known.
-_KEEPERS = {("sqlite3", "Connection"), ("pandas", "DataFrame"), ("pandas", "Series"), ("polars", "DataFrame")}
-# What is handed to others in these is gone.
-_IRREVOCABLE = (
-    *(Iterator, io.IOBase, queue.Queue, queue.SimpleQueue, threading.Semaphore, concurrent.futures.Executor),
-    *(multiprocessing.queues.Queue, multiprocessing.queues.SimpleQueue, multiprocessing.pool.Pool),
-    *(multiprocessing.connection.Connection, multiprocessing.synchronize.SemLock, socket.socket),
-    *(multiprocessing.sharedctypes.SynchronizedBase, multiprocessing.managers.BaseProxy),
-)
 
 
 @contextmanager
@@ -470,10 +433,18 @@ def _is_open(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, (list, dict, set, collections.deque, numpy.ndarray, *CELLS, *GENERATORS)):
         return True
+    if issubclass(kind, _STEPPED):
+        return True
     # What torch's own keep are tensors, which show when they are written to.
     if issubclass(kind, torch.nn.Module) and not kind.__module__.startswith("torch."):
         return True
+    if issubclass(kind, CACHED):
+        return is_users(getattr(value, "__wrapped__", None))
     return is_data(kind) and (dictionary(value) is not None or bool(slots(kind)))
+
+
+# What steps once for each batch, and keeps numbers of its own.
+_STEPPED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 def _shallow(value: Any) -> Any:
@@ -488,6 +459,10 @@ def way_back(value: Any) -> Callable[[], None] | None:
         return _cells_back(value) if holds_numbers(value) and _is_small(value) else None
     if isinstance(value, dict):
         return _dict_back(value)
+    if isinstance(value, CACHED):
+        return emptied_back(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _each_back([_dict_back(book) for book in _books(value)])
     for kind, write in _WRITTEN.items():
         if isinstance(value, kind):
             items = entries(value)
@@ -501,14 +476,14 @@ def way_back(value: Any) -> Callable[[], None] | None:
         buffers = vars(value).get("_buffers")
         if not isinstance(buffers, dict):
             return _attributes_back(value)
-        return _both(_dict_back(vars(value)), _dict_back(buffers))
+        return _each_back([_dict_back(vars(value)), _dict_back(buffers)])
     return _attributes_back(value)
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+def _each_back(ways: list[Callable[[], None]]) -> Callable[[], None]:
     def back() -> None:
-        first()
-        second()
+        for way in ways:
+            way()
 
     return back
 

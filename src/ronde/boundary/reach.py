@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import configparser
 import contextvars
 import dataclasses
 import dis
@@ -25,6 +26,7 @@ import numpy
 import torch
 import torch.utils.data
 
+from ronde.boundary.cached_functions import CACHED, results
 from ronde.boundary.members import CELLS, LISTS, attributes, entries, pairs
 from ronde.boundary.weak_references import behind
 
@@ -156,6 +158,7 @@ _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Containers of Python's that are written in Python; what libraries make of them is their own.
 _CONTAINERS: set[type] = {
     *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
+    *(configparser.ConfigParser, configparser.RawConfigParser),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
 }
 
@@ -198,12 +201,14 @@ class Reach:
     Attributes:
         places: variables that code names.
         values: objects that were come by, each once, with the name of what led there.
+        modules: those of libraries that code names, by these names.
     """
 
     def __init__(self, *, libraries: bool = False) -> None:
         self._libraries = libraries
         self.places: list[Place] = []
         self.values: list[tuple[str, Any]] = []
+        self.modules: dict[str, types.ModuleType] = {}
         self._seen: set[Any] = set()
         self._attributes: set[str] = set()
         # What names may be made of: texts that objects keep, and those in code.
@@ -269,7 +274,10 @@ class Reach:
             for item in (value.func, *value.args, *value.keywords.values()):
                 self._follow(item)
         elif isinstance(value, AROUND_A_METHOD):
-            self._follow(method_in(value))
+            inside = method_in(value)
+            self._follow(inside)
+            if isinstance(value, CACHED) and is_users(inside):
+                self._follow(results(value, _FEW))
         elif isinstance(value, contextvars.ContextVar):
             self._place(Place(value.name, _Context(value)))
         elif isinstance(value, threading.local):
@@ -313,7 +321,7 @@ class Reach:
                 named = name in methods or name in self._attributes or name in overridden
                 if not named and not self._may_be_built(name):
                     continue
-                if isinstance(item, (types.FunctionType, *AROUND_A_METHOD)):
+                if isinstance(item, (types.FunctionType, *AROUND_A_METHOD)) and not isinstance(item, CACHED):
                     self._follow(item)
                 elif not name.startswith("__"):
                     self._place(Place(name, vars(owner), owner))
@@ -359,6 +367,8 @@ class Reach:
             elif is_users_module(value):
                 for attribute in sorted(every & vars(value).keys()):
                     self._place(Place(attribute, vars(value)))
+            else:
+                self.modules[name] = value
 
     def _place(self, place: Place) -> None:
         if place.key in self._seen:
@@ -375,7 +385,7 @@ class Reach:
 
 AROUND_A_METHOD = (
     staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
-    functools.singledispatchmethod, functools._lru_cache_wrapper,
+    functools.singledispatchmethod, CACHED,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ class Behaviour:
     Attributes:
         places: of what may be or hold numbers, texts and flags: attributes, variables that code names.
         names: of attributes and functions that its code uses.
+        asks_lengths: whether it may go by how much there is of something, as far as its code tells.
+        namespaces: the global variables of its code.
+        hands_on_len: whether it does so by another name than `len`.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -67,6 +71,12 @@ class Behaviour:
                 reach.visit(hook, _HOOK)
                 self.places.append(Place(_HOOK, {_HOOK: hook}))
         self.names = frozenset(reach.names)
+        functions = [
+            value for _, value in reach.values if isinstance(value, FunctionType) and is_users(value)
+        ]
+        self.namespaces = [*{id(each.__globals__): each.__globals__ for each in functions}.values()]
+        self.hands_on_len = any(value is len for _, value in reach.values)
+        self.asks_lengths = self.hands_on_len or "len" in self.names
         for part in parts:
             users = is_users(type(part))
             for name, value in vars(part).items():
@@ -132,7 +142,7 @@ class Behaviour:
 
     def numbers(self) -> list[Any]:
         """What is at each place now, as something to compare."""
-        return each_once([namespace.get(name) for namespace, name in self._read])
+        return each_once([namespace.get(name) for namespace, name in self._read], lengths=self.asks_lengths)
 
     def source(self, place: int) -> Number:
         """Where the number at this place of `numbers` comes from; those behind are leaves of arguments."""

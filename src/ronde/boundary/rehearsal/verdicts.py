@@ -5,27 +5,28 @@ from __future__ import annotations
 import dataclasses
 import re
 import weakref
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ronde.boundary.contents import contents
+from ronde.boundary.contents import without_lengths
 from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import is_notable, noted
+from ronde.boundary.noted_lengths import containers, noted_lengths
 from ronde.boundary.rehearsal.candidates import Batch
 from ronde.boundary.rehearsal.effect_handlers import effects_refused
 from ronde.boundary.rehearsal.listed import LISTED
 from ronde.boundary.rehearsal.made_anew import Kinds, built
+from ronde.boundary.rehearsal.numbers import Free, differ_in_lengths, digest, numbers_of
 from ronde.boundary.rehearsal.rehearse import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.rehearsal.signature import Behaviour, Number
 from ronde.boundary.rehearsal.size_check import SIZE_DECIDES, decided_by_size
-from ronde.boundary.tensor_class import alike, own_class, settings
+from ronde.boundary.tensor_class import alike, own_class
 from ronde.boundary.tree import map_leaves, structure
 
 __all__ = ["Verdicts", "is_computed_whole"]
@@ -62,8 +63,8 @@ class _Known:
         self.failed: _Told | None = None
         # By form of the call, then by the numbers that it was made with.
         self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
-        # Which numbers of a form of call have been proven to decide nothing.
-        self.free: dict[Any, frozenset[int]]
+        # What of a form of call has been proven to decide nothing.
+        self.free: dict[Any, Free]
         kind = built(module, self.behaviour.watched)
         # What the code names beside the module may hold other places by now.
         places = tuple(place.name for place in self.behaviour.places)
@@ -155,7 +156,7 @@ class Verdicts:
             self._follow(known, module)
         made = _Call(module, call, values, batches, optional, listed)
         form = _form(self._context, known.behaviour, made)
-        numbers = _numbers(known.behaviour, values, known.free.get(form))
+        numbers = numbers_of(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
         if not self._agree(known.behaviour, values, known=held is not None):
             self._say(made, _CHANGED_BESIDE)
@@ -191,7 +192,7 @@ class Verdicts:
         comm = self._context.comm
         if not self._context.others_began:
             return True
-        mine = [int(known), _digest(_numbers(behaviour, values, None))]
+        mine = [int(known), digest(numbers_of(behaviour, values, None))]
         told = comm.all_gather(torch.tensor(mine, dtype=torch.int64, device=comm.control_device))
         return bool((told == told[0]).all())
 
@@ -206,8 +207,11 @@ class Verdicts:
         verdicts = known.verdicts[form]
         if known.renewals >= _MANY:
             verdict = Verdict(False, "its layers or functions are others from call to call")
+        elif (in_parts := verdicts.get(bare := without_lengths(numbers))) and not in_parts.verdict.sharded:
+            return in_parts  # whatever the lengths are
         elif len(verdicts) < _MANY:
             verdict = self._rehearsed(made, {})
+            numbers = numbers if verdict.sharded else bare
         else:
             verdict, numbers = self._with_changing_numbers(known, form, numbers, made)
         if made.listed and verdict.raised:
@@ -325,37 +329,47 @@ class Verdicts:
             for place, now in enumerate(numbers)
             if is_notable(now) and len([*filter(is_notable, values[place])]) > 1
         ]
+        lengths = [place for place in range(len(numbers)) if differ_in_lengths(values[place])]
         substitutes = {place: known.behaviour.source(place) for place in changing}
+        asked = [known.behaviour.source(place) for place in lengths]
         held = [each.verdict for each in known.verdicts[form].values()]
         if not any(each.sharded for each in held):
             return held[-1], numbers  # whatever the numbers are: what keeps it in parts has been said
-        if not changing:
-            others = [place for place, each in enumerate(values) if len(each) > 1]
-            return Verdict(False, _changes_inside(known.behaviour, others)), numbers
-        if not all(each.sharded for each in held):
-            return Verdict(False, _changes(substitutes)), numbers
-        verdict = self._rehearsed(made, substitutes)
+        if not (changing or lengths):
+            others = [known.behaviour.source(place) for place, each in enumerate(values) if len(each) > 1]
+            return Verdict(False, _changes_inside(others)), numbers
+        if not all(each.sharded for each in held) or (lengths and known.behaviour.hands_on_len):
+            return Verdict(False, _changes(substitutes) if changing else _changes_inside(asked)), numbers
+        verdict = self._rehearsed(made, substitutes, asked)
         if verdict.sharded:
-            known.free[form] = known.free.get(form, frozenset()) | frozenset(changing)
+            free = known.free.get(form, Free())
+            free = Free(free.numbers.union(changing), free.lengths.union(lengths))
+            known.free[form] = free
             known.verdicts[form].clear()
             # Numbers that only note what they decide are put back, so this run could not see it.
             verdict = dataclasses.replace(
                 verdict, keeps=next((each.keeps for each in held if each.keeps), "")
             )
-            return verdict, _numbers(known.behaviour, made.values, known.free[form])
+            return verdict, numbers_of(known.behaviour, made.values, free)
         return verdict, numbers
 
-    def _rehearsed(self, made: _Call, substitutes: dict[int, Number]) -> Verdict:
+    def _rehearsed(
+        self, made: _Call, substitutes: dict[int, Number], asked: Sequence[Number] = ()
+    ) -> Verdict:
         """The first candidate that holds, or what is wrong with the likeliest.
 
         Likeliest of all is one whose rows came out apart: what is wrong with it is not that it is no batch.
+
+        Args:
+            substitutes: numbers that must decide nothing.
+            asked: where containers are of which nobody must ask the length.
         """
         if self._modules[made.module].behaviour.hooked():
             self._context.gradients_watched = True
             return Verdict(False, "it has hooks, which are to see the whole batch")
         if _is_lazy(made.module):
             return Verdict(False, "it has lazy layers, which are made by their first call")
-        run = self._runner(made.module, made.call, substitutes)
+        run = self._runner(made.module, made.call, substitutes, asked)
         first: Verdict | None = None
         for place, batch in enumerate(made.batches):
             few = [_some_rows(value, axis) for value, axis in zip(made.values, batch.axes, strict=True)]
@@ -391,39 +405,49 @@ class Verdicts:
         return prove(self._context, made.module, run, whole, verdict, size)
 
     def _runner(
-        self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number]
+        self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number], asked: Sequence[Number] = ()
     ) -> Callable[..., Any]:
         """Runs a copy of the module, with numbers that note what they decide for those that change."""
         parts = list(module.modules())
+        namespaces = self._modules[module].behaviour.namespaces
 
         def run(twin: torch.nn.Module, values: list[Any]) -> tuple[Any, Any]:
             decisions: list[str] = []
             given = list(values)
+            lengths: list[str] = []
             attributes: list[tuple[dict[str, Any], str, Any]] = []
             twins = list(twin.modules())
+            own = {id(vars(part)): vars(copied) for part, copied in zip(parts, twins, strict=True)}
             for substitute in substitutes.values():
                 if substitute.leaf is not None:
                     given[substitute.leaf] = noted(given[substitute.leaf], decisions)
                 elif substitute.namespace is not None:
-                    owner = next(
-                        (t for p, t in zip(parts, twins, strict=True) if vars(p) is substitute.namespace),
-                        None,
-                    )
+                    owner = own.get(id(substitute.namespace))
                     if owner is None:
                         raise Refusal(_changes(substitutes))
-                    attributes.append((vars(owner), substitute.name, vars(owner)[substitute.name]))
+                    attributes.append((owner, substitute.name, owner[substitute.name]))
             for members, name, value in attributes:
                 members[name] = noted(value, decisions)
             args, kwargs = _call_with(given, call)
-            with effects_refused():
+            held = containers(_found_at(each, own, given) for each in asked)
+            with effects_refused(), noted_lengths(namespaces, held, lengths):
                 output = self._plain(twin, *args, **kwargs)
             for members, name, value in attributes:
                 members[name] = value
             if decisions:
                 raise Refusal(_changes(substitutes))
+            if lengths:
+                raise Refusal(_changes_inside(asked))
             return output, (args, kwargs) if not substitutes else _call_with(values, call)
 
         return run
+
+
+def _found_at(source: Number, copies: Mapping[int, dict[str, Any]], values: list[Any]) -> Any:
+    """What is there in a trial: `copies` are namespaces of its own, by the id of the module's."""
+    if source.namespace is None:
+        return None if source.leaf is None else values[source.leaf]
+    return copies.get(id(source.namespace), source.namespace).get(source.name)
 
 
 def _call_with(values: list[Any], call: Any) -> Any:
@@ -440,8 +464,8 @@ def _changes(substitutes: dict[int, Number]) -> str:
     )
 
 
-def _changes_inside(behaviour: Behaviour, places: list[int]) -> str:
-    names = ", ".join(sorted({behaviour.source(place).name for place in places}))
+def _changes_inside(sources: Iterable[Number]) -> str:
+    names = ", ".join(sorted({source.name for source in sources}))
     return f"what it does may depend on what is in {names}, which changes again and again"
 
 
@@ -498,30 +522,6 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
         for batch in made.batches
     )
     return structure(made.call), described, candidates, behaviour.modes(), grad
-
-
-def _numbers(behaviour: Behaviour, values: list[Any], free: frozenset[int] | None) -> tuple[Any, ...]:
-    found = behaviour.numbers()
-    names = behaviour.names
-    found += [
-        settings(value, names) if isinstance(value, torch.Tensor) else contents(value) for value in values
-    ]
-    if free:
-        return tuple(
-            type(value) if place in free and is_notable(value) else value for place, value in enumerate(found)
-        )
-    return tuple(found)
-
-
-def _digest(numbers: Any) -> int:
-    """Of those among them, and in tuples of them, that are plain."""
-    digest = 0
-    for value in numbers:
-        if isinstance(value, tuple):
-            digest = zlib.crc32(str(_digest(value)).encode(), digest)
-        elif isinstance(value, (int, float, str)):
-            digest = zlib.crc32(repr(value).encode(), digest)
-    return digest
 
 
 def _some_rows(value: Any, axis: int | None) -> Any:
