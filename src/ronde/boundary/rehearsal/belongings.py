@@ -59,13 +59,14 @@ class Belongings:
     What other threads may change is theirs: where there are any, nothing is looked at.
 
     Args:
+        given: what the module is called with, functions and objects among it.
         surroundings: what is looked after already.
     """
 
-    def __init__(self, module: torch.nn.Module, surroundings: Surroundings) -> None:
+    def __init__(self, module: torch.nn.Module, given: list[Any], surroundings: Surroundings) -> None:
         self._held: list[_Held] = []
         alike = collections.Counter[str]()
-        for name, value in () if others_run() else _gone_through(module):
+        for name, value in () if others_run() else _gone_through(module, given):
             if surroundings.knows(value) or (read := _reader(value)) is None:
                 continue
             alike[name] += 1
@@ -147,9 +148,10 @@ def _copied(held: _Contents) -> _Contents:
     return dict(held) if isinstance(held, Mapping) else list(held)
 
 
-def _gone_through(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[str, Any]]:
     """Every object that is come by, each once, with the name of the variable that led there."""
     frame, waiting = sys._getframe(), collections.deque[tuple[str, Any]]([(type(module).__name__, module)])
+    waiting += [("an argument", each) for each in given]
     while (frame := frame.f_back) is not None:
         if is_users(frame.f_code):
             waiting += frame.f_locals.copy().items()

@@ -87,7 +87,10 @@ class Behaviour:
                 # Into what holds more than one value and is not named the script may write what it likes, its
                 # losses say.
                 named = name in reach.names or issubclass(type(value), SCALARS)
-                if (users and named) or issubclass(type(value), float):
+                # A library's own code is not read; scripts set its flags, and change its configuration.
+                set_by_scripts = type(value) in (bool, str) or name == "config"
+                flag = set_by_scripts and not type(part).__module__.startswith("torch.")
+                if (users and named) or issubclass(type(value), float) or (flag and not users):
                     self.places.append(Place(name, vars(part)))
         self.places += [place for place in reach.places if place.name != "__class__"]
 

@@ -93,7 +93,7 @@ class Trial:
         self._values = values
         self.axes = axes
         self._surroundings = Surroundings(module)
-        self._belongings = Belongings(module, self._surroundings)
+        self._belongings = Belongings(module, values, self._surroundings)
         # Whether a run drew random numbers.
         self.drew = False
         # Whether the outputs of parts were found to be the rows of the whole's.
