@@ -92,6 +92,10 @@ class ModelEdge:
         patches.set(torch.nn.Module, "__call__", call)
         self._install_register_hook(patches)
 
+    def conclude(self) -> None:
+        """At the end of a run: say of its calls what is known by then only."""
+        self._verdicts.conclude()
+
     def _install_register_hook(self, patches: Patches) -> None:
         plain: Any = torch.Tensor.register_hook
         context = self._context
@@ -246,6 +250,7 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
+                self._verdicts.ran_as_one_piece(module)
                 self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
