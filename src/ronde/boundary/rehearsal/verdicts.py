@@ -17,6 +17,7 @@ from ronde.boundary.context import Context
 from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import is_notable, noted
+from ronde.boundary.past_calls import PastCalls
 from ronde.boundary.rehearsal.candidates import Batch
 from ronde.boundary.rehearsal.effect_handlers import effects_refused
 from ronde.boundary.rehearsal.in_parts import InParts, Told, cause
@@ -100,6 +101,7 @@ class Verdicts:
         self._kinds = Kinds()
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._in_parts = InParts(context)
+        self._past_calls = PastCalls()
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
 
@@ -122,6 +124,7 @@ class Verdicts:
             listed: the first argument may be a list of samples.
         """
         known = self._modules.get(module)
+        new = known is None
         if known is None:
             known = self._modules[module] = _Known(module, self._kinds)
         else:
@@ -133,11 +136,14 @@ class Verdicts:
         if not self._agree(known.behaviour, values, known=held is not None):
             self._say(made, _CHANGED_BESIDE)
             return _CHANGED_BESIDE
+        new = new or held is None
         if held is None:
             held = self._found(known, form, numbers, made)
         elif held.verdict.sharded and held.rows < (rows := batches[held.verdict.candidate].rows):
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
+        if new and not self._around and torch.is_grad_enabled():
+            self._past_calls.note(module, sharded=held.verdict.sharded)
         return held.verdict
 
     def _follow(self, known: _Known, module: torch.nn.Module) -> None:
@@ -240,6 +246,8 @@ class Verdicts:
     def conclude(self) -> None:
         """At the end of a run: say what is known by then only."""
         self._in_parts.say_how_often()
+        for sentence in self._past_calls.sentences():
+            self._context.note(sentence)
 
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
         """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
