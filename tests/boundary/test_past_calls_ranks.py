@@ -117,6 +117,10 @@ def _step(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.training_step(x)
 
 
+def _one_row(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model.forward(x[None])
+
+
 def _by_a_library(model: Any, x: torch.Tensor) -> torch.Tensor:
     return checkpoint(model.score, x, use_reentrant=False)
 
@@ -162,6 +166,7 @@ _PAST = (
         (functools.partial(Net, last=100), _forward, []),
         (Net, _one_layer, []),
         (Wrapper, _step, []),
+        (Net, _one_row, []),
         # Not for the user to change, and not training.
         (Net, _by_a_library, []),
         (Net, _evaluated, []),

@@ -143,7 +143,8 @@ class Verdicts:
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
         if new and not self._around and torch.is_grad_enabled():
-            self._past_calls.note(module, sharded=held.verdict.sharded)
+            cut = held.verdict.sharded and not _is_one_sample(values, batches[held.verdict.candidate])
+            self._past_calls.note(module, sharded=cut)
         return held.verdict
 
     def _follow(self, known: _Known, module: torch.nn.Module) -> None:
@@ -227,6 +228,10 @@ class Verdicts:
             return True
         found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
         return found and not verdict.apart
+
+    def are_around(self) -> bool:
+        """Whether what is called is called by a module that runs in parts."""
+        return bool(self._around)
 
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
@@ -415,6 +420,11 @@ def _changes(substitutes: dict[int, Number]) -> str:
 def _changes_inside(behaviour: Behaviour, places: list[int]) -> str:
     names = ", ".join(sorted({behaviour.source(place).name for place in places}))
     return f"what it does may depend on what is in {names}, which changes again and again"
+
+
+def _is_one_sample(values: list[Any], batch: Batch) -> bool:
+    """Whether what is cut is no batch but an axis of its only row."""
+    return any(axis and len(value) == 1 for value, axis in zip(values, batch.axes, strict=True))
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:
