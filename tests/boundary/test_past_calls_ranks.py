@@ -36,6 +36,12 @@ class Net(nn.Module):
     def decorated(self, x: torch.Tensor) -> torch.Tensor:
         return self.score(x)
 
+    def by_helpers(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.encode(x))
+
+    def loss_of_forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x).square()
+
     def through_call(self, x: torch.Tensor) -> torch.Tensor:
         return self(x)
 
@@ -101,6 +107,14 @@ def _decorated(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.decorated(x)
 
 
+def _by_helpers(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model.by_helpers(x)
+
+
+def _loss_of_forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model.loss_of_forward(x)
+
+
 def _by_itself(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model(x)
 
@@ -155,7 +169,9 @@ _PAST = (
         (Net, _both, [_PAST_FORWARD.format("Net")]),
         (Net, _trained_after_that, [_PAST_FORWARD.format("Net")]),
         (Net, _score, [_PAST.format("score")]),
-        (Net, _decorated, [_PAST.format("score")]),
+        (Net, _decorated, [_PAST.format("decorated")]),
+        (Net, _by_helpers, [_PAST.format("by_helpers")]),
+        (Net, _loss_of_forward, [_PAST_FORWARD.format("Net")]),
         # Called as it is meant to be, by whatever way.
         (Net, _by_itself, []),
         (Net, _through_call, []),

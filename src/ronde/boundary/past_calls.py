@@ -87,20 +87,23 @@ def _sentence(kind: str, names: list[str]) -> str:
 def method_past_call(frame: FrameType | None, module: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
     """The module around this one of which the user's code has called a method, and the method.
 
-    The nearest one, but the outermost `forward` where there is any. None where a module is called as it is
-    meant to be, at whatever distance, and for what a constructor computes: to find a size, mostly.
+    The nearest one, with the method through which it was entered, but the outermost `forward` where there is
+    any. None where a module is called as it is meant to be, at whatever distance, and for what a constructor
+    computes: to find a size, mostly.
     """
     found: tuple[torch.nn.Module, str] | None = None
     while frame is not None:
         name = frame.f_code.co_name
         if frame.f_code is _CALL or (name in ("__init__", "__call__") and _is_method(frame)):
             return None
-        if (found is None or name == "forward") and _is_called_by_script(frame) and _is_method(frame):
+        open_to = found is None or found[1] != "forward" or name == "forward"
+        if open_to and _is_called_by_script(frame) and _is_method(frame):
             owner = frame.f_locals.get(frame.f_code.co_varnames[0])
             if owner is module:
                 return None
             ours = is_script(frame.f_code.co_filename) or name == "forward"
-            if ours and _contains(owner, module):
+            inner = found is None or name == "forward" or owner is found[0]
+            if ours and inner and _contains(owner, module):
                 found = owner, name
         frame = frame.f_back
     return found
