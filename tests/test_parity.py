@@ -206,6 +206,7 @@ SAID: dict[str, tuple[str, ...]] = {
     "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_HOST}"),
     "padded_text": ("Lines: " + _COLLATE,),
     "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
+    "past_forward": ("SparseAutoencoder runs in parts where",),
     "per_sample": ("inside a transform of torch.func",),
     "wandb_offline": ("wandb.watch was passed over",),
 }
@@ -264,6 +265,8 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
     said = SAID.get(script, ())
     if script == "small_batches" and ranks > 2 and not whole:  # it begins with batches of one and two rows
         said += ("nothing was cut",)
+    elif script == "small_batches" and ranks > 2:
+        said += ("calls of modules in training were on fewer rows than there are ranks",)
     if script == "hf_tiny" and ranks > 2:  # it goes on with two texts, which so many ranks compute whole
         said = tuple(each for each in said if not each.endswith("it returns"))
     if script == "checkpointing" and ranks == 5 and plan == "micro-batches=3":  # all pieces are single rows

@@ -474,3 +474,74 @@ def test_of_a_last_batch_on_the_second_axis_nothing_is_said(
     for first, second in ranks(3, _notes_of_a_last_batch, make):
         assert len(first) == (make is PlacesFirst)
         assert second == first
+
+
+def _notes_of_all_calls(rank: Rank, calls: Callable[[], None]) -> list[str]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        calls()
+        return [note for note in session.summary().notes if "in parts" in note]
+
+
+def _hooked_at_the_end() -> None:
+    model = nn.Linear(4, 4)
+    for _ in range(3):
+        model(torch.ones(ROWS, 4)).sum().backward()
+    model.register_forward_hook(lambda *_: None)
+    model(torch.ones(ROWS, 4))
+
+
+def _hooked_inside() -> None:
+    model, other = Around(NeedsRows()), Around(NeedsRows())
+    other.inside[0].register_forward_hook(lambda *_: None)
+    for each in (model, model, model, other):
+        each(torch.ones(ROWS, 4)).sum().backward()
+
+
+def _always_hooked() -> None:
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda *_: None)
+    model(torch.ones(ROWS, 4))
+
+
+class Sizes(nn.Module):
+    """Finds out by a picture of nothing how many numbers its layers make of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(5, 2, 3), nn.ReLU(), nn.Flatten(-3))
+        self.last = nn.Linear(len(self.layers(torch.zeros(5, 7, 7))), 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers(x))
+
+
+def _called_by_itself() -> None:
+    model = Sizes()
+    for _ in range(2):
+        model(torch.ones(ROWS, 5, 7, 7)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (
+            _hooked_at_the_end,
+            "Linear runs in parts in 1 of 4 calls, not as one piece: it has hooks, which are to see the "
+            "whole batch",
+        ),
+        (
+            _hooked_inside,
+            "Around runs in parts in 1 of 4 calls, not as one piece, because of NeedsRows inside it: it "
+            "has hooks, which are to see the whole batch",
+        ),
+        (
+            _always_hooked,
+            "Linear runs in parts, not as one piece: it has hooks, which are to see the whole batch",
+        ),
+        (_called_by_itself, "Sequential runs in parts when called by itself (1x), not inside Sizes: a trial"),
+    ],
+)
+def test_how_often_a_module_ran_in_parts_is_said(ranks: Any, calls: Callable[[], None], said: str) -> None:
+    for (note,) in ranks(2, _notes_of_all_calls, calls):
+        assert note.startswith(said)

@@ -79,6 +79,15 @@ def test_single_precision_is_judged_by_the_vector_and_the_noise_floor(tmp_path: 
     assert update.vector_difference(other, plain) == pytest.approx(3e-5 / 2**0.5, rel=1e-4)
 
 
+def test_what_a_script_in_double_precision_reads_need_not_be() -> None:
+    """Rounding is measured as in single precision: it may grow with every step."""
+    own = Tolerance.of("float32", 3e-10, double=True)
+    assert own == dataclasses.replace(SINGLE, parameters=3 * 3e-10, gradients=30 * 3e-10, floor=3e-10)
+    assert Tolerance.of("float32", 0.0, double=True).parameters == 1e-11
+    assert Tolerance.of("float32", double=True).parameters == 1e-8
+    assert Tolerance.of("float64", 3e-10, double=True) == DOUBLE
+
+
 def test_gradients_close_to_a_minimum_are_judged_by_their_own_noise(tmp_path: Path) -> None:
     """Parameters have settled there, and of their gradients rounding is what is left."""
     plain = record_of(tmp_path / "a", [0.5], [1e-6])

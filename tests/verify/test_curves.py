@@ -79,7 +79,15 @@ CURVE = Curve(
     allowed=3e-9,
 )
 PROOF = Proof(
-    job=Job(script="train.py"), ranks=2, steps=3, floor=None, verdicts=(), curves=(CURVE,), failure=""
+    job=Job(script="train.py"),
+    ranks=2,
+    dtype="float32",
+    tolerance=TOLERANCE,
+    steps=3,
+    floor=None,
+    verdicts=(),
+    curves=(CURVE,),
+    failure="",
 )
 
 

@@ -21,6 +21,7 @@ from ronde.verify.halves import HalvesRecorder
 from ronde.verify.pace import PACE
 from ronde.verify.proof import judge
 from ronde.verify.record import Writer, read_record
+from ronde.verify.report import to_text
 from ronde.verify.runs import Job, Run, run_plain
 from ronde.verify.sites import Sites
 
@@ -178,6 +179,22 @@ def test_halves_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path:
     assert proof.floor is not None
     assert proof.floor < 1e-12
     assert proof.holds
+
+
+def test_a_script_in_double_precision_is_judged_so_unasked(
+    host: WarmHost, project: Path, tmp_path: Path
+) -> None:
+    """What is recorded here has parameters in double precision, and no option said so to the judge."""
+    plain, halves = record(host, project, tmp_path / "a"), record(host, project, tmp_path / "b", halves=True)
+    (project / "train.py").write_text(SCRIPT.replace("lr=0.1", "lr=0.1 + 1e-9"))
+    other = record(host, project, tmp_path / "c")
+    proof = judge(Job(script="train.py"), plain, other, ranks=1, halves=halves)
+    assert not proof.holds
+    header, *_, floor, _ = to_text(proof).splitlines()
+    assert header.endswith("plan ddp, float64, 18 optimizer steps")
+    assert "(allowed 1.0e-11 of the vector of all parameters)" in to_text(proof)
+    assert "noise floor" in floor
+    assert to_text(judge(Job(script="train.py"), plain, plain, ranks=1)).count("(allowed 1.0e-08 of the") == 1
 
 
 def test_halves_leave_running_statistics_as_one_pass_does(

@@ -25,6 +25,7 @@ __all__ = [
     "dictionary",
     "entries",
     "holds_numbers",
+    "in_cell",
     "pairs",
     "slots",
 ]
@@ -65,6 +66,14 @@ def _points(kind: Any) -> bool:
 def cells(value: Any) -> bytes:
     """What is in one of `CELLS`."""
     return memoryview(value).tobytes()
+
+
+def in_cell(cell: types.CellType, missing: Any = None) -> Any:
+    """What a variable of an enclosing function holds; `missing` where nothing has been put there yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return missing
 
 
 def pairs(value: dict[Any, Any]) -> list[tuple[Any, Any]]:

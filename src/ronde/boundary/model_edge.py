@@ -35,6 +35,7 @@ from ronde.boundary.rehearsal.rehearse import Verdict
 from ronde.boundary.rehearsal.verdicts import Verdicts, is_computed_whole
 from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
+from ronde.boundary.small_batches import SmallBatches
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
 from ronde.boundary.torchscript import is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
@@ -68,6 +69,7 @@ class ModelEdge:
         self._rules = rules
         self._stream = stream
         self._verdicts = Verdicts(context, torch.nn.Module.__call__)
+        self._small_batches = SmallBatches()
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -91,6 +93,15 @@ class ModelEdge:
 
         patches.set(torch.nn.Module, "__call__", call)
         self._install_register_hook(patches)
+
+    def conclude(self) -> None:
+        """At the end of a run: say of its calls what is known by then only."""
+        self._verdicts.conclude()
+        context = self._context
+        said = self._small_batches.sentence(context.world_size)
+        # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
+        if said and (context.tally.sharded or context.explained or context.uncut):
+            context.note(said)
 
     def _install_register_hook(self, patches: Patches) -> None:
         plain: Any = torch.Tensor.register_hook
@@ -158,13 +169,9 @@ class ModelEdge:
                 f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
                 f"computes the whole batch there, right but no faster"
             )
-        if (
-            seen_by is not None
-            or any(map(_is_nested, values))
-            or not (large or listed)
-            or self._verdicts.has_too_few(module, found, least)
-        ):
-            self._tally(module, found[0].rows)
+        too_few = not (large or listed) or self._verdicts.has_too_few(module, found, least)
+        if seen_by is not None or any(map(_is_nested, values)) or too_few:
+            self._tally(module, found[0].rows, small=too_few and seen_by is None)
             return self._replicated(plain, module, (args, kwargs))
         # Along the first axis it is one row, say: what lies on the second need not be a batch.
         small = bool(large) and large[0] is not found[0] and not found[0].searched
@@ -193,7 +200,7 @@ class ModelEdge:
                 _samples(values, large[verdict.candidate] if verdict.apart else found[0]),
                 large[verdict.candidate].rows,
             )
-        self._tally(module, samples)
+        self._tally(module, samples, small=small)
         # The body of TorchScript is not Python's to carry out.
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
@@ -208,10 +215,12 @@ class ModelEdge:
         self._context.uncut = True
         self._context.note(why)
 
-    def _tally(self, module: torch.nn.Module, rows: int) -> None:
+    def _tally(self, module: torch.nn.Module, rows: int, *, small: bool = False) -> None:
         training = is_training(module)
         if training and torch.is_grad_enabled():
             self._context.tally.train_on(rows)
+            if not self._verdicts.are_around():
+                self._small_batches.count(small=small)
         elif not training:
             self._context.tally.evaluate()
 
@@ -246,6 +255,7 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
+                self._verdicts.ran_as_one_piece(module)
                 self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 import zlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ class Session:
         self._ports = Ports(first=config.local_rank == 0)
         self._signals = handled_signals(config, self.context, self._in_step)
         self._handles: list[Any] = []
+        self._conclude: Callable[[], None] = lambda: None
 
     def _in_step(self) -> bool:
         alone = self.context.comm.alone  # a debugger's commands are the main rank's own
@@ -202,7 +204,9 @@ class Session:
         inside = Inside(self._inside_model, in_script, note, again, lambda: not self.context.draws_nothing)
         compute.install_inside(self.plan, self.patches, inside)
         way = compute.way(self.plan, again)
-        ModelEdge(self.context, table, self._stream(), way, self._sharding.calling).install(self.patches)
+        edge = ModelEdge(self.context, table, self._stream(), way, self._sharding.calling)
+        edge.install(self.patches)
+        self._conclude = edge.conclude
         backward = Backward(self.context, self.reducer, self._sharding, self.memory, self._scaling)
         backward.install(self.patches)
         self._install_optimizers()
@@ -341,6 +345,7 @@ class Session:
 
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
+        self._conclude()
         notes = [*self.context.notes, *self.files.notes, *self._sharding.notes(), *self._ports.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
         cuts = compute.cuts_batches(self.plan, self.config.world_size)

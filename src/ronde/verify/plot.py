@@ -79,7 +79,7 @@ def _title(proof: Proof) -> str:
     worst = max(curve.worst for curve in proof.curves)
     return (
         f"{Path(job.script).name} on {proof.ranks} ranks against plain python\n"
-        f"plan {job.plan}, {job.dtype}, {proof.steps} optimizer steps; largest difference {worst:.1e}"
+        f"plan {job.plan}, {proof.dtype}, {proof.steps} optimizer steps; largest difference {worst:.1e}"
     )
 
 

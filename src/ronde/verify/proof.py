@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ronde.errors import UsageError
 from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
-from ronde.verify.compare import compare, noise_floor
+from ronde.verify.compare import compare, in_double, noise_floor, tolerance_of
 from ronde.verify.curves import Curve, loss_curves
 from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
 
@@ -24,6 +24,8 @@ class Proof:
     """The outcome of one verification.
 
     Attributes:
+        dtype: in what the parameters are: double precision may be the script's own choice.
+        tolerance: how close is close enough.
         steps: optimizer steps that plain python took (fewer than asked when the script ended).
         floor: the noise floor that was measured, if any.
         curves: the losses that the script read, plain and on ranks.
@@ -32,6 +34,8 @@ class Proof:
 
     job: Job
     ranks: int
+    dtype: str
+    tolerance: Tolerance
     steps: int
     floor: float | None
     verdicts: tuple[Verdict, ...]
@@ -73,14 +77,15 @@ def _refusal(run: Run) -> str:
 
 def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
     """The proof that these recorded runs amount to."""
-    floor = noise_floor(plain, halves) if halves is not None else None
-    tolerance = Tolerance.of(job.dtype, floor, job.precision)
+    tolerance = tolerance_of(plain, halves, dtype=job.dtype, precision=job.precision)
     return Proof(
         job=job,
         ranks=ranks,
+        dtype="float64" if in_double(plain) else job.dtype,
+        tolerance=tolerance,
         steps=len(plain.records[0].steps),
-        floor=floor,
-        verdicts=compare(plain, run, dtype=job.dtype, halves=halves, precision=job.precision),
+        floor=noise_floor(plain, halves) if halves is not None else None,
+        verdicts=compare(plain, run, tolerance, halves),
         curves=loss_curves(plain.records[0], run.records, tolerance, job.directory),
         failure=_LOGS.sub("", run.stderr).rstrip()[-4000:] if run.exit_code else "",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from ronde.verify.clauses.verdict import Status, Tolerance
+from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof
 
 __all__ = ["to_json", "to_text"]
@@ -14,16 +14,16 @@ __all__ = ["to_json", "to_text"]
 def to_text(proof: Proof) -> str:
     """The table that the command prints."""
     job = proof.job
-    allowed = Tolerance.of(job.dtype, proof.floor, job.precision).parameters
+    allowed, per_tensor = proof.tolerance.parameters, proof.tolerance.per_tensor
     what = (
         "of each tensor's largest entry, or thrice what plain torch differs from itself there"
-        if job.dtype == "float64"
+        if per_tensor
         else "of the vector of all parameters"
     )
     narrow = job.precision != "fp32"
     reference = f"plain python with {job.reference}" if narrow else "plain python"
     lines = [
-        f"{job.script} on {proof.ranks} ranks against {reference}: plan {job.plan}, {job.dtype}, "
+        f"{job.script} on {proof.ranks} ranks against {reference}: plan {job.plan}, {proof.dtype}, "
         f"{proof.steps} optimizer steps"
     ]
     for each in proof.verdicts:
@@ -36,7 +36,7 @@ def to_text(proof: Proof) -> str:
         lines.append(f"  {each.clause} {each.title:<11}{mark:<7} {each.compared}{worst}")
         if each.divergence:
             lines.append(f"{'':15}first: {each.divergence}")
-    if job.dtype != "float64":
+    if not per_tensor:
         floor = (
             "not known (the script's batches cannot be halved)"
             if proof.floor is None
@@ -59,7 +59,7 @@ def to_json(proof: Proof) -> str:
         "arguments": list(job.arguments),
         "ranks": proof.ranks,
         "plan": job.plan,
-        "dtype": job.dtype,
+        "dtype": proof.dtype,
         "seed": job.seed,
         "steps": proof.steps,
         "noise_floor": proof.floor,

@@ -29,6 +29,7 @@ from ronde.boundary.members import (
     cells,
     entries,
     holds_numbers,
+    in_cell,
     pairs,
 )
 from ronde.boundary.other_threads import others_run
@@ -220,10 +221,11 @@ def _is_namespace(value: Any) -> bool:
 
 
 def _in_cell(cell: types.CellType) -> dict[str, Any]:
-    try:
-        return {"": cell.cell_contents}
-    except ValueError:  # nothing has been put there yet
-        return {}
+    held = in_cell(cell, _NOTHING)
+    return {} if held is _NOTHING else {"": held}
+
+
+_NOTHING = object()
 
 
 def _reader(value: Any) -> Callable[[], _Contents] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import zlib
 from collections.abc import Set
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.contents import contents, without_lengths
+from ronde.boundary.members import in_cell
 from ronde.boundary.noted import is_notable
 from ronde.boundary.rehearsal.signature import Behaviour
 from ronde.boundary.tensor_class import settings
@@ -41,10 +43,20 @@ def numbers_of(behaviour: Behaviour, values: list[Any], free: Free | None) -> tu
     found = behaviour.numbers()
     names, lengths = behaviour.names, behaviour.asks_lengths
     found += [
-        settings(value, names) if isinstance(value, torch.Tensor) else contents(value, lengths=lengths)
+        settings(value, names) if isinstance(value, torch.Tensor) else _of_argument(value, lengths)
         for value in values
     ]
     return tuple(found) if free is None else tuple([free.without(*each) for each in enumerate(found)])
+
+
+def _of_argument(value: Any, lengths: bool) -> Any:
+    """Of a function what it is written as and what it has in hand: the script may make it at every call."""
+    if isinstance(value, types.MethodType):
+        return value.__func__, contents(value.__self__, lengths=lengths)
+    if not isinstance(value, types.FunctionType):
+        return contents(value, lengths=lengths)
+    held = [in_cell(cell) for cell in value.__closure__ or ()] + list(value.__defaults__ or ())
+    return value.__code__, *(contents(each, lengths=lengths) for each in held)
 
 
 def digest(numbers: Any) -> int:

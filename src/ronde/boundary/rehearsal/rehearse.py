@@ -11,6 +11,8 @@ that the module is not cut as one piece. The verdict is the main rank's, shared 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +24,9 @@ from ronde.boundary.context import Context, Region
 from ronde.boundary.graph import leaves_behind
 from ronde.boundary.guards import Refusal, memory, short
 from ronde.boundary.joint import across_rows, without_batch
+from ronde.boundary.kept import kept_tensors
 from ronde.boundary.layout import Layout, memory_order
+from ronde.boundary.members import in_cell
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.randomness.draws import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.rehearsal.backward_trial import compare_gradients
@@ -259,6 +263,8 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
         raise Refusal("the form of its output depends on the number of rows")
     if any(map(dispatches, leaves(whole.output))):
         raise Refusal("its output is of a class that carries out operations itself, below autograd")
+    if any(map(_holds_tensors, leaves(whole.output))):
+        raise Refusal("it returns a function that holds tensors")
     outputs: list[OutputAxis] = []
     for a, b in zip(leaves(whole.output), leaves(part.output), strict=True):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -279,6 +285,24 @@ def _find_axes(whole: Run, part: Run, rows: int, part_rows: int) -> tuple[list[O
         for (name, shape), (_, part_shape) in zip(whole.draws, part.draws, strict=True)
     ]
     return outputs, draws
+
+
+def _holds_tensors(function: Any) -> bool:
+    """Whether a function among the outputs has tensors in hand, which would be those of one rank's rows."""
+    if isinstance(function, types.FunctionType):
+        held = [*map(in_cell, function.__closure__ or ()), *(function.__defaults__ or ())]
+    elif isinstance(function, functools.partial):
+        held = [function.func, *function.args, *function.keywords.values()]
+    elif isinstance(function, (types.MethodType, types.BuiltinMethodType)):
+        held = [function.__self__]
+    else:
+        return False
+    return any(map(_holds_tensors, held)) or any(
+        not isinstance(each, torch.nn.Parameter)
+        for value in held
+        if not isinstance(value, torch.nn.Module)
+        for each in kept_tensors(value)
+    )
 
 
 def _parts(

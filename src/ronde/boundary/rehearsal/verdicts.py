@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,8 +17,10 @@ from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import is_notable, noted
 from ronde.boundary.noted_lengths import containers, noted_lengths
+from ronde.boundary.past_calls import PastCalls
 from ronde.boundary.rehearsal.candidates import Batch
 from ronde.boundary.rehearsal.effect_handlers import effects_refused
+from ronde.boundary.rehearsal.in_parts import InParts, Told, cause
 from ronde.boundary.rehearsal.listed import LISTED
 from ronde.boundary.rehearsal.made_anew import Kinds, built
 from ronde.boundary.rehearsal.numbers import Free, differ_in_lengths, digest, numbers_of
@@ -35,7 +36,6 @@ __all__ = ["Verdicts", "is_computed_whole"]
 _MANY = 16
 # Of so few rows a rehearsal tries the first by itself, of more it does not.
 _ONE_APART = 3
-_DIGITS = re.compile(r"\b\d+\b")
 
 
 # Of a call that is no more than this once, as the next one may find all ranks alike.
@@ -60,7 +60,7 @@ class _Known:
         self.behaviour = Behaviour(module)
         self.renewals = 0
         # What its last call has told of a trial that failed.
-        self.failed: _Told | None = None
+        self.failed: Told | None = None
         # By form of the call, then by the numbers that it was made with.
         self.verdicts: dict[Any, dict[tuple[Any, ...], _Held]]
         # What of a form of call has been proven to decide nothing.
@@ -74,32 +74,6 @@ class _Known:
         self.behaviour = Behaviour(module)
         self.renewals += 1
         self.verdicts, self.free = {}, {}
-
-
-class _Told:
-    """Why a module runs in parts, as the user is told."""
-
-    __slots__ = ("_because_of", "_name", "_reason", "_seen", "times")
-
-    def __init__(self, name: str, reason: str) -> None:
-        # In how many calls it was found, of whichever modules of that name.
-        self.times = 0
-        self._name, self._reason = name, reason
-        self._because_of: list[str] = []
-        self._seen = {name}
-
-    @property
-    def sentence(self) -> str:
-        if not self._because_of:
-            return f"{self._name} runs in parts, not as one piece: {self._reason}"
-        parts = ", ".join(self._because_of)
-        return f"{self._name} runs in parts, not as one piece, because of {parts} inside it: {self._reason}"
-
-    def narrow(self, name: str, around: list[str]) -> None:
-        """The reason was found inside: in the module of this name, and not in those around that."""
-        if name not in self._seen:
-            self._seen.add(name)
-            self._because_of = [each for each in self._because_of if each not in around] + [name]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +101,8 @@ class Verdicts:
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
         self._kinds = Kinds()
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._told: dict[tuple[str, str], _Told] = {}
+        self._in_parts = InParts(context)
+        self._past_calls = PastCalls()
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
 
@@ -150,6 +125,7 @@ class Verdicts:
             listed: the first argument may be a list of samples.
         """
         known = self._modules.get(module)
+        new = known is None
         if known is None:
             known = self._modules[module] = _Known(module, self._kinds)
         else:
@@ -161,11 +137,15 @@ class Verdicts:
         if not self._agree(known.behaviour, values, known=held is not None):
             self._say(made, _CHANGED_BESIDE)
             return _CHANGED_BESIDE
+        new = new or held is None
         if held is None:
             held = self._found(known, form, numbers, made)
         elif held.verdict.sharded and held.rows < (rows := batches[held.verdict.candidate].rows):
             held.verdict, held.rows = self._proven(held.verdict, made), rows
             self._say(made, held.verdict)
+        if new and not self._around and torch.is_grad_enabled():
+            cut = held.verdict.sharded and not _is_one_sample(values, batches[held.verdict.candidate])
+            self._past_calls.note(module, sharded=cut)
         return held.verdict
 
     def _follow(self, known: _Known, module: torch.nn.Module) -> None:
@@ -177,12 +157,8 @@ class Verdicts:
         if not known.behaviour.outdated():
             return
         known.renew(module)
-        if failed is None:
-            return
-        failed.times -= 1
-        if not failed.times:
-            self._told = {key: told for key, told in self._told.items() if told is not failed}
-            self._context.take_back(failed.sentence)
+        if failed is not None:
+            self._in_parts.take_back(failed)
 
     def _agree(self, behaviour: Behaviour, values: list[Any], *, known: bool) -> bool:
         """Whether a call like this one is known to all ranks, or to none, and made with the same numbers.
@@ -228,7 +204,7 @@ class Verdicts:
         name = type(made.module).__name__
         if not verdict.sharded:
             if verdict.reason == LISTED:
-                self._tell(name, LISTED)
+                self._in_parts.tell(made.module, LISTED)
             elif made.optional or self._is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
             elif not made.listed and is_computed_whole(
@@ -257,19 +233,35 @@ class Verdicts:
         found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
         return found and not verdict.apart
 
+    def are_around(self) -> bool:
+        """Whether what is called is called by a module that runs in parts."""
+        return bool(self._around)
+
     @contextmanager
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
         """Around the body of a module that runs in parts."""
-        self._around.append((type(module).__name__, verdict))
+        name = type(module).__name__
+        self._in_parts.count(name, verdict.reason)
+        self._around.append((name, verdict))
         try:
             yield
         finally:
             self._around.pop()
 
+    def ran_as_one_piece(self, module: torch.nn.Module) -> None:
+        """Its verdict has been borne out by a first call."""
+        self._in_parts.ran_as_one_piece(module)
+
+    def conclude(self) -> None:
+        """At the end of a run: say what is known by then only."""
+        self._in_parts.say_how_often()
+        for sentence in self._past_calls.sentences():
+            self._context.note(sentence)
+
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
         """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
         if said:
-            self._tell(type(module).__name__, LISTED)
+            self._in_parts.tell(module, LISTED)
         return Verdict(False, LISTED)
 
     def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
@@ -278,45 +270,30 @@ class Verdicts:
             f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
             f"or a dict, a dataclass or a plain object of them"
         )
-        name, verdict = type(module).__name__, Verdict(False, reason)
-        if not self._around and next(module.parameters(), None) is not None and not self._is_told(name):
-            self._tell(name, reason)
-        return self.inside(module, verdict)
-
-    def _is_told(self, name: str) -> bool:
-        return any(told == name for told, _ in self._told)
+        told = self._in_parts.is_told(type(module).__name__)
+        if not self._around and next(module.parameters(), None) is not None and not told:
+            self._in_parts.tell(module, reason)
+        return self.inside(module, Verdict(False, reason))
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Where a module around this one could not be cut for the same reason, this one is its cause."""
         if verdict.raised and any(around.raised for _, around in self._around):
             return
-        name, reason = type(module).__name__, _DIGITS.sub("", verdict.reason)
-        alike = [outer for outer, around in self._around if _DIGITS.sub("", around.reason) == reason]
-        told = next((self._told[outer, reason] for outer in alike if (outer, reason) in self._told), None)
+        reason = cause(verdict.reason)
+        alike = [outer for outer, around in self._around if cause(around.reason) == reason]
+        told = self._in_parts.find(alike, reason)
         if told is None:
-            told = self._tell(name, verdict.reason)
+            told = self._in_parts.tell(module, verdict.reason)
             if verdict.raised:
                 self._modules[module].failed = told
         elif not _is_torchs(module):
-            before = told.sentence
-            told.narrow(name, alike)
-            self._context.note_instead(before, told.sentence)
+            self._in_parts.narrow(told, type(module).__name__, alike)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
-        if not self._is_told(name):
+        if not self._in_parts.is_told(name):
             self._context.explained = True
             self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
-
-    def _tell(self, name: str, reason: str) -> _Told:
-        """Each reason once, whatever numbers of rows or shapes are in it."""
-        self._context.explained = True
-        key = name, _DIGITS.sub("", reason)
-        if key not in self._told:
-            self._told[key] = _Told(name, reason)
-            self._context.note(self._told[key].sentence)
-        self._told[key].times += 1
-        return self._told[key]
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
@@ -467,6 +444,11 @@ def _changes(substitutes: dict[int, Number]) -> str:
 def _changes_inside(sources: Iterable[Number]) -> str:
     names = ", ".join(sorted({source.name for source in sources}))
     return f"what it does may depend on what is in {names}, which changes again and again"
+
+
+def _is_one_sample(values: list[Any], batch: Batch) -> bool:
+    """Whether what is cut is no batch but an axis of its only row."""
+    return any(axis and len(value) == 1 for value, axis in zip(values, batch.axes, strict=True))
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:

@@ -79,22 +79,30 @@ class Tolerance:
         floor: float | None = None,
         precision: str = "fp32",
         gradient_floor: float | None = None,
+        *,
+        double: bool = False,
     ) -> Tolerance:
         """What is allowed in a run whose default type is `dtype`, under a plan with this precision.
 
         Args:
+            double: the parameters are in double precision by the script's own choice. What it reads need
+                not be: of a share of right answers, say, the mean is taken in single precision.
             gradient_floor: by how much norms of gradients differ between plain torch and itself in halves;
                 close to a minimum they are little more than rounding.
         """
         if dtype == "float64":
             gradients = max(1e-11, 3 * (gradient_floor or 0.0))
             return cls(parameters=1e-11, values=1e-11, gradients=gradients, per_tensor=True)
-        parameters = max(_ROUNDING.get(precision, 1e-5), 3 * (floor or 0.0))
-        values = 10 * parameters
+        rounding = _ROUNDING.get(precision, 1e-5)
+        values = 10 * max(rounding, 3 * (floor or 0.0))
+        if double:
+            # Where rounding could not be measured it may be as much as is for rounding to explain.
+            rounding = _MOST_NOISE if floor is None else 1e-11
+        parameters = max(rounding, 3 * (floor or 0.0))
         return cls(
             parameters=parameters,
             values=values,
-            gradients=max(values, 3 * (gradient_floor or 0.0)),
+            gradients=max(10 * parameters, 3 * (gradient_floor or 0.0)),
             per_tensor=False,
             floor=floor,
             turns=values if precision in _ROUNDING else 0.0,
