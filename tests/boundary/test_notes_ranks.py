@@ -545,3 +545,24 @@ def _called_by_itself() -> None:
 def test_how_often_a_module_ran_in_parts_is_said(ranks: Any, calls: Callable[[], None], said: str) -> None:
     for (note,) in ranks(2, _notes_of_all_calls, calls):
         assert note.startswith(said)
+
+
+def _on_one_sample(rank: Rank) -> tuple[list[str], int, list[float]]:
+    with rank.session() as session:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+        model(torch.ones(6, dtype=torch.float64)).sum().backward()
+        assert isinstance(model[0], nn.Linear)
+        assert model[0].weight.grad is not None
+        cut = sum(session.context.tally.sharded.values())
+        return list(session.context.notes), cut, model[0].weight.grad[:3, 0].tolist()
+
+
+def test_features_of_one_sample_are_no_rows(ranks: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+    model(torch.ones(6, dtype=torch.float64)).sum().backward()
+    assert isinstance(model[0], nn.Linear)
+    assert model[0].weight.grad is not None
+    expected = model[0].weight.grad[:3, 0].tolist()
+    assert ranks(2, _on_one_sample) == [([], 0, pytest.approx(expected, rel=1e-12))] * 2

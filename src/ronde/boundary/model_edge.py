@@ -70,6 +70,8 @@ class ModelEdge:
         self._stream = stream
         self._verdicts = Verdicts(context, torch.nn.Module.__call__)
         self._small_batches = SmallBatches()
+        # Inside a module that is given one sample, of which the layers see the features as a vector.
+        self._in_one_sample = False
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -173,6 +175,8 @@ class ModelEdge:
         if seen_by is not None or any(map(_is_nested, values)) or too_few:
             self._tally(module, found[0].rows, small=too_few and seen_by is None)
             return self._replicated(plain, module, (args, kwargs))
+        if self._in_one_sample and large and large[0].only_vectors(values) and all(map(_is_real, values)):
+            return self._replicated(plain, module, (args, kwargs))
         # Along the first axis it is one row, say: what lies on the second need not be a batch.
         small = bool(large) and large[0] is not found[0] and not found[0].searched
         if large:
@@ -205,11 +209,12 @@ class ModelEdge:
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
         before, self._context.rows = self._context.rows, rows
+        around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
         try:
             with self._verdicts.inside(module, verdict):
                 return _body(plain, module)(*args, **kwargs)
         finally:
-            self._context.rows = before
+            self._context.rows, self._in_one_sample = before, around
 
     def _note_uncut(self, why: str) -> None:
         self._context.uncut = True
@@ -374,6 +379,10 @@ def _samples(values: list[Any], batch: Batch) -> int:
     vectors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() == 1]
     whole = [value for value in vectors if not value.is_floating_point()]
     return min((len(value) for value in whole), default=1)
+
+
+def _is_real(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def _is_nested(value: Any) -> bool:
