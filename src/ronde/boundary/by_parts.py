@@ -13,7 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ByParts", "carry_out", "is_made_of_others"]
+__all__ = ["ByParts", "carry_out", "is_made_of_others", "takes_functions"]
 
 _KEYS: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 # The kernel of an operation that is carried out by calling others.
@@ -23,9 +23,16 @@ _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 
 def is_made_of_others(func: Any) -> bool:
     """Whether an operation is carried out by calling others."""
-    if isinstance(func, HigherOrderOperator):
-        return _KEYS.CompositeExplicitAutograd in func.py_kernels
-    return _has_kernel(func.name(), _OF_OTHERS)
+    return (
+        takes_functions(func)
+        if isinstance(func, HigherOrderOperator)
+        else _has_kernel(func.name(), _OF_OTHERS)
+    )
+
+
+def takes_functions(func: Any) -> bool:
+    """Whether an operation is given functions, and carried out by calling them: it is nobody's to look at."""
+    return isinstance(func, HigherOrderOperator) and _KEYS.CompositeExplicitAutograd in func.py_kernels
 
 
 def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:

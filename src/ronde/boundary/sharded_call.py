@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.by_parts import carry_out, is_made_of_others
+from ronde.boundary.by_parts import carry_out, takes_functions
 from ronde.boundary.compiled import is_compiled
 from ronde.boundary.context import Context
 from ronde.boundary.layout import Layout
@@ -93,7 +93,7 @@ class _NoDraws(TorchDispatchMode):
         return super().__enter__() if self._watches else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_made_of_others(func):
+        if takes_functions(func):
             return carry_out(self, func, args, kwargs)
         if draws_from_default(func, args, kwargs):
             raise _drew()

@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.by_parts import carry_out, is_made_of_others
+from ronde.boundary.by_parts import carry_out, takes_functions
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.draws import draws_from_default
 from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS
@@ -92,7 +92,7 @@ class Drawn(TorchDispatchMode):
     any = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_made_of_others(func):
+        if takes_functions(func):
             return carry_out(self, func, args, kwargs)
         self.any = self.any or draws_from_default(func, args, kwargs)
         return func(*args, **(kwargs or {}))
