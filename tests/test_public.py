@@ -39,6 +39,7 @@ SAID: dict[str, tuple[str, ...]] = {
         "PositionalEncoding runs in parts",
         "TransformerEncoder runs in parts",
         "TransformerDecoder runs in parts",
+        "TransformerDecoderLayer runs in parts",
         "MultiheadAttention runs in parts",
     ),
 }

@@ -3,7 +3,7 @@
 `Reach` reads in a model's code what it names. Code comes by things in other ways, too: by a name made of text
 (`getattr(self, "_" + mode)`), a closure over the model itself, the methods of operators and of `with`, a
 global variable that is not there yet. So all is gone through that the user's functions, classes and modules
-of Python lead to, and what functions under way have in hand.
+of Python lead to. What functions under way have in hand is not asked for: before Python 3.13 it would be kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import functools
 import pickle
-import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +46,8 @@ from ronde.boundary.weak_references import behind
 
 __all__ = ["Belongings"]
 
-# So many objects are gone through, the nearest first; of a container so many entries, and of an array of
-# numbers so many bytes are looked at.
+# So many objects are gone through, the nearest first, and so many of the entries of one. Of containers with
+# more, a vocabulary say, the entries are only counted, and arrays of more bytes are not looked at.
 _MOST = 10_000
 _MANY = 256
 _SMALL = 1 << 16
@@ -138,6 +137,8 @@ _Contents = Mapping[Any, Any] | Collection[Any] | bytes
 def _ids(held: _Contents) -> Any:
     if isinstance(held, bytes):
         return held
+    if len(held) > _SMALL:
+        return len(held)
     if isinstance(held, Mapping):
         return [*map(id, held), *map(id, held.values())]
     return [*map(id, held)]
@@ -151,11 +152,8 @@ def _copied(held: _Contents) -> _Contents:
 
 def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[str, Any]]:
     """Every object that is come by, each once, with the name of the variable that led there."""
-    frame, waiting = sys._getframe(), collections.deque[tuple[str, Any]]([(type(module).__name__, module)])
+    waiting = collections.deque[tuple[str, Any]]([(type(module).__name__, module)])
     waiting += [("an argument", each) for each in given]
-    while (frame := frame.f_back) is not None:
-        if is_users(frame.f_code):
-            waiting += frame.f_locals.copy().items()
     kept: dict[int, Any] = {}  # alive, so that ids stay their own
     while waiting and len(kept) < _MOST:
         name, value = waiting.popleft()
