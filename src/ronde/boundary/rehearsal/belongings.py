@@ -3,7 +3,7 @@
 `Reach` reads in a model's code what it names. Code comes by things in other ways, too: by a name made of text
 (`getattr(self, "_" + mode)`), a closure over the model itself, the methods of operators and of `with`, a
 global variable that is not there yet. So all is gone through that the user's functions, classes and modules
-of Python lead to. What functions under way have in hand is not asked for: before Python 3.13 it would be kept.
+of Python lead to. What functions under way have in hand is not asked for: Python, before 3.13, would keep it.
 """
 
 from __future__ import annotations

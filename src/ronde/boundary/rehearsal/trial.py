@@ -402,8 +402,10 @@ def same(a: Any, b: Any) -> bool:
         if a.is_sparse or b.is_sparse:
             a, b = a.to_dense(), b.to_dense()
         tolerance = TOLERANCE.get(a.dtype, 0.0)
+        if torch.equal(a, b):  # as most are that stay, and a bank of memories may be large
+            return True
         if not tolerance:
-            return torch.equal(a, b)
+            return False
         scale = a.abs().nan_to_num().max().item() if a.numel() else 0.0
         return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
     if isinstance(a, numpy.ndarray) or isinstance(b, numpy.ndarray):
