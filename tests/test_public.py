@@ -24,13 +24,13 @@ SAID: dict[str, tuple[str, ...]] = {
     # The nodes of a graph are bound to each other.
     "gcn": ("GCN runs in parts, not as one piece: a trial on 5 rows failed",),
     "gat": ("GAT runs in parts, not as one piece: a trial on 5 rows failed",),
-    # A loss that the model makes, a look at a mask, a batch inside an object of the script's own class.
+    # A loss that the model makes, a look at a mask, a batch on the second axis of an object.
     "mingpt": ("GPT runs in parts, not as one piece: an output without a batch axis",),
     "run_glue": (
         "its collate_fn may",
         "BertForSequenceClassification runs in parts, not as one piece, because of BertModel inside it",
     ),
-    "snli": ("Encoder runs in parts, not as one piece: its output", "LSTM runs in parts"),
+    "snli": ("SNLIClassifier: the batch was found on the second axis",),
     "siamese": ("its samples draw random numbers",),
     # Training runs on shards; the notes are about one sentence, which is translated word by word.
     "translation": (

@@ -55,10 +55,13 @@ class Mapping(dict[str, Any]):
 
 
 class Hidden:
-    """Holds tensors where nobody looks."""
+    """Holds tensors where nobody looks: its attributes are not to be read as they are."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.kept = [value]
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 def _linear() -> nn.Module:

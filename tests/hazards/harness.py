@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import email.message
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +26,7 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
 
-__all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "through", "train"]
+__all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "through", "train", "unwatched"]
 
 Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -48,6 +49,13 @@ class Hazard:
     script: Callable[[], Iterator[Any]]
     end: str
     words: str = ""
+
+
+def unwatched() -> Any:
+    """An object of a library, which may be appended to and of whose length nobody knows."""
+    headers: Any = email.message.Message()
+    headers.append = lambda value: headers.add_header("value", str(value))
+    return headers
 
 
 class Lambda(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hazards.harness import Hazard, Lambda, data, loader, modelled, train
+from hazards.harness import Hazard, Lambda, data, loader, modelled, train, unwatched
 
 T = torch.Tensor
 
@@ -191,5 +191,5 @@ HAZARDS = {
     ),
     "module without a length": Hazard(modelled(Lengthless), "whole"),
     "another form later": Hazard(lambda: _another_form([]), "whole"),
-    "another form later, unwatched": Hazard(lambda: _another_form(bytearray()), "refused", "attribute"),
+    "another form later, unwatched": Hazard(lambda: _another_form(unwatched()), "refused", "attribute"),
 }

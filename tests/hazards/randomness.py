@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train
+from hazards.harness import D, Hazard, Lambda, data, loader, modelled, train, unwatched
 
 T = torch.Tensor
 GENERATOR = np.random.default_rng(0)
@@ -156,7 +156,7 @@ HAZARDS = {
     "stochastic depth by row": Hazard(modelled(lambda: Stochastic(False)), "whole"),
     "stochastic depth by batch": Hazard(modelled(lambda: Stochastic(True)), "whole"),
     "draws later": Hazard(lambda: _sometimes([]), "whole"),
-    "draws later, unwatched": Hazard(lambda: _sometimes(bytearray()), "refused", "attribute"),
+    "draws later, unwatched": Hazard(lambda: _sometimes(unwatched()), "refused", "attribute"),
     "seeds in forward": Hazard(modelled(Reseeds), "whole"),
     "dropout": Hazard(
         modelled(lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3))), "whole"

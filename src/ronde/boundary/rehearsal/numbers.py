@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import weakref
 import zlib
 from collections.abc import Set
 from typing import Any
@@ -49,14 +50,20 @@ def numbers_of(behaviour: Behaviour, values: list[Any], free: Free | None) -> tu
     return tuple(found) if free is None else tuple([free.without(*each) for each in enumerate(found)])
 
 
-def _of_argument(value: Any, lengths: bool) -> Any:
-    """Of a function what it is written as and what it has in hand: the script may make it at every call."""
-    if isinstance(value, types.MethodType):
-        return value.__func__, contents(value.__self__, lengths=lengths)
-    if not isinstance(value, types.FunctionType):
+def _of_argument(value: Any, lengths: bool, depth: int = 4) -> Any:
+    """Of a function what it is written as and what it has in hand: the script may make it at every call.
+
+    Modules and methods are told apart by what they are of, however alike these look.
+    """
+    if isinstance(value, torch.nn.Module):
+        return weakref.ref(value), contents(value, lengths=lengths)
+    if depth and isinstance(value, types.MethodType):
+        return value.__func__, _of_argument(value.__self__, lengths, depth - 1)
+    if not (depth and isinstance(value, types.FunctionType)):
         return contents(value, lengths=lengths)
-    held = [in_cell(cell) for cell in value.__closure__ or ()] + list(value.__defaults__ or ())
-    return value.__code__, *(contents(each, lengths=lengths) for each in held)
+    given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    held = [*map(in_cell, value.__closure__ or ()), *given]
+    return value.__code__, *(_of_argument(each, lengths, depth - 1) for each in held)
 
 
 def digest(numbers: Any) -> int:
