@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from alone import alone
 from ronde.testing.run_ranks import Rank
@@ -566,3 +567,24 @@ def test_features_of_one_sample_are_no_rows(ranks: Any) -> None:
     assert model[0].weight.grad is not None
     expected = model[0].weight.grad[:3, 0].tolist()
     assert ranks(2, _on_one_sample) == [([], 0, pytest.approx(expected, rel=1e-12))] * 2
+
+
+def _trained_in_evaluation(rank: Rank) -> int:
+    """A validation in the midst of an epoch turns the model to evaluation, and nobody turns it back."""
+    torch.manual_seed(0)
+    with rank.session() as session:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(6 * ROWS, 4)), ROWS)):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            if step == 1:
+                model.eval()
+                with torch.no_grad():
+                    model(x)
+        return session.tally.samples
+
+
+def test_samples_count_that_are_trained_on_in_evaluation(ranks: Any) -> None:
+    assert ranks(2, _trained_in_evaluation) == [6 * ROWS] * 2

@@ -226,7 +226,8 @@ class ModelEdge:
             self._context.tally.train_on(rows)
             if not self._verdicts.are_around():
                 self._small_batches.count(small=small)
-        elif not training:
+        elif not training and not torch.is_grad_enabled():
+            # With gradients a script may train: it has called `eval()` once and never `train()` again.
             self._context.tally.evaluate()
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
