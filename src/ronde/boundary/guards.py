@@ -7,7 +7,6 @@ import io
 import logging
 import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ronde.boundary.muted_warnings import muted_warnings
 from ronde.boundary.reach import is_users
 from ronde.boundary.thread_stream import redirected
 
@@ -176,12 +176,11 @@ def apart(told: dict[str, str]) -> Iterator[None]:
         with (
             redirected("stdout", printed),
             redirected("stderr", printed),
-            warnings.catch_warnings(),
+            muted_warnings(),
             torch.set_grad_enabled(grad),
             # A checkpoint around the call counts what is saved for backward; a trial is none of it.
             torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
         ):
-            warnings.simplefilter("ignore")
             yield
     finally:
         logging.Logger.handle, builtins.open, io.open = plain_handle, plain_open, plain_io  # type: ignore[assignment]

@@ -13,7 +13,6 @@ import multiprocessing.queues
 import queue
 import random
 import socket
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _DatasetKind
 
 from ronde.boundary.kept import restored
+from ronde.boundary.muted_warnings import muted_warnings
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_samples
 from ronde.boundary.randomness.random_state import host_states, preserved_random_state, put_back
@@ -138,8 +138,7 @@ def _filled() -> Iterator[None]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         core._get_deterministic_fill_uninitialized_memory(),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with muted_warnings():
         core._set_deterministic_algorithms(True, warn_only=True)
         core._set_deterministic_fill_uninitialized_memory(True)
         try:

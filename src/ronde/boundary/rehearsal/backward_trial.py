@@ -155,7 +155,8 @@ class _Backward:
         pairs = [(a, b) for a, b in zip(leaves(self._run.output), weights, strict=True) if b is not None]
         reads = self._run.reads
         reads.where = "backward"
-        with trial.undone(self.told), trial.left_behind(self._run) as self.left, self._under_way():
+        around, own = trial.undone(self.told), trial.left_behind(self._run)
+        with around as unnamed, own as self.left, self._under_way():
             host, states, hosts = host_states(), torch_states(), trial.hosts()
             with RecordedDraws(reads) as recorder, self._run.writes:
                 self._add([a for a, _ in pairs], [b for _, b in pairs], self._wanted)
@@ -163,6 +164,7 @@ class _Backward:
             drew = moved and (recorder.draws or not others_run())
             if drew or hosts & moved_hosts(host, host_states()):
                 raise Refusal("its backward draws random numbers")
+        self.left.update(unnamed)
         refused = self._run.writes.refused or reads.refused
         if refused:
             raise Refusal(refused)

@@ -9,10 +9,12 @@ of Python lead to. What functions under way have in hand is not asked for: Pytho
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
+import operator
 import pickle
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +28,7 @@ from ronde.boundary.members import (
     LISTS,
     attributes,
     cells,
+    copied,
     entries,
     holds_numbers,
     in_cell,
@@ -42,7 +45,7 @@ from ronde.boundary.reach import (
     is_users_module,
     method_in,
 )
-from ronde.boundary.weak_references import behind
+from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = ["Belongings"]
 
@@ -65,30 +68,43 @@ class Belongings:
 
     def __init__(self, module: torch.nn.Module, given: list[Any], surroundings: Surroundings) -> None:
         self._held: list[_Held] = []
-        alike = collections.Counter[str]()
+        # The dictionaries of functions, mostly: asked all at once.
+        self._empty: list[Any] = []
+        self._names_of_empty: list[str] = []
+        alike: dict[str, int] = {}
         for name, value in () if others_run() else _gone_through(module, given):
-            if surroundings.knows(value) or (read := _reader(value)) is None:
+            reader = _reader(type(value))
+            if reader is None or surroundings.knows(value) or (read := reader(value)) is None:
                 continue
-            alike[name] += 1
-            number = alike[name]
-            self._held.append(_Held(f"{name} ({number})" if number > 1 else name, value, read))
-
-    def changes(self) -> dict[str, Any]:
-        """Pictures of what has changed, by what a reader would look for."""
-        found: dict[str, Any] = {}
-        for held in self._held:
-            if held.moved():
-                found.update(held.changes())
-        return found
+            alike[name] = number = alike.get(name, 0) + 1
+            named = f"{name} ({number})" if number > 1 else name
+            if type(value) in _PYTHONS and not value:
+                self._empty.append(value)
+                self._names_of_empty.append(named)
+            else:
+                self._held.append(_Held(named, value, read))
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Whatever happens inside, all of it is afterwards as it was."""
+    def restored(self) -> Iterator[dict[str, Any]]:
+        """Whatever happens inside, all of it is afterwards as it was.
+
+        Yields:
+            to be filled at the end with pictures of what has changed, by what a reader would look for.
+        """
+        found: dict[str, Any] = {}
+        moved: list[_Held | _Empty] = []
         try:
-            yield
+            yield found
         finally:
-            for held in self._held:
-                if held.moved():
+            moved += [held for held in self._held if held.moved()]
+            if any(self._empty):
+                named = zip(self._names_of_empty, self._empty, strict=True)
+                moved += [_Empty(name, value) for name, value in named if value]
+            try:
+                for held in moved:
+                    found.update(held.changes())
+            finally:
+                for held in moved:
                     held.put_back()
 
 
@@ -96,58 +112,76 @@ class _Held:
     """An object that may change, and what is in it.
 
     Args:
-        read: gives that: a mapping, items, or the bytes of numbers.
+        read: gives that: keys and then values, items, or the bytes of numbers.
     """
 
-    __slots__ = ("_before", "_ids", "_name", "_put_back", "_read", "_value")
+    __slots__ = ("_before", "_name", "_put_back", "_read", "_value")
 
-    def __init__(self, name: str, value: Any, read: Callable[[], _Contents]) -> None:
+    def __init__(self, name: str, value: Any, read: _Read) -> None:
         self._name, self._value, self._read = name, value, read
-        held = read()
-        self._before, self._ids = _copied(held), _ids(held)
+        self._before = read()
         self._put_back = _way_back(value)
 
     def moved(self) -> bool:
         """Whether something else may be in it; asked of thousands of objects, so by identity alone."""
-        return _ids(self._read()) != self._ids
+        now, before = self._read(), self._before
+        if not (isinstance(now, list) and isinstance(before, list)):
+            return now != before
+        return len(now) != len(before) or not all(map(operator.is_, now, before))
 
     def changes(self) -> dict[str, Any]:
         now, before = self._read(), self._before
-        if isinstance(now, Mapping) and isinstance(before, Mapping):
-            changed = [key for key in {**before, **now} if not _is_same(before.get(key), now.get(key))]
-            return {self._named(key): picture(now.get(key)) for key in changed}
-        if len(now) == len(before) and all(map(_is_same, now, before)):
-            return {}
+        if isinstance(now, list) and isinstance(before, list):
+            if _has_keys(self._value):
+                return _changed_entries(self._name, self._value, _by_key(before), _by_key(now))
+            if len(now) == len(before) and all(map(_is_same, now, before)):
+                return {}
         return {f"what the variable {self._name} holds": picture(self._value)}
-
-    def _named(self, key: Any) -> str:
-        if isinstance(self._value, types.CellType):
-            return f"the variable {self._name}"
-        if _is_namespace(self._value):
-            return f"the variable {key}"
-        return f"what the variable {self._name} holds ({key})"
 
     def put_back(self) -> None:
         self._put_back()
 
 
-_Contents = Mapping[Any, Any] | Collection[Any] | bytes
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Empty:
+    """A container of Python's that had nothing in it."""
+
+    name: str
+    value: Any
+
+    def changes(self) -> dict[str, Any]:
+        if isinstance(self.value, dict):
+            return _changed_entries(self.name, self.value, {}, self.value)
+        return {f"what the variable {self.name} holds": picture(self.value)}
+
+    def put_back(self) -> None:
+        self.value.clear()
 
 
-def _ids(held: _Contents) -> Any:
-    if isinstance(held, bytes):
-        return held
-    if len(held) > _SMALL:
-        return len(held)
-    if isinstance(held, Mapping):
-        return [*map(id, held), *map(id, held.values())]
-    return [*map(id, held)]
+# Keys and then values, or items; of what is only counted, or told by its bytes, that.
+_Read = Callable[[], "list[Any] | int | bytes"]
 
 
-def _copied(held: _Contents) -> _Contents:
-    if isinstance(held, bytes):
-        return held
-    return dict(held) if isinstance(held, Mapping) else list(held)
+def _has_keys(value: Any) -> bool:
+    return not isinstance(value, (list, set, collections.deque))
+
+
+def _by_key(held: list[Any]) -> dict[Any, Any]:
+    half = len(held) // 2
+    return dict(zip(held[:half], held[half:], strict=True))
+
+
+def _changed_entries(
+    name: str, owner: Any, before: Mapping[Any, Any], now: Mapping[Any, Any]
+) -> dict[str, Any]:
+    changed = [key for key in {**before, **now} if not _is_same(before.get(key), now.get(key))]
+    return {_named(name, owner, key): picture(now.get(key)) for key in changed}
+
+
+def _named(name: str, owner: Any, key: Any) -> str:
+    if isinstance(owner, types.CellType):
+        return f"the variable {name}"
+    return f"the variable {key}" if _is_namespace(owner) else f"what the variable {name} holds ({key})"
 
 
 def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -157,65 +191,103 @@ def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[s
     kept: dict[int, Any] = {}  # alive, so that ids stay their own
     while waiting and len(kept) < _MOST:
         name, value = waiting.popleft()
-        value = behind(value)
-        if id(value) in kept or issubclass(type(value), (*SIMPLE, torch.Tensor)):
+        if issubclass(type(value), WEAK):
+            value = behind(value)
+        inside = _opener(type(value))
+        if inside is None or id(value) in kept:
             continue
         kept[id(value)] = value
         try:
-            inside = _inside(value)
+            found = inside(value)
         except Exception:  # of an object's own
             continue
         yield name, value
-        waiting += [(key or name, each) for key, each in inside]
+        waiting += [(key or name, each) for key, each in found]
 
 
-def _inside(value: Any) -> list[tuple[str, Any]]:
-    """What an object leads to, of which global variables and those of functions have names of their own."""
-    if isinstance(value, types.ModuleType):
-        return [("", vars(value))] if is_users_module(value) else []
-    if isinstance(value, type):
-        own = vars(value).items() if is_users(value) else ()
-        return [("", each) for name, each in own if name not in _OF_CLASSES]
-    if isinstance(value, types.FunctionType):
-        return _inside_function(value)
-    if isinstance(value, types.CellType):
-        return [("", each) for each in _in_cell(value).values()]
-    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        return [("", value.__self__), ("", getattr(value, "__func__", None))]
-    if isinstance(value, functools.partial):
-        return [("", each) for each in (value.func, *value.args, *value.keywords.values())]
-    if isinstance(value, AROUND_A_METHOD):
-        return [("", method_in(value))]
-    if _is_namespace(value):
-        return [(name, each) for name, each in value.items() if not name.startswith("__")]
-    if isinstance(value, dict):
-        return [("", each) for _, each in pairs(value)[:_MANY]]
-    if isinstance(value, LISTS):
-        return [("", each) for each in entries(value)[:_MANY]]
-    if isinstance(value, torch.nn.Module):
-        own = [each for name, each in vars(value).items() if name not in BOOKKEEPING]
-        inside = (type(value), value._buffers, *value._modules.values(), *blind_hooks(value), *own)
-        return [("", each) for each in inside]
-    if is_data(type(value)):
-        return [("", type(value)), *(("", each) for each in attributes(value).values())]
-    return []
+# What an object leads to: global variables and those of functions have names of their own.
+_Found = list[tuple[str, Any]]
+
+
+def _nameless(values: Iterable[Any]) -> _Found:
+    return [("", each) for each in values]
+
+
+def _in_python_module(value: types.ModuleType) -> _Found:
+    return [("", vars(value))] if is_users_module(value) else []
+
+
+def _in_class(value: type) -> _Found:
+    own = vars(value).items() if is_users(value) else ()
+    return [("", each) for name, each in own if name not in _OF_CLASSES]
 
 
 # What Python and dataclasses note of a class.
 _OF_CLASSES = {"__annotations__", "__dataclass_fields__", "__dataclass_params__", "__dict__", "__weakref__"}
 
 
-def _inside_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+def _in_function(function: types.FunctionType) -> _Found:
     if not is_users(function):
         return [("", getattr(function, "__wrapped__", None))]
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     others = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [*cells, *(("", each) for each in (*others, vars(function), function.__globals__))]
+    return [*variables, *_nameless((*others, vars(function), function.__globals__))]
+
+
+def _in_variable(cell: types.CellType) -> _Found:
+    return _nameless(_in_cell(cell).values())
+
+
+def _in_method(method: Any) -> _Found:
+    return _nameless((method.__self__, getattr(method, "__func__", None)))
+
+
+def _in_partial(value: functools.partial[Any]) -> _Found:
+    return _nameless((value.func, *value.args, *value.keywords.values()))
+
+
+def _in_dict(value: dict[Any, Any]) -> _Found:
+    if _is_namespace(value):
+        return [(name, each) for name, each in value.items() if not name.startswith("__")]
+    return _nameless(each for _, each in pairs(value)[:_MANY])
 
 
 def _is_namespace(value: Any) -> bool:
     """Whether it holds the global variables of a module, or of a script that is none."""
     return type(value) is dict and "__builtins__" in value and "__name__" in value
+
+
+def _in_module(value: torch.nn.Module) -> _Found:
+    own = [each for name, each in vars(value).items() if name not in BOOKKEEPING]
+    return _nameless((type(value), value._buffers, *value._modules.values(), *blind_hooks(value), *own))
+
+
+def _in_object(value: Any) -> _Found:
+    return _nameless((type(value), *attributes(value).values()))
+
+
+# The first that fits.
+_OPENERS: tuple[tuple[Any, Callable[[Any], _Found]], ...] = (
+    (types.ModuleType, _in_python_module),
+    (type, _in_class),
+    (types.FunctionType, _in_function),
+    (types.CellType, _in_variable),
+    ((types.MethodType, types.BuiltinMethodType), _in_method),
+    (functools.partial, _in_partial),
+    (AROUND_A_METHOD, lambda value: [("", method_in(value))]),
+    (dict, _in_dict),
+    (LISTS, lambda value: _nameless(entries(value)[:_MANY])),
+    (torch.nn.Module, _in_module),
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _opener(kind: type) -> Callable[[Any], _Found] | None:
+    """What gives what objects of this type lead to; None for what holds nothing else."""
+    if issubclass(kind, (*SIMPLE, torch.Tensor)):
+        return None
+    found = next((opener for kinds, opener in _OPENERS if issubclass(kind, kinds)), None)
+    return found or (_in_object if is_data(kind) else lambda value: [])
 
 
 def _in_cell(cell: types.CellType) -> dict[str, Any]:
@@ -226,34 +298,76 @@ def _in_cell(cell: types.CellType) -> dict[str, Any]:
 _NOTHING = object()
 
 
-def _reader(value: Any) -> Callable[[], _Contents] | None:
-    """What reads what is in an object; None where nothing of it can change, or is not looked at."""
-    if isinstance(value, type):
-        return functools.partial(vars, value) if is_users(value) else None
-    if isinstance(value, types.CellType):
-        return lambda: _in_cell(value)
-    if isinstance(value, dict):
-        return (lambda: value) if type(value) is dict else lambda: dict(pairs(value))
-    if isinstance(value, (list, set, collections.deque)):
-        return (lambda: value) if type(value) in _PYTHONS else lambda: entries(value)
-    if isinstance(value, numpy.ndarray):
-        return value.tobytes if value.nbytes <= _SMALL and value.dtype != object else None
-    if isinstance(value, CELLS):
-        small = holds_numbers(value) and memoryview(value).nbytes <= _SMALL
-        return (lambda: cells(value)) if small else None
-    if isinstance(value, GENERATORS):
-        return lambda: _state_of(value)
-    if isinstance(value, torch.nn.Module) or is_data(type(value)):
-        return lambda: attributes(value)
-    return None
+def _by_entries(read: Callable[[], Mapping[Any, Any]]) -> _Read:
+    def keys_and_values() -> list[Any] | int:
+        held = read()
+        return [*held, *held.values()] if len(held) <= _SMALL else len(held)
+
+    return keys_and_values
 
 
-def _state_of(generator: Any) -> bytes:
-    state = generator_state(generator)
-    return bytes(state.numpy()) if isinstance(state, torch.Tensor) else pickle.dumps(state)
+def _by_items(read: Callable[[], Collection[Any]]) -> _Read:
+    def items() -> list[Any] | int:
+        held = read()
+        return [*held] if len(held) <= _SMALL else len(held)
+
+    return items
 
 
-_PYTHONS = (list, set, collections.deque)
+def _read_class(value: type) -> _Read | None:
+    return _by_entries(lambda: vars(value)) if is_users(value) else None
+
+
+def _read_dict(value: dict[Any, Any]) -> _Read:
+    return _by_entries((lambda: value) if type(value) is dict else lambda: copied(value))
+
+
+def _read_items(value: Any) -> _Read:
+    return _by_items((lambda: value) if type(value) in _PYTHONS else lambda: entries(value))
+
+
+_PYTHONS = (dict, list, set, collections.deque)
+
+
+def _read_array(value: Any) -> _Read | None:
+    return value.tobytes if value.nbytes <= _SMALL and value.dtype != object else None
+
+
+def _read_cells(value: Any) -> _Read | None:
+    small = holds_numbers(value) and memoryview(value).nbytes <= _SMALL
+    return (lambda: cells(value)) if small else None
+
+
+def _read_generator(generator: Any) -> _Read:
+    def state() -> bytes:
+        state = generator_state(generator)
+        return bytes(state.numpy()) if isinstance(state, torch.Tensor) else pickle.dumps(state)
+
+    return state
+
+
+def _read_object(value: Any) -> _Read:
+    return _by_entries(lambda: attributes(value))
+
+
+# The first that fits.
+_READERS: tuple[tuple[Any, Callable[[Any], _Read | None]], ...] = (
+    (type, _read_class),
+    (types.CellType, lambda value: _by_entries(lambda: _in_cell(value))),
+    (dict, _read_dict),
+    ((list, set, collections.deque), _read_items),
+    (numpy.ndarray, _read_array),
+    (CELLS, _read_cells),
+    (GENERATORS, _read_generator),
+    (torch.nn.Module, _read_object),
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reader(kind: type) -> Callable[[Any], _Read | None] | None:
+    """What gives what reads objects of this type; None where nothing of them can change, or is looked at."""
+    found = next((reader for kinds, reader in _READERS if issubclass(kind, kinds)), None)
+    return found or (_read_object if is_data(kind) else None)
 
 
 def _is_same(a: Any, b: Any) -> bool:

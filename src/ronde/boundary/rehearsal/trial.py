@@ -157,8 +157,8 @@ class Trial:
         return min((name for name, value in left.items() if not isinstance(value, str) or value), default="")
 
     def _state(self, twin: torch.nn.Module) -> dict[str, Any]:
-        """Pictures of what is kept on a copy and around it."""
-        return {**self._belongings.changes(), **module_state(twin), **self._surroundings.state()}
+        """Pictures of what is kept on a copy and by name."""
+        return {**module_state(twin), **self._surroundings.state()}
 
     @contextmanager
     def left_behind(self, run: Run) -> Iterator[dict[str, Any]]:
@@ -170,12 +170,16 @@ class Trial:
             left.update(_changed(before, self._state(twin)))
 
     @contextmanager
-    def undone(self, told: dict[str, str]) -> Iterator[None]:
-        """Inside, what is done around the module is undone again; what would have been said is in `told`."""
-        random_state = preserved_random_state(self._surroundings.hosts)
-        put_back = self._surroundings.restored(), self._belongings.restored()
-        with put_back[0], put_back[1], random_state, apart(told), _parametrized_anew():
-            yield
+    def undone(self, told: dict[str, str]) -> Iterator[dict[str, Any]]:
+        """Inside, what is done around the module is undone again; what would have been said is in `told`.
+
+        Yields:
+            to be filled at the end with pictures of what has changed that the module's code does not name.
+        """
+        around, random_state = self._surroundings.restored(), preserved_random_state(self._surroundings.hosts)
+        unnamed = self._belongings.restored()
+        with around, random_state, apart(told), _parametrized_anew(), unnamed as changed:
+            yield changed
 
     def hosts(self) -> frozenset[str]:
         """The generators of the process of which it is told, if they move, that it was by what is tried."""
@@ -211,7 +215,7 @@ class Trial:
         twin = self._untouched if used is None else used
         if twin is None:
             twin = twin_of(self._module, kept_out=self._kept_out)
-        before = {**module_state(twin), **self._surroundings.state()}
+        before = self._state(twin)
         reads, start = HostReads(twin, self._tables(values)), now()
         recorder, conversions = RecordedDraws(reads), Conversions(reads)
         writes = ForeignWrites(_own(twin), self._memory(values))
@@ -224,7 +228,7 @@ class Trial:
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
-        with self.undone(told):
+        with self.undone(told) as unnamed:
             try:
                 with (
                     draws or nullcontext(),
@@ -261,7 +265,7 @@ class Trial:
                 raise Refusal(SCRIPTED)
             raise Refusal("it uses a value with a gradient that was computed outside of it")
         self._check_arguments(values, arguments, objects)
-        left = _changed(before, after)
+        left = {**unnamed, **_changed(before, after)}
         self._check_left(before, left)
         if used is None:
             self._untouched = None if left else twin
