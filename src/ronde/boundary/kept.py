@@ -7,22 +7,19 @@ functions) and what is behind them.
 
 from __future__ import annotations
 
-import array
 import collections
-import copy
-import ctypes
 import random
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy
 import torch
 
 from ronde.boundary.blind_hooks import blind_hooks
-from ronde.boundary.cached_functions import CACHED, emptied_back
+from ronde.boundary.cached_functions import CACHED
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor
 from ronde.boundary.irrevocable import irrevocable_among
@@ -32,7 +29,6 @@ from ronde.boundary.members import (
     attributes,
     cells,
     copied,
-    dict_kind,
     dictionary,
     entries,
     holds_numbers,
@@ -44,6 +40,7 @@ from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_model
 from ronde.boundary.randomness.random_state import host_states, put_back
 from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data, is_users
 from ronde.boundary.untouched import Untouched
+from ronde.boundary.ways_back import LARGEST, books, restored, ways_back
 from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = [
@@ -54,12 +51,9 @@ __all__ = [
     "kept_tensors",
     "module_state",
     "picture",
-    "restored",
-    "way_back",
 ]
 
 _DEPTH = 6
-_LARGEST = 1 << 26
 _SMALL = 1 << 16
 _FEW = 64
 
@@ -120,11 +114,11 @@ def picture(
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if depth > 2 or value.numel() <= _SMALL else ("held", id(value))
     if isinstance(value, numpy.ndarray):
-        return value.copy() if value.nbytes <= _LARGEST and value.dtype != object else ("array", value.shape)
+        return value.copy() if value.nbytes <= LARGEST and value.dtype != object else ("array", value.shape)
     if isinstance(value, SIMPLE):
         return value
     if isinstance(value, CELLS):
-        seen = holds_numbers(value) and _is_small(value)
+        seen = holds_numbers(value) and memoryview(value).nbytes <= LARGEST
         return (type(value).__name__, cells(value)) if seen else type(value).__name__
     if isinstance(value, GENERATORS):
         return "generator", generator_state(value)
@@ -259,7 +253,7 @@ class Surroundings:
             if _is_open(value) and id(value) not in own and id(value) not in mine
         ]
         self._known = {id(value) for _, value in self._values}
-        self._books = [book for held in kept_by(module) for book in _books(held)]
+        self._books = [book for held in kept_by(module) for book in books(held)]
         self._others = _ChangedByOthers() if self._places or self._values else None
         self.generators = reach.generators()
         self.hosts = hosts_in_model(module, reach)
@@ -341,7 +335,7 @@ class Behind:
             others = _ChangedByOthers()
             values = {key: value for key, value in values.items() if value not in others}
             places = [place for place in places if place not in others]
-        back = _ways_back(places, values.values())
+        back = ways_back(places, values.values())
         hosts = self._hosts if others_run() else HOSTS
         if not hosts:
             return back
@@ -365,48 +359,6 @@ class Behind:
                     yield name, value
         for place in self._places:
             yield place.name, place.read()
-
-
-def _books(held: Any) -> Iterator[dict[Any, Any]]:
-    """What a copy of a module shares with it and may write to: the settings and entries of its optimizers."""
-    if not isinstance(held, torch.optim.Optimizer):
-        return
-    own = attributes(held)
-    yield from (book for book in (own, *own.get("param_groups", ())) if isinstance(book, dict))
-    state = own.get("state")
-    if isinstance(state, dict):  # where ranks hold parts of it, it is none
-        yield state
-        yield from (entry for entry in state.values() if isinstance(entry, dict))
-
-
-@contextmanager
-def restored(places: Iterable[Place], values: Iterable[Any]) -> Iterator[None]:
-    """Whatever happens inside, variables and the contents of objects are afterwards as they were."""
-    back = _ways_back(places, values)
-    try:
-        yield
-    finally:
-        back()
-
-
-def _ways_back(places: Iterable[Place], values: Iterable[Any]) -> Callable[[], None]:
-    variables = [(place, place.read()) for place in places]
-    ways = [way for value in values if (way := way_back(value)) is not None]
-
-    def back() -> None:
-        failures: list[Exception] = []
-        for way in ways:
-            try:
-                way()
-            except Exception as error:  # the others are put back all the same
-                failures.append(error)
-        for place, before in variables:
-            if place.read() is not before:
-                place.write(before)
-        if failures:
-            raise failures[0]
-
-    return back
 
 
 def _owned(module: torch.nn.Module) -> set[int]:
@@ -449,131 +401,3 @@ _STEPPED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 def _shallow(value: Any) -> Any:
     return value if isinstance(value, SIMPLE) else ("held", id(value))
-
-
-def way_back(value: Any) -> Callable[[], None] | None:
-    """What puts an object's contents back as they are now, without a word to its class."""
-    if isinstance(value, GENERATORS):
-        return _generator_back(value)
-    if isinstance(value, CELLS):
-        return _cells_back(value) if holds_numbers(value) and _is_small(value) else None
-    if isinstance(value, dict):
-        return _dict_back(value)
-    if isinstance(value, CACHED):
-        return emptied_back(value)
-    if isinstance(value, torch.optim.Optimizer):
-        return _each_back([_dict_back(book) for book in _books(value)])
-    for kind, write in _WRITTEN.items():
-        if isinstance(value, kind):
-            items = entries(value)
-            return lambda: None if _identical(entries(value), items) else write(value, items)
-    if isinstance(value, numpy.ndarray):
-        if value.nbytes > _LARGEST or not value.flags.writeable:
-            return None
-        numbers = value.copy()
-        return lambda: value.__setitem__(Ellipsis, numbers)
-    if isinstance(value, torch.nn.Module):
-        buffers = vars(value).get("_buffers")
-        if not isinstance(buffers, dict):
-            return _attributes_back(value)
-        return _each_back([_dict_back(vars(value)), _dict_back(buffers)])
-    return _attributes_back(value)
-
-
-def _each_back(ways: list[Callable[[], None]]) -> Callable[[], None]:
-    def back() -> None:
-        for way in ways:
-            way()
-
-    return back
-
-
-def _is_small(value: Any) -> bool:
-    return memoryview(value).nbytes <= _LARGEST
-
-
-def _cells_back(value: Any) -> Callable[[], None]:
-    before = cells(value)
-
-    def back() -> None:
-        now = cells(value)
-        if isinstance(value, (array.array, bytearray)):
-            if len(now) == len(before):  # whoever else looks at its memory may go on
-                memoryview(value).cast("B")[:] = before
-            elif isinstance(value, bytearray):
-                value[:] = before
-            else:
-                del value[:]
-                value.frombytes(before)
-        elif now != before:
-            ctypes.memmove(ctypes.addressof(value), before, len(before))
-
-    return back
-
-
-def _write_list(value: list[Any], items: list[Any]) -> None:
-    list.__setitem__(value, slice(None), items)
-
-
-def _write_set(value: set[Any], items: list[Any]) -> None:
-    set.clear(value)
-    set.update(value, items)
-
-
-def _write_deque(value: collections.deque[Any], items: list[Any]) -> None:
-    collections.deque.clear(value)
-    collections.deque.extend(value, items)
-
-
-_WRITTEN: dict[type, Callable[[Any, list[Any]], None]]
-_WRITTEN = {list: _write_list, set: _write_set, collections.deque: _write_deque}
-
-
-def _attributes_back(value: Any) -> Callable[[], None] | None:
-    places, held = slots(type(value)), dictionary(value)
-    own = None if held is None else _dict_back(held)
-    if not places:
-        return own
-    before = attributes(value)
-
-    def back() -> None:
-        now = attributes(value)
-        for name, slot in places.items():
-            if name in before:
-                slot.__set__(value, before[name])  # as a class that forbids it does itself
-            elif name in now:
-                slot.__delete__(value)
-        if own is not None:
-            own()
-
-    return back
-
-
-def _dict_back(value: dict[Any, Any]) -> Callable[[], None]:
-    before, kind = copied(value), dict_kind(value)
-
-    def back() -> None:
-        """Only what has changed: another thread may be reading."""
-        now = copied(value)
-        for key in now.keys() - before.keys():
-            kind.__delitem__(value, key)
-        for key, item in before.items():
-            if key not in now or now[key] is not item:
-                kind.__setitem__(value, key, item)
-
-    return back
-
-
-def _identical(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _generator_back(value: Any) -> Callable[[], None]:
-    if isinstance(value, random.Random):
-        python = value.getstate()
-        return lambda: value.setstate(python)
-    if isinstance(value, numpy.random.Generator):
-        bits = copy.deepcopy(value.bit_generator.state)
-        return lambda: setattr(value.bit_generator, "state", bits)
-    state = value.get_state()
-    return lambda: value.set_state(state) and None

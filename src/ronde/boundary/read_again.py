@@ -23,7 +23,6 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _generate_state
 from torch.utils.data.dataloader import _DatasetKind
 
-from ronde.boundary.kept import restored
 from ronde.boundary.muted_warnings import muted_warnings
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.named_hosts import HOSTS, hosts_in_samples
@@ -31,6 +30,7 @@ from ronde.boundary.randomness.random_state import host_states, preserved_random
 from ronde.boundary.reach import Reach
 from ronde.boundary.thread_stream import redirected
 from ronde.boundary.tree import leaves
+from ronde.boundary.ways_back import restored
 
 __all__ = ["Asked", "read_again", "repeats"]
 

@@ -22,7 +22,7 @@ import numpy
 import torch
 
 from ronde.boundary.blind_hooks import blind_hooks
-from ronde.boundary.kept import Surroundings, generator_state, picture, way_back
+from ronde.boundary.kept import Surroundings, generator_state, picture
 from ronde.boundary.members import (
     CELLS,
     LISTS,
@@ -45,6 +45,7 @@ from ronde.boundary.reach import (
     is_users_module,
     method_in,
 )
+from ronde.boundary.ways_back import way_back
 from ronde.boundary.weak_references import WEAK, behind
 
 __all__ = ["Belongings"]

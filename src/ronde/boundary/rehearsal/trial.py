@@ -24,7 +24,6 @@ from ronde.boundary.kept import (
     kept_tensors,
     module_state,
     picture,
-    restored,
 )
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.draws import RecordedDraws
@@ -38,6 +37,7 @@ from ronde.boundary.rehearsal.twin import SCRIPTED, is_shared, twin_of
 from ronde.boundary.tensor_class import alike, as_plain, copied, written
 from ronde.boundary.tree import leaves, structure
 from ronde.boundary.untouched import Untouched, used
+from ronde.boundary.ways_back import restored
 
 __all__ = ["Run", "Trial", "same"]
 
