@@ -92,12 +92,11 @@ STEPS = {"float64": 1000, "float32": 20}
 # A step of LBFGS is four updates here, and close to the minimum rounding decides how many.
 STEPS_OF = {("lbfgs", "float32"): 5}
 
-# On three ranks slices are uneven. These are the scripts in which that matters most in its own way: batch
-# statistics, windows of accumulation, flattened axes, and fewer rows than ranks.
+# On three ranks slices are uneven. These are the scripts in which that matters most in its own way:
+# windows of accumulation, and fewer rows than ranks. Batch statistics on three have tests of their own
+# (tests/boundary/test_batch_norm_ranks.py), and flattened axes (test_laid_end_to_end_ranks.py).
 ON_THREE_RANKS = {
-    "resnet_batchnorm",
     "gradient_accumulation",
-    "padded_text",
     "small_batches",
 }
 # What is slow by itself: two ranks, and those scripts of which each tries something of its own.
@@ -134,10 +133,10 @@ SAMPLES = {
         ("ema", 1),
     },
     "micro-batches=3": {
-        ("transformer", 2),
         ("maml", 2),
     },
-    "recompute=full": {("resnet_batchnorm", 2)},
+    # tests/parallel/test_recompute.py computes again every day, all of it and with selected operations.
+    "recompute=full": set(),
     "recompute=selective": {("transformer", 2)},
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
@@ -154,6 +153,7 @@ IN_SOAK_ONLY = {
     "compiled": "tests/boundary/test_compiled_ranks.py",
     "hf_tiny": "own_loss",
     "hf_trainer": "own_loss",
+    "lstm_lm": "char_rnn",
     "torch_metrics": "numpy_metrics",
     "wandb_offline": "tensorboard_log",
 }

@@ -18,6 +18,8 @@ import pytest
 import torch
 
 BOUND_S = 100.0
+# Each starts ranks of its own, and differs from its siblings in an order only.
+SOAK = pytest.mark.soak
 SCRIPT = """\
 import os, signal, sys, threading, time
 import torch
@@ -93,7 +95,9 @@ def saved_alike(folder: Path, out: str) -> int:
     return step
 
 
-@pytest.mark.parametrize("steps", [(5, 5), (5, 6), (6, 5), (5, None), (None, 5)])
+@pytest.mark.parametrize(
+    "steps", [(5, 6), (None, 5), *(pytest.param(each, marks=SOAK) for each in ((5, 5), (6, 5), (5, None)))]
+)
 def test_wherever_the_ranks_get_it_they_leave_at_one_step(
     tmp_path: Path, steps: tuple[int | None, int | None]
 ) -> None:
@@ -144,7 +148,12 @@ BY_GRAD = """
 
 @pytest.mark.parametrize(
     ("work", "steps"),
-    [(EVALUATION, (5, 6)), (EVALUATION, (None, 5)), (BY_HAND, (6, 5)), (BY_GRAD, (5, None))],
+    [
+        pytest.param(EVALUATION, (5, 6), marks=SOAK),
+        (EVALUATION, (None, 5)),
+        pytest.param(BY_HAND, (6, 5), marks=SOAK),
+        (BY_GRAD, (5, None)),
+    ],
     ids=["evaluation", "evaluation, one of them", "by hand", "by grad, one of them"],
 )
 def test_where_no_optimizer_steps_they_leave_together_too(
@@ -224,7 +233,7 @@ def test_a_handler_that_saves_and_leaves_by_itself(tmp_path: Path) -> None:
     assert (code, saved_alike(tmp_path, out) > 0) == (5, True), err
 
 
-@pytest.mark.parametrize("saves", ["except", "finally", "atexit"])
+@pytest.mark.parametrize("saves", ["except", pytest.param("finally", marks=SOAK), "atexit"])
 def test_an_interrupt_comes_before_one_step(tmp_path: Path, saves: str) -> None:
     """Whether the script says what is to happen, or leaves that to something that runs at its end."""
     loop = """

@@ -24,6 +24,7 @@ from ronde.boundary.randomness.named_hosts import HOSTS, NUMPYS, PYTHONS
 
 __all__ = [
     "Drawn",
+    "Hosts",
     "host_states",
     "moved_hosts",
     "preserved_random_state",
@@ -66,20 +67,39 @@ def _same_numpy(a: Any, b: Any) -> bool:
     return all(numpy.array_equal(a["state"][name], b["state"][name]) for name in a["state"])
 
 
+class Hosts:
+    """Python's and numpy's generators as they were; to read a state takes as long as much else in a trial."""
+
+    def __init__(self) -> None:
+        self._before = host_states()
+        self._stayed = False
+
+    def moved(self) -> frozenset[str]:
+        """Which of them are in another state by now; to be asked when nothing draws any more."""
+        moved = moved_hosts(self._before, host_states())
+        self._stayed = not moved
+        return moved
+
+    def put_back(self, hosts: frozenset[str]) -> None:
+        """Those that are named in `hosts`, unless `moved` has just found them where they were."""
+        if not self._stayed:
+            put_back(self._before, hosts)
+
+
 @contextmanager
-def preserved_random_state(hosts: frozenset[str] = frozenset()) -> Iterator[None]:
+def preserved_random_state(hosts: frozenset[str] = frozenset()) -> Iterator[Hosts]:
     """Leave every generator as it was, but for what other threads draw.
 
     Args:
         hosts: of Python's and numpy's generators, those from which what runs in here may draw.
     """
     alone = not others_run()
-    host, states, drawn = host_states(), torch_states(), Drawn()
+    host, states, drawn = Hosts(), torch_states(), Drawn()
     try:
         with nullcontext() if alone else drawn:
-            yield
+            yield host
     finally:
-        put_back(host, HOSTS if alone else hosts)
+        host.put_back(HOSTS if alone else hosts)
         if alone or drawn.any:
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1:])

@@ -23,7 +23,7 @@ from ronde.boundary.layout import Layout
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.output_axis import OutputAxis
 from ronde.boundary.randomness.draws import RecordedDraws
-from ronde.boundary.randomness.random_state import host_states, moved_hosts, torch_states
+from ronde.boundary.randomness.random_state import torch_states
 from ronde.boundary.rehearsal.trial import Run, Trial, same
 from ronde.boundary.tree import leaves
 
@@ -156,13 +156,13 @@ class _Backward:
         reads = self._run.reads
         reads.where = "backward"
         around, own = trial.undone(self.told), trial.left_behind(self._run)
-        with around as unnamed, own as self.left, self._under_way():
-            host, states, hosts = host_states(), torch_states(), trial.hosts()
+        with around as (unnamed, host), own as self.left, self._under_way():
+            states, hosts = torch_states(), trial.hosts()
             with RecordedDraws(reads) as recorder, self._run.writes:
                 self._add([a for a, _ in pairs], [b for _, b in pairs], self._wanted)
             moved = not same(states, torch_states())
             drew = moved and (recorder.draws or not others_run())
-            if drew or hosts & moved_hosts(host, host_states()):
+            if drew or hosts & host.moved():
                 raise Refusal("its backward draws random numbers")
         self.left.update(unnamed)
         refused = self._run.writes.refused or reads.refused

@@ -11,10 +11,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import operator
 import pickle
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,10 +30,12 @@ from ronde.boundary.members import (
     attributes,
     cells,
     copied,
+    dictionary,
     entries,
     holds_numbers,
     in_cell,
     pairs,
+    slots,
 )
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.reach import (
@@ -112,31 +115,39 @@ class Belongings:
 class _Held:
     """An object that may change, and what is in it.
 
+    Whether something else is in it is asked of hundreds of objects at every run, so by identity alone.
+
     Args:
-        read: gives that: keys and then values, items, or the bytes of numbers.
+        read: gives what is in it.
     """
 
-    __slots__ = ("_before", "_name", "_put_back", "_read", "_value")
+    __slots__ = ("_before", "_keys", "_name", "_put_back", "_read", "_value")
 
     def __init__(self, name: str, value: Any, read: _Read) -> None:
         self._name, self._value, self._read = name, value, read
-        self._before = read()
+        held = read()
+        self._keys = [*held] if _is_keyed(held) else None
+        self._before = _in_order(held)
         self._put_back = _way_back(value)
 
     def moved(self) -> bool:
-        """Whether something else may be in it; asked of thousands of objects, so by identity alone."""
-        now, before = self._read(), self._before
-        if not (isinstance(now, list) and isinstance(before, list)):
-            return now != before
-        return len(now) != len(before) or not all(map(operator.is_, now, before))
+        """Whether something else may be in it."""
+        held, before = self._read(), self._before
+        if type(held) is bytes:
+            return held != before
+        if len(held) != len(before):
+            return True
+        if self._keys is None:
+            return not all(map(operator.is_, held, before))
+        return not all(map(operator.is_, held.values(), before)) or [*held] != self._keys
 
     def changes(self) -> dict[str, Any]:
-        now, before = self._read(), self._before
-        if isinstance(now, list) and isinstance(before, list):
-            if _has_keys(self._value):
-                return _changed_entries(self._name, self._value, _by_key(before), _by_key(now))
-            if len(now) == len(before) and all(map(_is_same, now, before)):
-                return {}
+        held, before = self._read(), self._before
+        if self._keys is not None:
+            known = dict(zip(self._keys, before, strict=True))
+            return _changed_entries(self._name, self._value, known, held)
+        if type(held) is not bytes and len(held) == len(before) and all(map(_is_same, held, before)):
+            return {}
         return {f"what the variable {self._name} holds": picture(self._value)}
 
     def put_back(self) -> None:
@@ -159,17 +170,19 @@ class _Empty:
         self.value.clear()
 
 
-# Keys and then values, or items; of what is only counted, or told by its bytes, that.
-_Read = Callable[[], "list[Any] | int | bytes"]
+# What is in an object: entries, items, or the bytes of numbers.
+_Read = Callable[[], Any]
 
 
-def _has_keys(value: Any) -> bool:
-    return not isinstance(value, (list, set, collections.deque))
+def _is_keyed(held: Any) -> bool:
+    return isinstance(held, (dict, types.MappingProxyType))
 
 
-def _by_key(held: list[Any]) -> dict[Any, Any]:
-    half = len(held) // 2
-    return dict(zip(held[:half], held[half:], strict=True))
+def _in_order(held: Any) -> Any:
+    """Bytes as they are."""
+    if type(held) is bytes:
+        return held
+    return [*held.values()] if _is_keyed(held) else [*held]
 
 
 def _changed_entries(
@@ -188,7 +201,7 @@ def _named(name: str, owner: Any, key: Any) -> str:
 def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[str, Any]]:
     """Every object that is come by, each once, with the name of the variable that led there."""
     waiting = collections.deque[tuple[str, Any]]([(type(module).__name__, module)])
-    waiting += [("an argument", each) for each in given]
+    waiting.extend(("an argument", each) for each in given)
     kept: dict[int, Any] = {}  # alive, so that ids stay their own
     while waiting and len(kept) < _MOST:
         name, value = waiting.popleft()
@@ -199,28 +212,25 @@ def _gone_through(module: torch.nn.Module, given: list[Any]) -> Iterator[tuple[s
             continue
         kept[id(value)] = value
         try:
-            found = inside(value)
+            named, others = inside(value)
         except Exception:  # of an object's own
             continue
         yield name, value
-        waiting += [(key or name, each) for key, each in found]
+        waiting.extend(named)
+        waiting.extend(zip(itertools.repeat(name), others))
 
 
-# What an object leads to: global variables and those of functions have names of their own.
-_Found = list[tuple[str, Any]]
-
-
-def _nameless(values: Iterable[Any]) -> _Found:
-    return [("", each) for each in values]
+# What an object leads to: variables with names of their own, and all else.
+_Found = tuple[Iterable[tuple[str, Any]], Iterable[Any]]
 
 
 def _in_python_module(value: types.ModuleType) -> _Found:
-    return [("", vars(value))] if is_users_module(value) else []
+    return (), ([vars(value)] if is_users_module(value) else ())
 
 
 def _in_class(value: type) -> _Found:
     own = vars(value).items() if is_users(value) else ()
-    return [("", each) for name, each in own if name not in _OF_CLASSES]
+    return (), [each for name, each in own if name not in _OF_CLASSES]
 
 
 # What Python and dataclasses note of a class.
@@ -229,28 +239,36 @@ _OF_CLASSES = {"__annotations__", "__dataclass_fields__", "__dataclass_params__"
 
 def _in_function(function: types.FunctionType) -> _Found:
     if not is_users(function):
-        return [("", getattr(function, "__wrapped__", None))]
+        return (), [getattr(function, "__wrapped__", None)]
     variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    others = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [*variables, *_nameless((*others, vars(function), function.__globals__))]
+    given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return variables, (*given, vars(function), function.__globals__)
 
 
 def _in_variable(cell: types.CellType) -> _Found:
-    return _nameless(_in_cell(cell).values())
+    return (), _in_cell(cell).values()
 
 
 def _in_method(method: Any) -> _Found:
-    return _nameless((method.__self__, getattr(method, "__func__", None)))
+    return (), (method.__self__, getattr(method, "__func__", None))
 
 
 def _in_partial(value: functools.partial[Any]) -> _Found:
-    return _nameless((value.func, *value.args, *value.keywords.values()))
+    return (), (value.func, *value.args, *value.keywords.values())
+
+
+def _in_wrapper(value: Any) -> _Found:
+    return (), [method_in(value)]
 
 
 def _in_dict(value: dict[Any, Any]) -> _Found:
     if _is_namespace(value):
-        return [(name, each) for name, each in value.items() if not name.startswith("__")]
-    return _nameless(each for _, each in pairs(value)[:_MANY])
+        return [(name, each) for name, each in value.items() if not name.startswith("__")], ()
+    return (), [each for _, each in pairs(value)[:_MANY]]
+
+
+def _in_items(value: Any) -> _Found:
+    return (), entries(value)[:_MANY]
 
 
 def _is_namespace(value: Any) -> bool:
@@ -260,11 +278,15 @@ def _is_namespace(value: Any) -> bool:
 
 def _in_module(value: torch.nn.Module) -> _Found:
     own = [each for name, each in vars(value).items() if name not in BOOKKEEPING]
-    return _nameless((type(value), value._buffers, *value._modules.values(), *blind_hooks(value), *own))
+    return (), (type(value), value._buffers, *value._modules.values(), *blind_hooks(value), *own)
 
 
 def _in_object(value: Any) -> _Found:
-    return _nameless((type(value), *attributes(value).values()))
+    return (), (type(value), *attributes(value).values())
+
+
+def _in_nothing(value: Any) -> _Found:
+    return (), ()
 
 
 # The first that fits.
@@ -275,9 +297,9 @@ _OPENERS: tuple[tuple[Any, Callable[[Any], _Found]], ...] = (
     (types.CellType, _in_variable),
     ((types.MethodType, types.BuiltinMethodType), _in_method),
     (functools.partial, _in_partial),
-    (AROUND_A_METHOD, lambda value: [("", method_in(value))]),
+    (AROUND_A_METHOD, _in_wrapper),
     (dict, _in_dict),
-    (LISTS, lambda value: _nameless(entries(value)[:_MANY])),
+    (LISTS, _in_items),
     (torch.nn.Module, _in_module),
 )
 
@@ -288,7 +310,7 @@ def _opener(kind: type) -> Callable[[Any], _Found] | None:
     if issubclass(kind, (*SIMPLE, torch.Tensor)):
         return None
     found = next((opener for kinds, opener in _OPENERS if issubclass(kind, kinds)), None)
-    return found or (_in_object if is_data(kind) else lambda value: [])
+    return found or (_in_object if is_data(kind) else _in_nothing)
 
 
 def _in_cell(cell: types.CellType) -> dict[str, Any]:
@@ -299,35 +321,27 @@ def _in_cell(cell: types.CellType) -> dict[str, Any]:
 _NOTHING = object()
 
 
-def _by_entries(read: Callable[[], Mapping[Any, Any]]) -> _Read:
-    def keys_and_values() -> list[Any] | int:
-        held = read()
-        return [*held, *held.values()] if len(held) <= _SMALL else len(held)
-
-    return keys_and_values
-
-
-def _by_items(read: Callable[[], Collection[Any]]) -> _Read:
-    def items() -> list[Any] | int:
-        held = read()
-        return [*held] if len(held) <= _SMALL else len(held)
-
-    return items
-
-
 def _read_class(value: type) -> _Read | None:
-    return _by_entries(lambda: vars(value)) if is_users(value) else None
+    return functools.partial(vars, value) if is_users(value) else None
 
 
 def _read_dict(value: dict[Any, Any]) -> _Read:
-    return _by_entries((lambda: value) if type(value) is dict else lambda: copied(value))
+    if len(value) > _SMALL:
+        return functools.partial(_counted, value)
+    return (lambda: value) if type(value) is dict else functools.partial(copied, value)
 
 
 def _read_items(value: Any) -> _Read:
-    return _by_items((lambda: value) if type(value) in _PYTHONS else lambda: entries(value))
+    if len(value) > _SMALL:
+        return functools.partial(_counted, value)
+    return (lambda: value) if type(value) in _PYTHONS else functools.partial(entries, value)
 
 
 _PYTHONS = (dict, list, set, collections.deque)
+
+
+def _counted(value: Any) -> bytes:
+    return str(len(value)).encode()
 
 
 def _read_array(value: Any) -> _Read | None:
@@ -348,13 +362,15 @@ def _read_generator(generator: Any) -> _Read:
 
 
 def _read_object(value: Any) -> _Read:
-    return _by_entries(lambda: attributes(value))
+    if slots(type(value)) or dictionary(value) is None:
+        return functools.partial(attributes, value)
+    return functools.partial(object.__getattribute__, value, "__dict__")
 
 
 # The first that fits.
 _READERS: tuple[tuple[Any, Callable[[Any], _Read | None]], ...] = (
     (type, _read_class),
-    (types.CellType, lambda value: _by_entries(lambda: _in_cell(value))),
+    (types.CellType, lambda value: functools.partial(_in_cell, value)),
     (dict, _read_dict),
     ((list, set, collections.deque), _read_items),
     (numpy.ndarray, _read_array),

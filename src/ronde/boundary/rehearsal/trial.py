@@ -28,7 +28,7 @@ from ronde.boundary.kept import (
 from ronde.boundary.other_threads import others_run
 from ronde.boundary.randomness.draws import RecordedDraws
 from ronde.boundary.randomness.named_hosts import HOSTS
-from ronde.boundary.randomness.random_state import host_states, moved_hosts, preserved_random_state
+from ronde.boundary.randomness.random_state import Hosts, preserved_random_state
 from ronde.boundary.rehearsal.backward_counts import BackwardCounts
 from ronde.boundary.rehearsal.belongings import Belongings
 from ronde.boundary.rehearsal.between import Between, Step
@@ -170,16 +170,17 @@ class Trial:
             left.update(_changed(before, self._state(twin)))
 
     @contextmanager
-    def undone(self, told: dict[str, str]) -> Iterator[dict[str, Any]]:
+    def undone(self, told: dict[str, str]) -> Iterator[tuple[dict[str, Any], Hosts]]:
         """Inside, what is done around the module is undone again; what would have been said is in `told`.
 
         Yields:
-            to be filled at the end with pictures of what has changed that the module's code does not name.
+            to be filled at the end with pictures of what has changed that the module's code does not name,
+            and the generators of the process.
         """
         around, random_state = self._surroundings.restored(), preserved_random_state(self._surroundings.hosts)
         unnamed = self._belongings.restored()
-        with around, random_state, apart(told), _parametrized_anew(), unnamed as changed:
-            yield changed
+        with around, random_state as hosts, apart(told), _parametrized_anew(), unnamed as changed:
+            yield changed, hosts
 
     def hosts(self) -> frozenset[str]:
         """The generators of the process of which it is told, if they move, that it was by what is tried."""
@@ -223,12 +224,12 @@ class Trial:
         batch = [value for value, axis in zip(values, self.axes, strict=True) if axis is not None]
         between = Between(batch, reads.only_checks, axes) if watched else None
         counts = BackwardCounts()
-        host, hosts = host_states(), self.hosts()
+        hosts = self.hosts()
         own = [(g, generator_state(g)) for g in self._surroundings.generators]
         objects = [_kept_on(value) for value in values]
         told: dict[str, str] = {}
         torch.clear_autocast_cache()  # or a parameter's cast would come from an earlier run's graph
-        with self.undone(told) as unnamed:
+        with self.undone(told) as (unnamed, host):
             try:
                 with (
                     draws or nullcontext(),
@@ -251,10 +252,10 @@ class Trial:
                 torch.clear_autocast_cache()
                 self.drew = self.drew or bool(recorder.draws)
             refused = _refused(writes, marks, counts) or _was_used(self._kept_out)
-            drew = bool(hosts & moved_hosts(host, host_states()))
+            after = self._state(twin)
+            drew = bool(hosts & host.moved())
             if drew or any(not same(state, generator_state(g)) for g, state in own):
                 refused = refused or "it draws random numbers by other means than torch's own generator"
-            after = self._state(twin)
         if refused:
             raise Refusal(refused)
         if reads.refused:
