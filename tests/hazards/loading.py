@@ -175,6 +175,13 @@ def _noisy(x: T) -> T:
     return x + random.random() + float(np.random.rand())
 
 
+DRAWN = random.random
+
+
+def _noisy_by_name(x: T) -> T:
+    return x + DRAWN()
+
+
 def _epoch_set() -> Iterator[Any]:
     """The script tells the data set which epoch it is."""
 
@@ -220,6 +227,9 @@ HAZARDS = {
         _trained(lambda: Rows(_noisy), num_workers=2, worker_init_fn=_seed_worker), "parts", _DRAWS
     ),
     "global random": Hazard(_trained(lambda: Rows(_noisy)), "parts", _DRAWS),
+    "global random by the name of its method": Hazard(
+        _trained(lambda: Rows(_noisy_by_name)), "parts", "its samples draw random numbers"
+    ),
     "collate of the user's": Hazard(
         _trained(
             Rows,

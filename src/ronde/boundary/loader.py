@@ -33,7 +33,7 @@ from ronde.boundary.holdings import Holdings
 from ronde.boundary.other_threads import others_run, reads_ahead_for
 from ronde.boundary.patches import Patches
 from ronde.boundary.randomness.host_generators import HostGenerators
-from ronde.boundary.randomness.named_hosts import hosts_in_samples
+from ronde.boundary.randomness.named_hosts import hosts_in_samples, is_of_process
 from ronde.boundary.randomness.random_state import Drawn
 from ronde.boundary.reach import Reach
 from ronde.boundary.read_again import Asked, read_again, repeats
@@ -433,7 +433,7 @@ def _rows(data: Any, dim: int) -> int | None:
 
 def _uses_generator(dataset: Any) -> bool:
     """Whether a dataset or its code, transforms and closures among it, uses a random generator of its own."""
-    return bool(_reached(dataset).generators())
+    return not all(map(is_of_process, _reached(dataset).generators()))
 
 
 def _reached(dataset: Any) -> Reach:
