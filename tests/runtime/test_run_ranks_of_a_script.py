@@ -154,12 +154,19 @@ def test_a_script_that_trains_in_a_thread_is_told_so(tmp_path: Path) -> None:
     script = """
         import threading, torch
         model = torch.nn.Linear(3, 1)
-        thread = threading.Thread(target=lambda: print(model(torch.zeros(8, 3)).shape))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def train():
+            output = model(torch.zeros(8, 3))
+            output.sum().backward()
+            optimizer.step()
+            print(output.shape)
+        thread = threading.Thread(target=train)
         thread.start()
         thread.join()"""
     run = ronde(tmp_path, textwrap.dedent(script))
     assert (run.returncode, run.stdout) == (0, "torch.Size([8, 1])\n")
     assert "and this script called its modules in another\n" in run.stderr
+    assert "ronde: 1 optimizer step in " in run.stderr
 
 
 def test_a_script_that_calls_modules_in_a_function_of_autograds_is_told_so(tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ class Session:
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not self.context.on_main_thread():
+                self.tally.step_beside()
                 return
             self.tally.step(optimizer)
             self.memory.stepped(optimizer)

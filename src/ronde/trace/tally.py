@@ -133,6 +133,10 @@ class Tally:
         if self.pulse is not None:
             self.pulse.beat(self.steps, self.samples)
 
+    def step_beside(self) -> None:
+        """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""
+        self.steps += 1
+
     def rates(self) -> tuple[float, float] | None:
         """Steps and samples per second from the first step to the last; the first one warms up.
 
