@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -134,6 +135,46 @@ def test_a_number_in_an_object_may_tell_of_the_whole_batch(ranks: Any) -> None:
     _, gradients, _ = _trained(Inner, Counted)
     for _, found, _, _ in ranks(2, _on_ranks, Inner, Counted):
         assert found == pytest.approx(gradients, rel=1e-12)
+
+
+class Recommends(nn.Module):
+    """Makes tensors of arrays itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(9, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, seen: Any) -> torch.Tensor:
+        return self.head(self.items(torch.as_tensor(seen)).mean(1))
+
+
+def _recommended(*, arrays: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = Recommends().double()
+    seen = np.arange(ROWS * 2).reshape(ROWS, 2) % 9
+    for _ in range(2):
+        model(seen if arrays else torch.as_tensor(seen)).pow(2).mean().backward()
+    assert model.items.weight.grad is not None
+    return model.items.weight.grad.flatten().tolist()
+
+
+def _recommended_on_ranks(rank: Rank, arrays: bool) -> Any:
+    with rank.session() as session:
+        return _recommended(arrays=arrays), list(session.context.notes), dict(session.tally.sharded)
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_arrays_of_numpy_are_not_cut_and_it_is_told(ranks: Any, arrays: bool) -> None:
+    expected = _recommended(arrays=arrays)
+    told = (
+        "Recommends runs in parts, not as one piece: its arguments are NumPy arrays, which are not cut; give "
+        "it tensors (torch.as_tensor(...))"
+    )
+    for gradients, notes, sharded in ranks(2, _recommended_on_ranks, arrays):
+        assert gradients == pytest.approx(expected, rel=1e-12)
+        assert notes == ([told] if arrays else [])
+        assert sharded == ({"Embedding": 2, "Linear": 2} if arrays else {"Recommends": 2})
 
 
 class Attends(nn.Module):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy
 import torch
 
 from ronde.boundary.compiled import aside, is_compiled, uncompiled
@@ -157,7 +158,8 @@ class ModelEdge:
             values = list(leaves((args, kwargs)))
         found = batches(values, self._context.batch_dim, self._context.rows)
         if not found:
-            return plain(module, *args, **kwargs)
+            with self._verdicts.arrays(module) if any(map(_is_array, values)) else nullcontext():
+                return plain(module, *args, **kwargs)
         listed = None if module in self._adopted else listed_samples(args, kwargs)
         # Of one row nothing can be tried, and on one rank too there is nothing to cut.
         least = max(self._context.world_size, 2)
@@ -384,6 +386,10 @@ def _samples(values: list[Any], batch: Batch) -> int:
 
 def _is_real(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.is_floating_point()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, numpy.ndarray) and value.ndim > 1
 
 
 def _is_nested(value: Any) -> bool:

@@ -270,10 +270,24 @@ class Verdicts:
             f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
             f"or a dict, a dataclass or a plain object of them"
         )
+        self._tell_of_arguments(module, reason)
+        return self.inside(module, Verdict(False, reason))
+
+    @contextmanager
+    def arrays(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around the body of a module that is given arrays of NumPy, and makes tensors of them, if any."""
+        sharded = self._context.tally.sharded
+        before = sum(sharded.values())
+        with self.inside(module, Verdict(False, _ARRAYS)):
+            yield
+        if sum(sharded.values()) > before:
+            self._tell_of_arguments(module, _ARRAYS)
+
+    def _tell_of_arguments(self, module: torch.nn.Module, reason: str) -> None:
+        """Of the outermost module that has parameters."""
         told = self._in_parts.is_told(type(module).__name__)
         if not self._around and next(module.parameters(), None) is not None and not told:
             self._in_parts.tell(module, reason)
-        return self.inside(module, Verdict(False, reason))
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Where a module around this one could not be cut for the same reason, this one is its cause."""
@@ -488,6 +502,7 @@ def _drops(module: torch.nn.Module) -> bool:
     return any(isinstance(part, _Dropout) and part.training and part.p > 0 for part in module.modules())
 
 
+_ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
 _Dropout = torch.nn.modules.dropout._DropoutNd
 
 
