@@ -12,6 +12,7 @@ import fractions
 import functools
 import pathlib
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -139,6 +140,15 @@ def test_a_length_is_told_where_it_is_asked_for(make: Any) -> None:
     assert told != longer
     assert without_lengths(told) == without_lengths(longer)
     assert without_lengths(told) != without_lengths(contents(make(), lengths=True))
+
+
+def test_parameters_are_told_alike_whatever_class_they_have_meanwhile() -> None:
+    class Part(torch.nn.Parameter):
+        pass
+
+    whole, part = torch.nn.Parameter(torch.ones(2)), Part(torch.ones(2))
+    assert contents(Box(held=[weakref.ref(whole)])) == contents(Box(held=[weakref.ref(part)]))
+    assert contents(whole) == contents(part)
 
 
 def test_what_leads_back_to_itself_ends() -> None:

@@ -21,6 +21,24 @@ def _two(function: Callable[[Any, T], T], **parts: Any) -> Any:
     return modelled(lambda: Lambda(function, a=nn.Linear(4, 3), b=nn.Linear(4, 3), **parts), epochs=4)
 
 
+class Recurrent(nn.Module):
+    """Dropout between layers, and a first state that is drawn, for as many rows as there are."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layers = kind(4, 5, num_layers=2, batch_first=True, bidirectional=True, dropout=0.5)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: T) -> T:
+        first = torch.randn(4, x.size(0), 5, dtype=D)
+        state = (first, first) if isinstance(self.layers, nn.LSTM) else first
+        return self.head(self.layers(x, state)[0][:, -1])
+
+
+def _recurrent(kind: Any) -> Any:
+    return modelled(lambda: Recurrent(kind), batches=loader(dataset=data(3, 4)))
+
+
 class OwnGenerator(nn.Module):
     def __init__(self, generator: Any) -> None:
         super().__init__()
@@ -157,6 +175,8 @@ HAZARDS = {
     "stochastic depth by batch": Hazard(modelled(lambda: Stochastic(True)), "whole"),
     "draws later": Hazard(lambda: _sometimes([]), "whole"),
     "draws later, unwatched": Hazard(lambda: _sometimes(unwatched()), "refused", "attribute"),
+    "recurrent layers": Hazard(_recurrent(nn.LSTM), "whole"),
+    "recurrent layers of another kind": Hazard(_recurrent(nn.GRU), "whole"),
     "seeds in forward": Hazard(modelled(Reseeds), "whole"),
     "dropout": Hazard(
         modelled(lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.5), nn.Linear(9, 3))), "whole"

@@ -120,6 +120,16 @@ def test_padded_places_are_zeros_under_zero3(ranks: Any, name: str) -> None:
     assert ranks(2, _padded, name) == [[], []]
 
 
+def _drawn(rank: Rank, name: str, plan: str) -> list[str]:
+    return check(rank, randomness.HAZARDS[name], plan)
+
+
+@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2"])
+@pytest.mark.parametrize("name", ["recurrent layers", "recurrent layers of another kind"])
+def test_draws_of_recurrent_layers_are_one_devices_under(ranks: Any, name: str, plan: str) -> None:
+    assert ranks(2, _drawn, name, plan) == [[], []]
+
+
 def test_there_are_many() -> None:
     assert len(NAMES) >= 100
 

@@ -63,7 +63,7 @@ class _Look:
         """The contents of a value, or where it was before."""
         reader = _reader(type(value))
         if reader is None:
-            return type(value)
+            return _told(type(value))
         count = len(self._known)
         place = self._known.setdefault(id(value), count)
         return _asked(reader, value, _DEEP - 1, self) if place == count else ("as", place)
@@ -109,7 +109,7 @@ def _inside(value: Any, depth: int, look: _Look) -> Any:
         return value
     reader = _reader(kind)
     if reader is None or (depth <= 0 and reader not in _FLAT and not look.goes_deeper(value, depth)):
-        return kind
+        return _told(kind)
     return _asked(reader, value, depth - 1, look)
 
 
@@ -129,6 +129,12 @@ def _reader(kind: type) -> _Reader | None:
     if found is _itself and not all(isinstance(each, _OF_PYTHON) for each in (kind.__eq__, kind.__hash__)):
         return _inherited
     return None if found is _nothing else found
+
+
+@functools.lru_cache(maxsize=4096)
+def _told(kind: type) -> type:
+    """The type as which something is told that is not looked into: ranks change that of parameters."""
+    return torch.Tensor if issubclass(kind, torch.Tensor) else kind
 
 
 _OF_PYTHON = types.WrapperDescriptorType

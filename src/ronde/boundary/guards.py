@@ -77,6 +77,11 @@ class ForeignWrites(TorchDispatchMode):
             for tensor in written(func, args, kwargs):
                 self._check(memory(tensor), func)
         result = func(*args, **kwargs)
+        self.seen(func, args, kwargs, result)
+        return result
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation has been carried out."""
         inside = {memory(value) for value in tensors((args, tuple(kwargs.values())))}
         new = func is torch.ops.aten.lift_fresh.default
         for value in tensors(result):
@@ -84,7 +89,6 @@ class ForeignWrites(TorchDispatchMode):
             if place is not None and (new or place not in inside):
                 self._own.add(place)
             self.shapes = hash((self.shapes, func, tuple(value.shape)))
-        return result
 
     def _check(self, place: int | None, func: Any) -> None:
         if place is None or place in self._own:

@@ -28,6 +28,7 @@ from ronde.boundary import (
     loss_scale,
     own_backward,
     recompute,
+    recurrent,
     rules,
     subclassing,
     torchscript,
@@ -192,6 +193,7 @@ class Session:
         subclassing.install(self.patches)
         batch_norm.install(self.patches, self.context)
         fast_path.install(self.patches, self.context)
+        recurrent.install(self.patches)
         recompute.install(self.patches, self.context)
         own_backward.install(self.patches, self.context)
         losses.install(self.patches, table)

@@ -161,7 +161,7 @@ class RecordedDraws(TorchDispatchMode):
             return carry_out(self, func, args, kwargs)
         self._reads.check(func, args)
         result = func(*args, **(kwargs or {}))
-        self._reads.follow(func, args, kwargs, result)
+        self.seen(func, args, kwargs, result)
         if is_random(func, args, kwargs):
             name = _name(func)
             if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
@@ -170,6 +170,10 @@ class RecordedDraws(TorchDispatchMode):
                 raise UnknownDraw(f"{name} with a generator of its own")
             self.draws.append((name, _drawn_shape(func, args, result)))
         return result
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation that draws nothing has been carried out."""
+        self._reads.follow(func, args, kwargs, result)
 
 
 class SlicedDraws(TorchDispatchMode):

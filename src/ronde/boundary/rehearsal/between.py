@@ -84,11 +84,16 @@ class Between(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        self.seen(func, args, kwargs, result)
+        return result
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation has been carried out."""
         name = func._schema.name.split("::")[1]
         given = map(_place, tensors((args, (*kwargs.values(),))))
         used = [self._held[place][1] for place in given if place in self._held]
         if not used or func.is_view or name.startswith(_NEW):
-            return result
+            return
         made = tensors(result)
         uses = frozenset(step for step in used if step is not None)
         # What lies behind the first of several results may be without meaning, as a kernel's workspace.
@@ -96,7 +101,6 @@ class Between(TorchDispatchMode):
             self._note(name, tensor, uses, torch.Tag.pointwise in func.tags)
         for tensor in made:
             self._hold(tensor, len(self.steps) - 1)
-        return result
 
     def _note(self, name: str, tensor: torch.Tensor, uses: frozenset[int], pointwise: bool) -> None:
         place, sums = len(self.steps), None

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from ronde.boundary.contents import each_once
 from ronde.boundary.context import Context, Region
@@ -23,6 +24,7 @@ from ronde.boundary.guards import apart
 from ronde.boundary.kept import Surroundings, kept_tensors
 from ronde.boundary.randomness.random_state import preserved_random_state
 from ronde.boundary.reach import BOOKKEEPING, SIMPLE, Place, Reach
+from ronde.boundary.recurrent import RECURRENT, is_packed
 from ronde.boundary.rehearsal.operations import Operation, Operations, Origins, are_alike, use_the_same
 from ronde.boundary.rehearsal.rehearse import ROWS
 from ronde.boundary.rehearsal.twin import twin_of
@@ -66,6 +68,25 @@ class _Form:
         shape = [rows if dim == self.axis else size for dim, size in enumerate(self.shape)]
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
         return made.requires_grad_(self.requires_grad)
+
+
+class _OneStep(TorchFunctionMode):
+    """Lets torch's recurrent layers do the first step of a sequence only: every other one is like it.
+
+    Without data each step is dozens of operations, and takes as long as a training step of the whole.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _RECURRENT or is_packed(args):
+            return func(*args, **(kwargs or {}))
+        sequence, batch_first = args[0], args[8]
+        time = int(batch_first) if sequence.dim() > 2 else 0
+        output, *state = func(sequence.narrow(time, 0, 1), *args[1:])
+        return output.repeat_interleave(sequence.shape[time], time), *state
+
+
+_PLAIN: Any = torch._C  # where a session replaces nothing
+_RECURRENT = {getattr(_PLAIN._VariableFunctions, name) for name in RECURRENT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,7 +192,7 @@ def _carried_out(
         # Or parameters were cast in the first run only, and FakeTensors met by the runs behind the last.
         torch.clear_autocast_cache()
         try:
-            with Operations(origins) as operations:
+            with Operations(origins) as operations, _OneStep():
                 output, _ = call(twin, given)
         finally:
             torch.clear_autocast_cache()
