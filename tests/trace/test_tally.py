@@ -13,8 +13,8 @@ class Optimizer:
     """Stands for one."""
 
 
-def samples(events: str, rows: int = 4) -> int:
-    """What is counted.
+def samples(events: str, rows: int = 4, seen: int | None = None) -> int:
+    """What is counted, of batches of so many `rows` of which a module sees so many others.
 
     D: a loader delivers; C: a module is called in training, E: in evaluation; B: backward; S, T: two
     optimizers step, (: one of them begins to.
@@ -25,7 +25,7 @@ def samples(events: str, rows: int = 4) -> int:
         tally.know(optimizer)
     does: dict[str, Callable[[], object]] = {
         "D": lambda: tally.deliver(1, rows),
-        "C": lambda: tally.train_on(rows),
+        "C": lambda: tally.train_on(seen or rows),
         "E": tally.evaluate,
         "B": tally.backward,
         "(": tally.begin_step,
@@ -71,6 +71,14 @@ def test_a_step_that_computes_its_batch_several_times_counts_it_once() -> None:
 def test_a_batch_on_which_no_module_is_called_counts_with_the_step() -> None:
     assert samples("DS DS") == 8
     assert samples("DS DE DE DS") == 8
+
+
+def test_a_module_may_see_other_rows_than_the_loader_has_put_together() -> None:
+    """The nodes of graphs, say, or both views of each image."""
+    assert samples("DCBS DCBS", seen=60) == 8
+    assert samples("D CBS CBS", seen=60) == 8  # the same batch once more
+    assert samples("DE CBS CBS", seen=60) == 120  # trained from memory
+    assert samples("DDCCBS", seen=60) == 4
 
 
 def test_rates_leave_the_first_step_out() -> None:

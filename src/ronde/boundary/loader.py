@@ -135,10 +135,12 @@ class LoaderEdge:
             plain_reset(iterator, loader, first_iter)
             iterator._ronde_queue.clear()
             iterator._ronde_asked.clear()
+            iterator._ronde_counts.clear()
 
         def next_index(iterator: Any) -> Any:
             index = plain_index(iterator)
             edge._mark(index)
+            iterator._ronde_counts.append(_samples(iterator, index))
             if not iterator._ronde_loading.compared:
                 iterator._ronde_asked.append(Asked(index))
             return edge._cut(iterator, index)
@@ -151,11 +153,12 @@ class LoaderEdge:
                 with edge._fetching(iterator):
                     data = plain_next(iterator)
             finally:  # where a sample raised, its batch is over too
-                asked = edge._next_asked(iterator)
+                asked, samples = edge._next_asked(iterator), _next_count(iterator)
             data = edge._deliver(iterator, data, asked)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                edge._context.tally.deliver(spent, _rows(data, edge._context.batch_dim or 0))
+                rows = _rows(data, edge._context.batch_dim or 0) if samples is None else samples
+                edge._context.tally.deliver(spent, rows)
             return data
 
         patches.set(_BaseDataLoaderIter, "__init__", init)
@@ -217,6 +220,7 @@ class LoaderEdge:
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
         iterator._ronde_asked = collections.deque()
+        iterator._ronde_counts = collections.deque()
         iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
         iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
         if loading.reason:
@@ -416,6 +420,18 @@ def _is_batch(data: Any, rows: int) -> bool:
 def _is_marked(value: torch.Tensor) -> bool:
     """Whether a batch has a class of its own, or something written on it: rows would lose that."""
     return own_class(value) is not None or bool(written(value))
+
+
+def _samples(iterator: Any, index: Any) -> int | None:
+    """How many samples are asked for at once; None where that is not told, or each may be a batch."""
+    known = iterator._dataset_kind == _DatasetKind.Map and isinstance(index, list) and len(index) > 1
+    return len(index) if known else None
+
+
+def _next_count(iterator: Any) -> int | None:
+    """How many samples are in the batch that has come."""
+    counts: collections.deque[int | None] = getattr(iterator, "_ronde_counts", collections.deque())
+    return counts.popleft() if counts else None
 
 
 def _rows(data: Any, dim: int) -> int | None:

@@ -19,8 +19,9 @@ class Tally:
     optimizers of the same batch add nothing, and evaluation is not counted. When all optimizers have stepped
     and no loader has delivered since, the batch is used once more, and counts once more. Where training does
     not read a loader, a batch begins after each backward, but inside a step (`LBFGS`) after the step. Of
-    several loaders read in step (`zip`) the rows of the first call count. Where no module is called on a
-    batch that a loader delivered, its rows count when an optimizer steps.
+    several loaders read in step (`zip`) the rows of the first call count. Where a module sees other rows than
+    the loader has put together (the nodes of graphs, the words of texts), and where none is called before an
+    optimizer steps, the loader's count.
 
     Attributes:
         steps: steps of all optimizers.
@@ -31,6 +32,7 @@ class Tally:
     """
 
     __slots__ = (
+        "_counted",
         "_delivered",
         "_first",
         "_fresh",
@@ -59,7 +61,8 @@ class Tally:
         # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
         self._delivered = False
-        self._rows: int | None = None
+        self._rows: dict[int, None] = {}  # of what was delivered since, in order
+        self._counted = (0, 0)  # rows that a module saw last, and as how many they were counted
         # Of the batch that was counted last: where it came from, and which optimizers have stepped since.
         self._from_loader = False
         self._stepped: set[int] = set()
@@ -77,21 +80,28 @@ class Tally:
         """A loader has handed out a batch, of so many rows if that is known, for which the script waited."""
         self.data_ns += spent_ns
         self._fresh = self._delivered = True
-        self._rows = rows
+        if rows is not None:
+            self._rows[rows] = None
 
     def train_on(self, rows: int) -> None:
         """A module is called in training on a batch of so many rows."""
-        if self._fresh or (self._from_loader and self._all_stepped()):
-            self._count(rows)
+        if self._fresh:
+            self._counted = rows, rows if rows in self._rows else next(iter(self._rows), rows)
+            self._count(self._counted[1])
+        elif self._from_loader and self._all_stepped():
+            known, counted = self._counted
+            self._count(counted if rows == known else rows)
 
     def evaluate(self) -> None:
         """A module is called in evaluation: what a loader delivered last was for that."""
         self._delivered = False
+        self._rows.clear()
 
     def _count(self, rows: int) -> None:
         self.samples += rows
         self._from_loader = self._delivered
         self._fresh = self._delivered = False
+        self._rows.clear()
         self._stepped.clear()
 
     def _all_stepped(self) -> bool:
@@ -122,8 +132,8 @@ class Tally:
         """An optimizer has stepped."""
         self.steps += 1
         self._in_step = False
-        if self._delivered and self._fresh and self._rows is not None:
-            self._count(self._rows)
+        if self._delivered and self._fresh and self._rows:
+            self._count(next(iter(self._rows)))
         self._stepped.add(id(optimizer))
         if self._owed:
             self._fresh, self._owed = True, False
