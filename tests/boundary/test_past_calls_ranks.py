@@ -57,6 +57,14 @@ class Sized(Net):
         return self.third(super().forward(x))
 
 
+class Adapter(Net):
+    """Is called for something else: an answer without a gradient."""
+
+    @torch.no_grad()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x).detach()
+
+
 class Wrapper(nn.Module):
     """Holds a model, as a class of a library's does for training."""
 
@@ -183,7 +191,8 @@ _PAST = (
         (Net, _one_layer, []),
         (Wrapper, _step, []),
         (Net, _one_row, []),
-        # Not for the user to change, and not training.
+        # Nothing to advise, not for the user to change, and not training.
+        (Adapter, _forward, []),
         (Net, _by_a_library, []),
         (Net, _evaluated, []),
     ],

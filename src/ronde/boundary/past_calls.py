@@ -39,7 +39,7 @@ class PastCalls:
         """The script calls this module, around which no other is called."""
         size = _size(module)
         found = method_past_call(sys._getframe(1), module) if size else None
-        if found is not None:
+        if found is not None and not _calls_in_its_own_way(type(found[0])):
             owner, name = found
             method = self._methods.setdefault(type(owner).__name__, {}).setdefault(name, _Method())
             method.modules.add(module)
@@ -107,6 +107,11 @@ def method_past_call(frame: FrameType | None, module: torch.nn.Module) -> tuple[
                 found = owner, name
         frame = frame.f_back
     return found
+
+
+def _calls_in_its_own_way(kind: type) -> bool:
+    """Whether `net(x)` is something else than to call `forward`."""
+    return any("__call__" in vars(each) for each in kind.__mro__ if each is not torch.nn.Module)
 
 
 def _contains(owner: object, module: torch.nn.Module) -> TypeGuard[torch.nn.Module]:
