@@ -54,6 +54,12 @@ ROOMS = {
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 
 
+def _everyday(room: str, name: str) -> Any:
+    """All but the books by a global name, which are there as attributes, too: `make soak` has them."""
+    seldom = room == "books" and name.endswith(", named")
+    return pytest.param(room, name, id=f"{room}-{name}", marks=pytest.mark.soak if seldom else ())
+
+
 def _hazard(rank: Rank, room: str, name: str) -> list[str]:
     return check(rank, ROOMS[room].HAZARDS[name])
 
@@ -62,7 +68,7 @@ def _right(rank: Rank, name: str, plan: str) -> list[str]:
     return check(rank, dataclasses.replace(backward.HAZARDS[name], end="right"), plan)
 
 
-@pytest.mark.parametrize(("room", "name"), NAMES, ids=[f"{room}-{name}" for room, name in NAMES])
+@pytest.mark.parametrize(("room", "name"), [_everyday(*each) for each in NAMES])
 def test_a_hazard_ends_well(ranks: Any, room: str, name: str) -> None:
     assert ranks(2, _hazard, room, name) == [[], []]
 
