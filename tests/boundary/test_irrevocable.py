@@ -41,3 +41,13 @@ def test_what_logs_to_the_only_run_has_no_way_back(monkeypatch: pytest.MonkeyPat
             return x
 
     assert Behind(Logs()).irrevocable() == "the module wandb"
+
+
+def test_a_generator_of_pythons_is_not_taken_for_one_of_random_numbers() -> None:
+    words = (word for word in "abc")
+
+    class Reads(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, next(words)
+
+    assert Behind(Reads()).irrevocable() == "the iterator words"

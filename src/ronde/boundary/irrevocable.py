@@ -27,7 +27,12 @@ def irrevocable_among(values: Iterable[tuple[str, Any]]) -> str:
     """The first that cannot go back, in words: an iterator, an open file, a queue; "" without one."""
     # By the class itself: an object may say something else, or raise, when it is asked for its class.
     found = ((name, held) for name, value in values if _is_irrevocable(held := behind(value)))
-    return next((f"the {type(value).__name__} {name}" for name, value in found), "")
+    return next((f"the {_named(type(value))} {name}" for name, value in found), "")
+
+
+def _named(kind: type) -> str:
+    """Not "generator", which would be taken for one of random numbers."""
+    return "iterator" if kind is types.GeneratorType else kind.__name__
 
 
 def _is_irrevocable(value: Any) -> bool:
