@@ -38,7 +38,7 @@ from ronde.boundary.rules.common import enter
 from ronde.boundary.sharded_call import ShardedCall, Way, another_form, at_once
 from ronde.boundary.small_batches import SmallBatches
 from ronde.boundary.tensor_class import alike, as_plain, own_class, plain
-from ronde.boundary.torchscript import is_training
+from ronde.boundary.torchscript import is_about_to_trace, is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import RondeError
@@ -142,6 +142,8 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         if torch.jit.is_tracing():
             return plain(module, *args, **kwargs)
+        if is_about_to_trace(module):
+            return self._replicated(plain, module, (args, kwargs))
         try:
             values = list(leaves((args, kwargs)))
         except Opaque as opaque:

@@ -49,14 +49,15 @@ class Patches:
             for (_, name), (owner, before) in self._before.items()
             if any(owner is each for each in owners)
         ]
-        now = [(owner, name, vars(owner)[name]) for owner, name, _ in theirs]
+        # Lifted already where this is called inside.
+        now = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in theirs]
         for owner, name, before in theirs:
             _put_back(owner, name, before)
         try:
             yield
         finally:
             for owner, name, replacement in now:
-                setattr(owner, name, replacement)
+                _put_back(owner, name, replacement)
 
     def restore(self) -> None:
         """Put everything back, last replacement first; the register is empty afterwards."""
@@ -67,6 +68,7 @@ class Patches:
 
 def _put_back(owner: Any, name: str, before: object) -> None:
     if before is _ABSENT:
-        delattr(owner, name)
+        if name in vars(owner):
+            delattr(owner, name)
     else:
         setattr(owner, name, before)

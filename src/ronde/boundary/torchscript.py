@@ -11,10 +11,11 @@ import torch
 
 from ronde.boundary.patches import Patches
 
-__all__ = ["install", "is_training", "one_frame_more"]
+__all__ = ["install", "is_about_to_trace", "is_training", "one_frame_more"]
 
 # Where code that is compiled finds functions by name.
-_NAMESPACES = (torch, torch.nn.functional)
+_VF: Any = torch._VF
+_NAMESPACES = (torch, torch.nn.functional, _VF)
 _PLACE_OF_FRAMES = 3  # of `_frames_up` among the arguments of torch.jit.script
 
 
@@ -36,6 +37,15 @@ def one_frame_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
     if len(args) >= _PLACE_OF_FRAMES:
         return kwargs
     return {**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1}
+
+
+def is_about_to_trace(module: torch.nn.Module) -> bool:
+    """Whether it wraps a model to trace it, for ONNX say: the sizes of the batch go into the graph."""
+    return isinstance(module, _TRACES)
+
+
+_JIT: Any = torch.jit
+_TRACES = _JIT._trace.ONNXTracedModule
 
 
 def is_training(module: torch.nn.Module) -> bool:
