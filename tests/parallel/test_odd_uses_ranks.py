@@ -322,7 +322,7 @@ def compared(rank: Rank, copied: bool) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("copied", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_odd_uses(ranks: Ranks, copied: bool) -> None:
     assert ranks(2, compared, copied) == [[]] * 2
 
