@@ -6,6 +6,7 @@ A trial must leave none of it as it made it, and see where it depends on the row
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import hazards
 from hazards.harness import Hazard, loader, train
 
 T = torch.Tensor
@@ -41,6 +43,44 @@ def _count(x: T) -> None:
 
 def _counted() -> tuple[int, int]:
     return CALLS["calls"], CALLS["rows"]
+
+
+class Imports(Base):
+    """What a forward imports is no global variable."""
+
+    def note(self, x: T) -> None:
+        from hazards.notebook import SHARED, bump
+
+        bump(len(x))
+        SHARED["calls"] = SHARED.get("calls", 0) + 1
+
+
+class Centres(Base):
+    def forward(self, x: T) -> T:
+        from hazards.notebook import centred
+
+        return self.a(centred(x))
+
+
+class CentresByPackage(Base):
+    """By a chain of modules."""
+
+    def forward(self, x: T) -> T:
+        return self.a(hazards.notebook.centred(x))
+
+
+def _centred(make: Callable[[], nn.Module]) -> Any:
+    def script() -> Iterator[Any]:
+        importlib.import_module("hazards.notebook").clear()
+        yield from train(make(), epochs=4)
+
+    return script
+
+
+def _written_in_notebook() -> Iterator[Any]:
+    book = importlib.import_module("hazards.notebook")
+    book.clear()
+    yield from train(Imports(), seen=lambda: (book.CALLS, list(book.ROWS), dict(book.SHARED)))
 
 
 class Single:
@@ -274,6 +314,9 @@ def _with_what_it_keeps() -> Iterator[Any]:
 
 
 HAZARDS = {
+    "branch in a module that is imported in forward": Hazard(_centred(Centres), "right"),
+    "branch in a module of a package": Hazard(_centred(CentresByPackage), "right"),
+    "module that is imported in forward": Hazard(_written_in_notebook, "right"),
     "singleton": Hazard(_trained(UsesSingle, lambda _: (Single.one.calls, Single.one.rows)), "right"),
     "method by a name made of text": Hazard(_trained(ByText, lambda _: _counted()), "right"),
     "method by a name that is kept": Hazard(_trained(ByKeptText, lambda _: _counted()), "right"),

@@ -37,6 +37,7 @@ __all__ = [
     "SIMPLE",
     "Place",
     "Reach",
+    "imported_in",
     "is_data",
     "is_users",
     "is_users_module",
@@ -180,6 +181,21 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 def names_in(code: types.CodeType) -> frozenset[str]:
     """All names that a piece of code uses, with the functions inside it."""
     return _names(code)[1]
+
+
+def imported_in(function: types.FunctionType) -> list[types.ModuleType]:
+    """The user's modules that a function imports in its code, as far as they are loaded."""
+    package = function.__globals__.get("__package__")
+    names = (each for name in _imports(function.__code__) for each in (name, f"{package}.{name}"))
+    loaded = (sys.modules.get(name) for name in names)
+    return [each for each in loaded if isinstance(each, types.ModuleType) and is_users_module(each)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: types.CodeType) -> frozenset[str]:
+    inner = (_imports(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    own = {step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+    return frozenset(own).union(*inner)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -348,6 +364,8 @@ class Reach:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._place(Place(name, _Cell(name, cell)))
         self._follow_globals(code, function.__globals__)
+        for module in imported_in(function):
+            self._follow_module(module, code)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._follow(value)
         own = vars(function)
@@ -365,10 +383,20 @@ class Reach:
             if not isinstance(value, types.ModuleType):
                 self._place(Place(name, variables))
             elif is_users_module(value):
-                for attribute in sorted(every & vars(value).keys()):
-                    self._place(Place(attribute, vars(value)))
+                self._follow_module(value, code)
             else:
                 self.modules[name] = value
+
+    def _follow_module(self, module: types.ModuleType, code: types.CodeType) -> None:
+        """Follow what code names of a user's module, and of modules in that (`package.part.function`)."""
+        if (id(module), id(code)) in self._seen:
+            return
+        self._seen.add((id(module), id(code)))
+        for attribute in sorted(names_in(code) & vars(module).keys()):
+            value = vars(module)[attribute]
+            self._place(Place(attribute, vars(module)))
+            if isinstance(value, types.ModuleType) and is_users_module(value):
+                self._follow_module(value, code)
 
     def _place(self, place: Place) -> None:
         if place.key in self._seen:
@@ -418,8 +446,11 @@ _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
 
 def is_users_module(module: types.ModuleType) -> bool:
     # `torch.ops` and its like, of a class of their own, name a file that is not there.
-    path = getattr(module, "__file__", None)
-    return type(module) is types.ModuleType and _is_users_path(str(path or "<frozen"))
+    if type(module) is not types.ModuleType:
+        return False
+    # A folder without an `__init__.py` is a package, too.
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return _is_users_path(str(path or "<frozen"))
 
 
 @functools.lru_cache(maxsize=16_384)

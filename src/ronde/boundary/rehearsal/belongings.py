@@ -43,6 +43,7 @@ from ronde.boundary.reach import (
     BOOKKEEPING,
     GENERATORS,
     SIMPLE,
+    imported_in,
     is_data,
     is_users,
     is_users_module,
@@ -242,7 +243,7 @@ def _in_function(function: types.FunctionType) -> _Found:
         return (), [getattr(function, "__wrapped__", None)]
     variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return variables, (*given, vars(function), function.__globals__)
+    return variables, (*given, vars(function), function.__globals__, *imported_in(function))
 
 
 def _in_variable(cell: types.CellType) -> _Found:
