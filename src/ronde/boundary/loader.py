@@ -153,7 +153,7 @@ class LoaderEdge:
                 with edge._fetching(iterator):
                     data = plain_next(iterator)
             finally:  # where a sample raised, its batch is over too
-                asked, samples = edge._next_asked(iterator), _next_count(iterator)
+                asked, samples = _next_of(iterator, "_ronde_asked"), _next_of(iterator, "_ronde_counts")
             data = edge._deliver(iterator, data, asked)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
@@ -254,11 +254,6 @@ class LoaderEdge:
             loading.sliceable = False
             iterator._ronde_queue.clear()
             self._say(iterator._dataset, loading.shown)
-
-    def _next_asked(self, iterator: Any) -> Asked | None:
-        """By what the batch was read that has come, while it may be asked."""
-        asked: collections.deque[Asked] = getattr(iterator, "_ronde_asked", collections.deque())
-        return asked.popleft() if asked else None
 
     def _compare(self, iterator: Any, data: Any, asked: Asked | None) -> None:
         """Let ranks be found whose datasets differ: gathered by threads, say, or in the order of a set.
@@ -428,10 +423,10 @@ def _samples(iterator: Any, index: Any) -> int | None:
     return len(index) if known else None
 
 
-def _next_count(iterator: Any) -> int | None:
-    """How many samples are in the batch that has come."""
-    counts: collections.deque[int | None] = getattr(iterator, "_ronde_counts", collections.deque())
-    return counts.popleft() if counts else None
+def _next_of(iterator: Any, queue: str) -> Any:
+    """What was noted in this queue of the batch that has come: how it was read, or of how many samples."""
+    noted: collections.deque[Any] = getattr(iterator, queue, collections.deque())
+    return noted.popleft() if noted else None
 
 
 def _rows(data: Any, dim: int) -> int | None:
