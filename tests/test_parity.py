@@ -88,9 +88,9 @@ WITH_NARROW_LSTM = {"char_rnn", "lstm_lm"}
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 # In double precision scripts run to their end (none takes so many steps), so that their files are compared.
 # In single precision rounding grows with every step, and twenty are what the tolerance is meant for.
-STEPS = {"float64": 1000, "float32": 20}
+STEPS = {"double": 1000, "as-is": 20}
 # A step of LBFGS is four updates here, and close to the minimum rounding decides how many.
-STEPS_OF = {("lbfgs", "float32"): 5}
+STEPS_OF = {("lbfgs", "as-is"): 5}
 
 # On three ranks slices are uneven. These are the scripts in which that matters most in its own way:
 # windows of accumulation, and fewer rows than ranks. Batch statistics on three have tests of their own
@@ -304,10 +304,15 @@ def plain(host: WarmHost, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """Plain runs, recorded once for each script and precision, the default type's and the plan's."""
     known: dict[tuple[Path, str, str], Run] = {}
 
-    def recorded(script: Path, dtype: str, plan: str) -> Run:
-        steps = _steps(script, dtype)
-        job = Job(script=script.name, steps=steps, dtype=dtype, directory=script.parent, plan=plan)
-        key = script, dtype, job.reference
+    def recorded(script: Path, types: str, plan: str) -> Run:
+        job = Job(
+            script=script.name,
+            steps=_steps(script, types),
+            double=types == "double",
+            directory=script.parent,
+            plan=plan,
+        )
+        key = script, types, job.reference
         if key not in known:
             known[key] = run_plain(job, tmp_path_factory.mktemp("plain") / "run", starter=host.start)
         return known[key]
@@ -326,8 +331,8 @@ def _has_narrow_lstm(dtype: torch.dtype) -> bool:
     return True
 
 
-def _steps(script: Path, dtype: str) -> int:
-    return STEPS_OF.get((script.stem, dtype), STEPS[dtype])
+def _steps(script: Path, types: str) -> int:
+    return STEPS_OF.get((script.stem, types), STEPS[types])
 
 
 def cases() -> Iterator[object]:
@@ -335,11 +340,11 @@ def cases() -> Iterator[object]:
         for plan in (*EXACT_PLANS, *PLANS_OF.get(script.stem, ())):
             if script.stem in REFUSED.get(plan, set()) | ROUNDED.get(plan, set()):
                 continue
-            for dtype in ("float32",) if plan in NARROW_PLANS else ("float64", "float32"):
+            for types in ("as-is",) if plan in NARROW_PLANS else ("double", "as-is"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
-                for ranks in (*alone, *((2, 3, 5) if dtype == "float64" else (2, 3))):
+                for ranks in (*alone, *((2, 3, 5) if types == "double" else (2, 3))):
                     quick = ranks == 2 or (ranks == 3 and script.stem in ON_THREE_RANKS)
-                    if dtype == "float32":
+                    if types == "as-is":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION
                     quick = quick and script.stem not in IN_SOAK_ONLY
                     if plan in ONLY and (script.stem, ranks) not in ONLY[plan]:
@@ -347,11 +352,11 @@ def cases() -> Iterator[object]:
                     if (plan, script.stem, ranks) in BEYOND_NOISE:
                         continue
                     if plan in SAMPLES:
-                        exact = dtype == "float64" or plan in NARROW_PLANS
+                        exact = types == "double" or plan in NARROW_PLANS
                         quick = exact and (script.stem, ranks) in SAMPLES[plan]
-                    name = f"{plan}-{script.stem}-{ranks}-{dtype}"
+                    name = f"{plan}-{script.stem}-{ranks}-{types}"
                     marks = () if quick else pytest.mark.soak
-                    yield pytest.param(plan, script, ranks, dtype, id=name, marks=marks)
+                    yield pytest.param(plan, script, ranks, types, id=name, marks=marks)
 
 
 def _imported(script: Path) -> set[str]:
@@ -367,9 +372,9 @@ def _imported(script: Path) -> set[str]:
     return {name for name in names if name not in sys.stdlib_module_names and name != "torch"}
 
 
-@pytest.mark.parametrize(("plan", "script", "ranks", "dtype"), list(cases()))
+@pytest.mark.parametrize(("plan", "script", "ranks", "types"), list(cases()))
 def test_ranks_give_the_single_device_answer(
-    plan: str, script: Path, ranks: int, dtype: str, host: WarmHost, plain: Plain, tmp_path: Path
+    plan: str, script: Path, ranks: int, types: str, host: WarmHost, plain: Plain, tmp_path: Path
 ) -> None:
     for package in sorted(_imported(script)):
         if importlib.util.find_spec(package) is None:
@@ -381,14 +386,14 @@ def test_ranks_give_the_single_device_answer(
         script,
         ranks=ranks,
         place=tmp_path,
-        steps=_steps(script, dtype),
-        dtype=dtype,
+        steps=_steps(script, types),
+        double=types == "double",
         plan=plan,
-        plain=plain(script, dtype, plan),
+        plain=plain(script, types, plan),
         starter=host.start,
     )
     # A script that had nothing to compare would prove nothing.
     assert sum(not each.compared.startswith("0") for each in proof.verdicts) >= 3
     # In single precision a run ends after some steps; on one rank little is cut, and little is said.
-    whole = dtype == "float64" and ranks > 1
+    whole = types == "double" and ranks > 1
     compare_said(tmp_path / "ranks" / "run", said_of(script.stem, plan, ranks, whole=whole), whole=whole)

@@ -24,26 +24,26 @@ SAME_NUMBERS = (
 NARROW = ("precision=bf16", "precision=fp16", "precision=tf32", "precision=bf16,recompute=full")
 
 
-def check(name: str, plan: str, place: Path, dtype: str) -> None:
+def check(name: str, plan: str, place: Path, *, double: bool) -> None:
     if "micro-batches" in plan and name == "resnet_batchnorm":
         pytest.skip("batch norm forbids micro-batches")
     assert_parity(
-        SCRIPTS / f"{name}.py", ranks=1, place=place, devices=("0",), plan=plan, dtype=dtype, steps=20
+        SCRIPTS / f"{name}.py", ranks=1, place=place, devices=("0",), plan=plan, double=double, steps=20
     )
 
 
 @pytest.mark.parametrize("plan", SAME_NUMBERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_only_saves_memory_changes_no_number(name: str, plan: str, tmp_path: Path) -> None:
-    check(name, plan, tmp_path, "float64")
+    check(name, plan, tmp_path, double=True)
 
 
 @pytest.mark.parametrize("plan", NARROW)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_precision_is_that_of_one_device(name: str, plan: str, tmp_path: Path) -> None:
-    check(name, plan, tmp_path, "float32")
+    check(name, plan, tmp_path, double=False)
 
 
 @pytest.mark.parametrize("name", ["transformer", "mixture"])
 def test_compiled_models_give_the_numbers_of_plain_torch(name: str, tmp_path: Path) -> None:
-    check(name, "compile=true", tmp_path, "float32")
+    check(name, "compile=true", tmp_path, double=False)

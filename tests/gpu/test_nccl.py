@@ -45,4 +45,4 @@ def test_state_in_parts(name: str, plan: str, tmp_path: Path, devices: tuple[str
 @pytest.mark.parametrize("name", ["classifier", "transformer"])
 def test_a_precision(name: str, plan: str, tmp_path: Path, devices: tuple[str, ...]) -> None:
     script = SCRIPTS[0].with_name(f"{name}.py")
-    assert_parity(script, ranks=2, place=tmp_path, devices=devices, plan=plan, dtype="float32")
+    assert_parity(script, ranks=2, place=tmp_path, devices=devices, plan=plan, double=False)

@@ -60,6 +60,30 @@ def ronde(place: Path, source: str, *options: str, ranks: int = 2) -> subprocess
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=90, check=False)
 
 
+TINY = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(200):
+    loss = model(torch.randn(4, 2)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    loss.item()
+"""
+
+
+def test_a_model_that_is_too_small_is_told(tmp_path: Path) -> None:
+    run = ronde(tmp_path, TINY)
+    assert re.search(
+        r"^ronde: an undisturbed step took [\d.]+ ms on 2 ranks, and would take about [\d.]+ ms in one ",
+        run.stderr,
+        re.MULTILINE,
+    )
+    for rank in (0, 1):
+        times = json.loads((tmp_path / "run" / f"rank-{rank}.summary.json").read_text())["step_times"]
+        assert all(times[name] > 0 for name in ("whole", "waited", "own", "model"))
+        assert times["waited"] + times["own"] + times["model"] + times["rows"] < times["whole"]
+
+
 def test_prints_once_what_plain_python_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(TRAIN, {"__name__": "__main__"})
     plain = capsys.readouterr().out

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from ronde.trace.memory import Memory
+from ronde.trace.step_clock import StepTimes
 from ronde.trace.summary import RankSummary, read_summary, summary_lines
 
 MAIN = RankSummary(
@@ -39,6 +40,14 @@ def test_the_rank_for_which_the_others_wait_is_named() -> None:
     slow = dataclasses.replace(MAIN, rank=2, data=0.5, communication=0.01)
     lines = summary_lines([MAIN, dataclasses.replace(MAIN, rank=1), slow])
     assert lines[1] == "the others waited for rank 2: data 50%, compute 49%, communication 1% of its time"
+
+
+def test_a_step_that_is_too_small_is_told_of_all_ranks_together() -> None:
+    small = StepTimes(whole=2e-3, waited=1e-3, own=0.8e-3, model=0.1e-3, rows=0.0, halted=0.0)
+    ranks = [dataclasses.replace(MAIN, rank=rank, step_times=small) for rank in range(3)]
+    assert summary_lines(ranks)[1].startswith("an undisturbed step took 2.0 ms on 3 ranks, ")
+    large = dataclasses.replace(MAIN, rank=1, step_times=dataclasses.replace(small, waited=0.0, model=1e-3))
+    assert len(summary_lines([ranks[0], large, ranks[2]])) == len(summary_lines(ranks)) - 1
 
 
 def test_the_memory_of_the_rank_with_the_most_is_told() -> None:
@@ -91,6 +100,10 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     measured = dataclasses.replace(MAIN, memory=memory)
     path.write_text(measured.to_json())
     assert read_summary(path) == measured
+    small = StepTimes(whole=2e-3, waited=1e-3, own=0.8e-3, model=0.1e-3, rows=0.0, halted=0.0)
+    timed = dataclasses.replace(MAIN, step_times=small)
+    path.write_text(timed.to_json())
+    assert read_summary(path) == timed
     path.write_text(MAIN.to_json()[:50])
     assert read_summary(path) is None
     assert summary_lines([]) == []

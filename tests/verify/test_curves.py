@@ -17,7 +17,7 @@ from ronde.verify.record import Gradients, RankRecord, Read
 from ronde.verify.runs import Job
 
 SOURCE = 'x = 1\nprint(loss.item())\nprint(f"{accuracy:.2f}")\nprint("$loss$", total_loss.item())\n'
-TOLERANCE = Tolerance.of("float64", None)
+TOLERANCE = Tolerance.strict()
 
 
 def record(reads: list[Read], rank: int = 0, norms: tuple[float, ...] = ()) -> RankRecord:
@@ -32,7 +32,8 @@ def record(reads: list[Read], rank: int = 0, norms: tuple[float, ...] = ()) -> R
         steps=(),
         opened={},
         circumstances=(),
-        halved=(0, 0),
+        in_parts=(0, 0),
+        turned=(),
         stopped=True,
         tensors=Path("none"),
     )

@@ -23,7 +23,7 @@ from ronde.verify.clauses import files
 from ronde.verify.clauses.contents import Beyond, Comparison, compare_contents
 from ronde.verify.clauses.verdict import Status, Tolerance
 
-DOUBLE = Tolerance.of("float64")
+DOUBLE = Tolerance.strict()
 
 
 def differing_contents(mine: Path, reference: Path, tolerance: Tolerance) -> str | None:
@@ -49,7 +49,7 @@ def test_databases_are_compared_by_their_rows(tmp_path: Path) -> None:
 def test_lines_that_end_as_csv_writes_them_are_compared(tmp_path: Path) -> None:
     for name, loss in (("plain", "0.5"), ("again", "0.5"), ("ranks", "0.75")):
         (tmp_path / name).write_bytes(f"step,loss\r\n1,{loss}\r\n".encode())
-    found = compare_contents(tmp_path / "ranks", tmp_path / "plain", DOUBLE, tmp_path / "again")
+    found = compare_contents(tmp_path / "ranks", tmp_path / "plain", DOUBLE, [tmp_path / "again"])
     assert found == Comparison("line 2: 0.75, in plain python 0.5")
 
 
@@ -125,14 +125,14 @@ def test_files_named_by_the_clock_are_paired(tmp_path: Path, written: dict[str, 
     plain = _output(tmp_path / "plain", {"run-1/a.txt": "1.5", "best.txt": "1"})
     again = _output(tmp_path / "again", {"run-2/a.txt": "1.5", "best.txt": "1"})
     run = _output(tmp_path / "ranks", written)
-    assert files.compare(plain, run, [], DOUBLE, again).divergence == found
+    assert files.compare(plain, run, [], DOUBLE, [again]).divergence == found
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     plain = _output(tmp_path / "plain", {"debug.log": "started at noon"})
     again = _output(tmp_path / "again", {"debug.log": "started, twice"})
     run = _output(tmp_path / "ranks", {"debug.log": "started late"})
-    verdict = files.compare(plain, run, [], DOUBLE, again)
+    verdict = files.compare(plain, run, [], DOUBLE, [again])
     assert verdict.status is Status.holds
     assert "only that it is there: two runs of plain python differ in debug.log" in verdict.compared
 

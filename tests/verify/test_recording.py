@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import random
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +19,14 @@ from torch.utils.checkpoint import checkpoint
 from ronde.testing.warm import WarmHost
 from ronde.verify import scratch as scratches
 from ronde.verify.clauses.verdict import Status
-from ronde.verify.halves import HalvesRecorder
 from ronde.verify.pace import PACE
+from ronde.verify.parts import InParts
 from ronde.verify.proof import judge
-from ronde.verify.record import Writer, read_record
+from ronde.verify.record import Twin, Writer, read_record
 from ronde.verify.report import to_text
 from ronde.verify.runs import Job, Run, run_plain
 from ronde.verify.sites import Sites
+from ronde.verify.twins import TWINS, noise_of
 
 SCRIPT = """
 import random
@@ -78,9 +81,9 @@ def contents(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more: bool) -> Run:
+def record(host: WarmHost, project: Path, place: Path, steps: int = 1000, **more: Any) -> Run:
     run = run_plain(
-        Job(script="train.py", steps=steps, dtype="float64", directory=project),
+        Job(script="train.py", steps=steps, directory=project),
         place,
         starter=host.start,
         **more,
@@ -138,7 +141,7 @@ def test_a_run_ends_after_its_steps_though_a_thread_waits_for_more(
 
 def test_plain_python_equals_itself(host: WarmHost, project: Path, tmp_path: Path) -> None:
     first, second = (record(host, project, tmp_path / name) for name in "ab")
-    proof = judge(Job(script="train.py", dtype="float64"), first, second, ranks=1)
+    proof = judge(Job(script="train.py"), first, second, ranks=1)
     assert [(each.status, each.divergence) for each in proof.verdicts] == [(Status.holds, "")] * 6
 
 
@@ -165,36 +168,54 @@ def test_a_changed_script_is_caught(
     assert old in text
     (project / "train.py").write_text(text.replace(old, new))
     other = record(host, project, tmp_path / "b")
-    proof = judge(Job(script="train.py", dtype="float64"), plain, other, ranks=1)
+    proof = judge(Job(script="train.py"), plain, other, ranks=1)
     found = {each.clause: each for each in proof.verdicts}[clause]
     assert found.status is Status.broken
     assert divergence in found.divergence
 
 
-def test_halves_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path: Path) -> None:
-    # A model that reads its rows and returns one row each can be halved.
-    plain, halves = record(host, project, tmp_path / "a"), record(host, project, tmp_path / "b", halves=True)
-    assert halves.records[0].halved[0] > 0
-    proof = judge(Job(script="train.py", dtype="float32"), plain, plain, ranks=1, halves=halves)
-    assert proof.floor is not None
-    assert proof.floor < 1e-12
-    assert proof.holds
+def test_twins_measure_the_noise_floor(host: WarmHost, project: Path, tmp_path: Path) -> None:
+    """Only where a clause seems broken; what they show of rounding is then allowed."""
+    job = Job(script="train.py", double=False, directory=project)
+    plain = run_plain(job, tmp_path / "plain", starter=host.start)
+    assert judge(job, plain, plain, ranks=1, start=lambda _: pytest.fail("not needed")).floor is None
+    (project / "train.py").write_text(SCRIPT.replace("lr=0.1", "lr=0.1 + 1e-4"))
+    other = run_plain(job, tmp_path / "other", starter=host.start)
+    (project / "train.py").write_text(SCRIPT)
+    started: dict[str, Run] = {}
+
+    def start(twin: Twin) -> Run:
+        started[twin] = run_plain(job, tmp_path / twin, twin=twin, like=plain, starter=host.start)
+        return started[twin]
+
+    proof = judge(job, plain, other, ranks=1, start=start)
+    assert not proof.holds
+    assert list(started) == [*TWINS, "turned"]
+    # A model that reads its rows and returns one row each can be computed in parts.
+    assert started["halves"].records[0].in_parts[0] >= started["thirds"].records[0].in_parts[0] > 0
+    apart = {twin: noise_of(plain, [run]).floor for twin, run in started.items()}
+    assert all(0 < apart[twin] < 1e-5 for twin in ("up", "down")), apart
+    assert proof.floor == max(apart[twin] for twin in TWINS)
+    assert f"noise floor: {proof.floor:.1e}, by 5 twins" in to_text(proof)
+    # What one twin shows is allowed, and no more are run.
+    found = judge(job, plain, started["up"], ranks=1, start=lambda _: started["down"])
+    assert found.holds
 
 
 def test_a_script_in_double_precision_is_judged_so_unasked(
     host: WarmHost, project: Path, tmp_path: Path
 ) -> None:
-    """What is recorded here has parameters in double precision, and no option said so to the judge."""
-    plain, halves = record(host, project, tmp_path / "a"), record(host, project, tmp_path / "b", halves=True)
-    (project / "train.py").write_text(SCRIPT.replace("lr=0.1", "lr=0.1 + 1e-9"))
-    other = record(host, project, tmp_path / "c")
-    proof = judge(Job(script="train.py"), plain, other, ranks=1, halves=halves)
+    """Its parameters are in double precision by its own choice, and it is compared as it is."""
+    (project / "train.py").write_text("import torch; torch.set_default_dtype(torch.float64)\n" + SCRIPT)
+    job = Job(script="train.py", double=False, directory=project)
+    plain = run_plain(job, tmp_path / "plain", starter=host.start)
+    changed = (project / "train.py").read_text().replace("lr=0.1", "lr=0.1 + 1e-7")
+    (project / "train.py").write_text(changed)
+    other = run_plain(job, tmp_path / "other", starter=host.start)
+    proof = judge(job, plain, other, ranks=1)
     assert not proof.holds
-    header, *_, floor, _ = to_text(proof).splitlines()
-    assert header.endswith("plan ddp, float64, 18 optimizer steps")
-    assert "(allowed 1.0e-11 of the vector of all parameters)" in to_text(proof)
-    assert "noise floor" in floor
-    assert to_text(judge(Job(script="train.py"), plain, plain, ranks=1)).count("(allowed 1.0e-08 of the") == 1
+    assert to_text(proof).splitlines()[0].endswith("plan ddp, float64, 18 optimizer steps")
+    assert "(allowed 1.0e-09 of the vector of all parameters)" in to_text(proof)
 
 
 def test_halves_leave_running_statistics_as_one_pass_does(
@@ -206,7 +227,7 @@ def test_halves_leave_running_statistics_as_one_pass_does(
     plain, rows = copy.deepcopy(norm), torch.randn(8, 3).double()
     plain(rows)
     monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
-    HalvesRecorder(Writer(str(tmp_path), 0)).install()
+    InParts(Writer(str(tmp_path), 0)).install()
     norm(rows)
     for buffer, expected in zip(norm.buffers(), plain.buffers(), strict=True):
         assert torch.allclose(buffer, expected, rtol=1e-12)
@@ -251,10 +272,10 @@ def test_halves_are_given_the_draws_of_their_rows(
     plain = outcome()
     drawing.load_state_dict(copied)
     monkeypatch.setattr(torch.nn.Module, "__call__", torch.nn.Module.__call__)
-    HalvesRecorder(Writer(str(tmp_path), 0)).install()
+    InParts(Writer(str(tmp_path), 0)).install()
     for found, expected in zip(outcome(), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    assert read_record(tmp_path, 0).halved == (halved, 3 - halved)
+    assert read_record(tmp_path, 0).in_parts == (halved, 3 - halved)
 
 
 def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:
@@ -286,7 +307,7 @@ open(started.strftime("%H%M%S%f") + ".txt", "w").write(f"{random.random()} {time
 def test_a_run_that_is_like_another_has_its_clock_and_seeds(host: WarmHost, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text(CLOCKED)
-    job = Job(script="train.py", directory=tmp_path / "project", dtype="float64", steps=3)
+    job = Job(script="train.py", directory=tmp_path / "project", steps=3)
     first = run_plain(job, tmp_path / "first", starter=host.start)
     second = run_plain(job, tmp_path / "second", like=first, starter=host.start)
     assert judge(job, first, second, ranks=1).holds
@@ -311,19 +332,18 @@ print(f"{run_time() - start:.6f}", repr(time.perf_counter() - own))
 """
 
 
-@pytest.mark.parametrize("halves", [False, True])
-def test_the_clock_of_libraries_goes_faster_in_the_second_run(
-    host: WarmHost, tmp_path: Path, halves: bool
-) -> None:
+def test_the_clock_of_libraries_goes_faster_in_a_twin(host: WarmHost, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text(HURRIED)
     job = Job(script="train.py", directory=tmp_path / "project")
     plain = run_plain(job, tmp_path / "plain", starter=host.start)
-    second = run_plain(job, tmp_path / "second", halves=halves, like=plain, starter=host.start)
+    second = run_plain(job, tmp_path / "second", twin="halves", like=plain, starter=host.start)
     (_, own), (library, second_own) = plain.stdout.split(), second.stdout.split()
     assert float(library) >= 0.1 * PACE  # whatever the machine does meanwhile
     assert second_own == own  # the script's own readings are replayed
-    proof = judge(job, plain, plain, ranks=1, halves=second)
+    other = dataclasses.replace(plain, stdout=plain.stdout.replace("0.", "1.", 1))
+    proof = judge(job, plain, other, ranks=1, start=lambda _: second)
+    assert proof.holds
     assert "1 numbers left out" in str(proof.verdicts)
 
 

@@ -20,6 +20,7 @@ from ronde.boundary.modes_first import modes_first
 from ronde.boundary.patches import Patches
 from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import UsageError
+from ronde.trace.step_clock import Part
 
 __all__ = ["install"]
 
@@ -47,8 +48,12 @@ def _install_engine(patches: Patches, context: Context) -> None:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         if context.past_graph and context.on_main_thread():
             notice_writes_past_graph(context)
+        before = context.clock.enter(Part.MODEL) if context.clock.armed else None
         with torch._C._EnableTorchFunction():
-            return plain(*args, **kwargs)
+            results = plain(*args, **kwargs)
+        if before is not None:
+            context.clock.enter(before)
+        return results
 
     patches.set(torch.autograd, _ENGINE, run_backward)
 

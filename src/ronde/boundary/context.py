@@ -61,6 +61,7 @@ class Context:
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         notes: sentences to be said once, in order.
         tally: counts batches and calls that were cut.
+        clock: is told, where it is armed, what runs.
         model_calls: calls of models on a batch so far.
         on_call: hears of each of these calls, while it is set.
         on_backward: hears of each backward or `grad` that the script is about to begin.
@@ -105,6 +106,7 @@ class Context:
         self.rows: int | None = None
         self.notes: dict[str, None] = {}
         self.tally = tally or Tally()
+        self.clock = self.tally.clock
         self.model_calls = 0
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_backward: Callable[[], None] = lambda: None

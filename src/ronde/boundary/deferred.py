@@ -20,6 +20,7 @@ from torch.autograd import Function
 from ronde.boundary.context import Context
 from ronde.boundary.kinds import put_in
 from ronde.boundary.tree import instances
+from ronde.trace.step_clock import Part
 
 __all__ = ["DeferredScalar", "defer", "resolve", "root"]
 
@@ -69,20 +70,13 @@ class DeferredScalar(torch.Tensor):
         context = first._context if isinstance(first, DeferredScalar) else _context_of((args, kwargs))
         if context.others_began:
             context.note_values(put_in(func, args, kwargs))
-        if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
-            if func in _METADATA:
-                return func(first._stand_in, *args[1:])
-            if first._depth >= _LONGEST_CHAIN:
-                resolve(first)
-            elif func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
-                return _mapped(first, lambda value: func(value, *args[1:]))
-            elif func in _ADDING and len(args) == 2:
-                return _added(first, args[1])
-        if func is T.__repr__ and isinstance(first, DeferredScalar):
-            return func(_shown(first), **kwargs)
-        if func is T.backward and isinstance(first, DeferredScalar):
-            return _begin_backward(first, *args[1:], **kwargs)
-        return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
+        clock = context.clock
+        if not clock.armed:
+            return _carried_out(func, args, kwargs)
+        before = clock.enter(Part.OWN)
+        result = _carried_out(func, args, kwargs)
+        clock.enter(before)
+        return result
 
     @classmethod
     def __torch_dispatch__(
@@ -96,6 +90,25 @@ class DeferredScalar(torch.Tensor):
 
     def tolist(self) -> Any:
         return resolve(self).tolist()
+
+
+def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of a loss, put off as the loss is where that can be."""
+    first = args[0] if args else None
+    if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
+        if func in _METADATA:
+            return func(first._stand_in, *args[1:])
+        if first._depth >= _LONGEST_CHAIN:
+            resolve(first)
+        elif func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
+            return _mapped(first, lambda value: func(value, *args[1:]))
+        elif func in _ADDING and len(args) == 2:
+            return _added(first, args[1])
+    if func is T.__repr__ and isinstance(first, DeferredScalar):
+        return func(_shown(first), **kwargs)
+    if func is T.backward and isinstance(first, DeferredScalar):
+        return _begin_backward(first, *args[1:], **kwargs)
+    return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
 
 
 def _begin_backward(

@@ -43,6 +43,7 @@ from ronde.boundary.views import (
 )
 from ronde.boundary.whole_value import whole_value
 from ronde.errors import RondeError
+from ronde.trace.step_clock import Part
 
 __all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
@@ -110,17 +111,12 @@ class GlobalTensor(torch.Tensor):
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
         if context.others_began:
             context.note_values(put_in(func, args, kwargs))
-        whole = context.in_transform() or context.carries_tangents()
-        if region is Region.SCRIPT and not whole and not _mixed(types):
-            rule = first._rules.get(func)
-            if rule is not None:
-                args, kwargs = spelled(func, args, kwargs)
-                result = rule(context, func, args, kwargs)
-                if result is not NotImplemented and not _lies_open((args, kwargs), result):
-                    if args and isinstance(result, GlobalTensor) and isinstance(args[0], GlobalTensor):
-                        remember_view(func, args[0], args[1:], kwargs, result)
-                    return result
-        return _on_whole_values(func, args, kwargs)
+        if not context.clock.armed:
+            return _carried_out(first, region, func, types, args, kwargs)
+        begun = context.clock.operation()
+        result = _carried_out(first, region, func, types, args, kwargs)
+        context.clock.operated(begun, _elements((args, kwargs, result)))
+        return result
 
     @classmethod
     def __torch_dispatch__(
@@ -181,6 +177,30 @@ class GlobalTensor(torch.Tensor):
     def _rows_with_gradient(self) -> torch.Tensor | None:
         rows = self._local if self._context.region is Region.SCRIPT else None
         return None if rows is None or not rows.requires_grad else rows
+
+
+def _carried_out(
+    first: GlobalTensor, region: Region, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A function of global tensors, `first` among them: on rows where there is a rule, else on the whole."""
+    context = first._context
+    whole = context.in_transform() or context.carries_tangents()
+    if region is Region.SCRIPT and not whole and not _mixed(types):
+        rule = first._rules.get(func)
+        if rule is not None:
+            args, kwargs = spelled(func, args, kwargs)
+            result = rule(context, func, args, kwargs)
+            if result is not NotImplemented and not _lies_open((args, kwargs), result):
+                if args and isinstance(result, GlobalTensor) and isinstance(args[0], GlobalTensor):
+                    remember_view(func, args[0], args[1:], kwargs, result)
+                return result
+    return _on_whole_values(func, args, kwargs)
+
+
+def _elements(values: Any) -> int:
+    """How many of them this rank has."""
+    rows = (value._rows for value in instances(GlobalTensor, values))
+    return sum(each.numel() for each in rows if each is not None)
 
 
 _TENSORS = {torch.Tensor, GlobalTensor, DeferredScalar}
@@ -285,9 +305,6 @@ def _lies_in(result: Any, value: GlobalTensor) -> bool:
 
 
 def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    def call() -> Any:
-        return func(*_map(materialize, args), **_map(materialize, kwargs))
-
     first = args[0] if args else kwargs.get("input")
     written: list[Callable[[], None]] = []
     for changed in instances(GlobalTensor, kwargs.get("out")):
@@ -301,7 +318,7 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         first._rows = None
     elif isinstance(first, GlobalTensor) and lends_memory(func):
         lend(first)
-    result = call()
+    result = _called(func, args, kwargs)
     for bring_to_rows in written:
         bring_to_rows()
     if isinstance(first, GlobalTensor) and result is first._full:
@@ -313,7 +330,18 @@ def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     ]
     separate = [value for value in lent if value._full is not share(value)]
     # Such a result lay in memory that a view had for itself. What gives views can be called again.
-    return call() if separate else result
+    return _called(func, args, kwargs) if separate else result
+
+
+def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of whole values, which the script computes on every rank as on one device."""
+    clock = next(instances(GlobalTensor, (args, kwargs)))._context.clock
+    args, kwargs = _map(materialize, args), _map(materialize, kwargs)
+    before = clock.enter(Part.SCRIPT) if clock.armed else None
+    result = func(*args, **kwargs)
+    if before is not None:
+        clock.enter(before)
+    return result
 
 
 class _Shell(torch.autograd.Function):

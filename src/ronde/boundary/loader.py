@@ -41,6 +41,7 @@ from ronde.boundary.tensor_class import own_class, written
 from ronde.boundary.thread_stream import redirected
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import RondeError, UsageError
+from ronde.trace.step_clock import Part
 
 __all__ = ["LoaderEdge"]
 
@@ -121,7 +122,7 @@ class LoaderEdge:
         self._plain_fetch: Any = _MapDatasetFetcher.fetch
 
     def install(self, patches: Patches) -> None:
-        edge, comm = self, self._context.comm
+        edge, comm, clock = self, self._context.comm, self._context.clock
         plain_init: Any = _BaseDataLoaderIter.__init__
         plain_reset: Any = _BaseDataLoaderIter._reset
         plain_index: Any = _BaseDataLoaderIter._next_index
@@ -149,16 +150,25 @@ class LoaderEdge:
             if edge._context.at_place is not None:
                 edge._context.at_place()
             begun, waited = perf_counter_ns(), comm.waited_ns
+            before = clock.enter(Part.OWN) if clock.armed else None
             try:
                 with edge._fetching(iterator):
+                    if before is not None:
+                        clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
                     data = plain_next(iterator)
             finally:  # where a sample raised, its batch is over too
+                if before is not None:
+                    clock.enter(before)
                 asked, samples = _next_of(iterator, "_ronde_asked"), _next_of(iterator, "_ronde_counts")
+            if before is not None:
+                clock.enter(Part.OWN)
             data = edge._deliver(iterator, data, asked)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
                 rows = _rows(data, edge._context.batch_dim or 0) if samples is None else samples
                 edge._context.tally.deliver(spent, rows)
+            if before is not None:
+                clock.enter(before)
             return data
 
         patches.set(_BaseDataLoaderIter, "__init__", init)

@@ -42,6 +42,7 @@ from ronde.boundary.torchscript import is_about_to_trace, is_training
 from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.boundary.views import notice_writes_past_graph
 from ronde.errors import RondeError
+from ronde.trace.step_clock import Part
 
 __all__ = ["ModelEdge"]
 
@@ -92,6 +93,8 @@ class ModelEdge:
                 context.at_place()
             if context.until_backward:
                 notice_writes_past_graph(context)
+            if context.clock.armed:
+                context.clock.enter(Part.SCRIPT)
             return self._call(plain, module, args, kwargs)
 
         patches.set(torch.nn.Module, "__call__", call)
@@ -242,7 +245,9 @@ class ModelEdge:
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
-        context = self._context
+        context, clock = self._context, self._context.clock
+        if clock.armed:
+            clock.claim(Part.OWN)
         if context.others_began:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         axes = iter(verdict.inputs)
@@ -269,7 +274,10 @@ class ModelEdge:
                 self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
-        return self._made_global(module, call, output, batch, verdict)
+        made_global = self._made_global(module, call, output, batch, verdict)
+        if clock.armed:
+            clock.enter(Part.SCRIPT)
+        return made_global
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""

@@ -20,6 +20,7 @@ from ronde.boundary.randomness.rank_stream import RankStream
 from ronde.boundary.rehearsal.candidates import Batch
 from ronde.boundary.rehearsal.rehearse import Verdict
 from ronde.errors import RondeError
+from ronde.trace.step_clock import Part
 
 __all__ = ["ShardedCall", "Way", "another_form", "at_once"]
 
@@ -50,6 +51,16 @@ class ShardedCall:
         """How the rows of the whole batch are cut over the ranks."""
         return self.context.layout(0, self.batch.rows)
 
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The module itself, on rows that it is given so."""
+        clock = self.context.clock
+        if not clock.armed:
+            return self.plain(self.module, *args, **kwargs)
+        before = clock.enter(Part.MODEL)
+        output = self.plain(self.module, *args, **kwargs)
+        clock.enter(before)
+        return output
+
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
@@ -69,7 +80,7 @@ def at_once(call: ShardedCall) -> Any:
     """All of this rank's rows in one piece."""
     args, kwargs = call.given
     with call.drawing(call.cut):
-        return call.plain(call.module, *args, **kwargs)
+        return call.run(args, kwargs)
 
 
 class _NoDraws(TorchDispatchMode):

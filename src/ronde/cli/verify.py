@@ -19,7 +19,7 @@ from ronde.plan import read_plan
 
 __all__ = ["verify"]
 
-_DTYPES = ("float32", "float64")
+_PRECISIONS = ("double", "as-is")
 
 
 def verify(  # noqa: PLR0913 - one parameter per option
@@ -30,9 +30,13 @@ def verify(  # noqa: PLR0913 - one parameter per option
     ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks on this host.")] = 2,
     steps: Annotated[int, typer.Option(min=1, metavar="K", help="Optimizer steps to compare.")] = 20,
     plan: Annotated[str, typer.Option(metavar="PLAN", help="As for ronde run.")] = "ddp",
-    dtype: Annotated[
-        str, typer.Option(metavar="|".join(_DTYPES), help="float64 makes that the script's default type.")
-    ] = "float32",
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(_PRECISIONS),
+            help="double: the script computes in float64, whatever it asks for; as-is: in its own types.",
+        ),
+    ] = "double",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of torch, numpy and random.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the outcome there, too.")
@@ -62,8 +66,8 @@ def verify(  # noqa: PLR0913 - one parameter per option
     from ronde.verify.report import to_json, to_text
     from ronde.verify.runs import Job
 
-    if dtype not in _DTYPES:
-        raise UsageError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+    if precision not in _PRECISIONS:
+        raise UsageError(f"--precision {precision} is not one of {', '.join(_PRECISIONS)}")
     check_torch()
     if newer := newer_than_tried():
         say(newer)
@@ -80,7 +84,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         module=module,
         steps=steps,
         seed=seed,
-        dtype=dtype,
+        double=precision == "double",
         plan=str(read_plan(plan, ranks=ranks, device="cuda" if devices else "cpu")),
         threads=threads or max(1, available_cores() // ranks),
         devices=devices[:ranks],

@@ -88,7 +88,7 @@ class MicroBatches:
 def _run(call: ShardedCall, values: Sequence[Any]) -> Any:
     remaining = iter(values)
     args, kwargs = map_leaves(lambda _: next(remaining), call.given, always=True)
-    return call.plain(call.module, *args, **kwargs)
+    return call.run(args, kwargs)
 
 
 def _rows(call: ShardedCall, cut: Layout, piece: int) -> Part:

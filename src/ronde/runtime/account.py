@@ -51,6 +51,7 @@ def summarize(
         notes=tuple(notes),
         memory=memory,
         compute_plan=_plan_of_a_rank(config),
+        step_times=tally.clock.times(),
     )
 
 

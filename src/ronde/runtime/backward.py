@@ -19,6 +19,7 @@ from ronde.parallel.loss_scaling import LossScaling
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer
+from ronde.trace.step_clock import Part
 
 __all__ = ["Backward"]
 
@@ -46,6 +47,7 @@ class Backward:
 
     def install(self, patches: Patches) -> None:
         context, reducer, memory = self._context, self._reducer, self._memory
+        clock = context.clock
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -60,6 +62,7 @@ class Backward:
                         "one, where ranks are not in step; call it in the main thread"
                     )
                 return plain(tensors, grad_tensors, *args, **kwargs)
+            before = clock.enter(Part.OWN) if clock.armed else None
             nested = reducer.busy
             if not nested:
                 context.on_backward()
@@ -86,6 +89,8 @@ class Backward:
                 with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
             context.tally.backward()
+            if before is not None:
+                clock.enter(before)
 
         patches.set(torch.autograd, "backward", backward)
 

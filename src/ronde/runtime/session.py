@@ -72,6 +72,7 @@ from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
 from ronde.sync.reducer import Reducer
 from ronde.trace.run_directory import block_marks
+from ronde.trace.step_clock import Part
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
@@ -111,7 +112,8 @@ class Session:
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [boundary_comm, reducer_comm]
         self._sharding = Sharding(plan, reducer_comm)
-        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, self._sharding.gradients)
+        clock = self.tally.clock
+        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock)
         self.context = Context(
             comm=boundary_comm,
             batch_dim=plan.data.batch_dim,
@@ -134,6 +136,8 @@ class Session:
         )
         self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
+        if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
+            clock.start(self._waited_ns)
         self.agreement = Agreement(boundary_comm)
         self._circumstances = Circumstances(
             self.agreement, self._in_step, self._paths.is_private, read=self.agreement.read
@@ -257,10 +261,12 @@ class Session:
                 self.reducer.adopt_all(optimizer)
 
         stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        clock = self.tally.clock
 
         def before_step(optimizer: Any, *_: Any) -> None:
             if not self.context.on_main_thread():
                 return  # every rank trains there what no rank has cut
+            before = clock.enter(Part.OWN) if clock.armed else None
             self._signals.before_step()
             self.reducer.adopt_all(optimizer)
             self._sharding.before_step()
@@ -271,6 +277,8 @@ class Session:
                 self._sharding.note_whole_state(self.context, optimizer)
                 what += f" (the first; sum of all parameters {sum_of_parameters(optimizer):.6g})"
             self.context.comm.mark(f"{what}{_rates(optimizer)}")
+            if before is not None:
+                clock.enter(before)
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not self.context.on_main_thread():
@@ -371,7 +379,10 @@ class Session:
         )
 
     def _waited_ns(self) -> int:
-        return sum(group.waited_ns for group in self._groups) + self._meeting.waited_ns
+        waited = self._meeting.waited_ns
+        for group in self._groups:  # no generator: it is asked often in a step that is looked at
+            waited += group.waited_ns
+        return waited
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ronde.errors import DivergedError, PeerLost, RondeError
 from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
+from ronde.runtime.ending import exit_code, groups_have_threads, leave
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
@@ -43,9 +44,30 @@ _WAIT_FOR_TORCHRUN = 3
 
 
 def main() -> None:
+    """Run this rank's script to its end, and the rank to its own."""
     config = RankConfig.take_from(os.environ)
+    joined: list[Session] = []
+
+    def left_alone() -> bool:
+        # Groups of ronde's own are joined by an exit handler.
+        return groups_have_threads() and all(session.retired for session in joined)
+
     try:
-        _run(config)
+        _run_and_report(config, joined)
+    except (SystemExit, KeyboardInterrupt) as end:
+        if not left_alone():
+            raise
+        code = exit_code(end)
+    else:
+        if not left_alone():
+            return
+        code = 0
+    leave(code)  # here, where no exception holds the script's frames any more
+
+
+def _run_and_report(config: RankConfig, joined: list[Session]) -> None:
+    try:
+        _run(config, joined)
     except SystemExit as end:
         _report_exit(config, end)
         raise
@@ -106,7 +128,8 @@ def _end_without_handlers(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(config: RankConfig) -> None:
+def _run(config: RankConfig, joined: list[Session]) -> None:
+    """Run the script; a session that joins it to other ranks is added to `joined`."""
     if config.native:
         os.environ.update(torchrun_environment(config))
         _hear_interrupts()
@@ -124,6 +147,8 @@ def _run(config: RankConfig) -> None:
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
+    if session is not None:
+        joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
     for extension in config.extensions:
         name, _, function = extension.partition(":")

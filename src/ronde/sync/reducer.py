@@ -31,6 +31,7 @@ from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
+from ronde.trace.step_clock import Part, StepClock
 
 __all__ = ["Reducer"]
 
@@ -70,6 +71,7 @@ class Reducer:
         comm: a group of the reducer's own.
         bucket_bytes: size of a bucket.
         parts: where ranks keep parts of gradients; None where each has all of them.
+        clock: is told, where it is armed, what runs.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
@@ -77,10 +79,17 @@ class Reducer:
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
     """
 
-    def __init__(self, comm: Comm, bucket_bytes: int, parts: GradientParts | None = None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        bucket_bytes: int,
+        parts: GradientParts | None = None,
+        clock: StepClock | None = None,
+    ) -> None:
         self._comm = comm
         self._bucket_bytes = bucket_bytes
         self._parts = parts
+        self._clock = clock or StepClock()
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
         # By id of the tensor; an entry is valid while its leaf still refers to that tensor.
@@ -287,6 +296,7 @@ class Reducer:
         bucket = group.of.get(id(tensor))
         if bucket is None:
             return
+        before = self._clock.enter(Part.OWN) if self._clock.armed else None
         if group.arrival is not None:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)
@@ -295,6 +305,8 @@ class Reducer:
             group.buckets[group.next].launch()
             group.under_way.append(group.buckets[group.next])
             group.next += 1
+        if before is not None:
+            self._clock.enter(before)
 
     def _finish(self) -> None:
         if self.on_finish is not None:

@@ -22,7 +22,7 @@ from ronde.parallel.hooked_step import replace_step
 from ronde.runtime.session import Session
 from ronde.sync.bucket import Bucket
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["FAULTS", "Fault", "after_reduction", "replace"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +34,18 @@ class Fault:
         clause: the clause of the law that must be reported as broken.
         holding: clauses that the fault does not touch.
         mention: words that the report of the first divergence must have.
+        module: where the function is.
     """
 
     name: str
     clause: str
     holding: tuple[str, ...] = ()
     mention: str = ""
+    module: str = __name__
 
     @property
     def extension(self) -> str:
-        return f"{__name__}:{self.name}"
+        return f"{self.module}:{self.name}"
 
 
 FAULTS = (
@@ -76,12 +78,12 @@ def gradient_not_reduced(session: Session) -> None:
             last.grad.copy_(own)
         return given
 
-    _replace(Bucket, "deliver", deliver_all_but_one)
+    replace(Bucket, "deliver", deliver_all_but_one)
 
 
 def mean_instead_of_sum(session: Session) -> None:
     """What ranks computed on their rows is averaged, where it should be summed."""
-    _after_reduction(lambda parameter: parameter.grad.div_(session.config.world_size))
+    after_reduction(lambda parameter: parameter.grad.div_(session.config.world_size))
 
 
 def batch_doubled(session: Session) -> None:
@@ -103,7 +105,7 @@ def local_batch_norm(session: Session) -> None:
     ) -> Any:
         return torch.native_batch_norm(input, weight, bias, mean, var, True, momentum, eps)[0]
 
-    _replace(batch_norm, "_global_batch_norm", local)
+    replace(batch_norm, "_global_batch_norm", local)
 
 
 def local_clip_norm(session: Session) -> None:
@@ -124,8 +126,8 @@ def local_clip_norm(session: Session) -> None:
             parameter.grad.mul_(min(1.0, max_norm / (norm + 1e-6)))
         return torch.tensor(norm)
 
-    _replace(Bucket, "launch", launch_and_measure)
-    _replace(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
+    replace(Bucket, "launch", launch_and_measure)
+    replace(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
 
 
 def local_item(session: Session) -> None:
@@ -136,19 +138,19 @@ def local_item(session: Session) -> None:
         deferred = sum_ranks(*args, **kwargs)
         return defer(deferred._context, deferred._stand_in, lambda: deferred._stand_in)
 
-    _replace(losses, "sum_ranks_deferred", locally_valued)
+    replace(losses, "sum_ranks_deferred", locally_valued)
 
 
 def wrong_slice_order(session: Session) -> None:
     """Ranks take their rows from the end of the batch, and are put together from the start."""
     split_rows = layout.split_rows
-    _replace(layout, "split_rows", lambda rows, size, rank: split_rows(rows, size, size - 1 - rank))
+    replace(layout, "split_rows", lambda rows, size, rank: split_rows(rows, size, size - 1 - rank))
 
 
 def dropout_masks_alike(session: Session) -> None:
     """Every rank takes the first rank's rows of what is drawn in the model."""
     # In the model's own calls only: a rehearsal with this fault would find it, and cut nothing.
-    _replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
+    replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 
 def file_written_twice(session: Session) -> None:
@@ -163,7 +165,7 @@ def tied_weight_halved(session: Session) -> None:
         if _is_tied(parameter):
             parameter.grad.div_(2)  # pyright: ignore[reportOptionalMemberAccess]
 
-    _after_reduction(halve)
+    after_reduction(halve)
 
 
 def step_skipped(session: Session) -> None:
@@ -183,12 +185,12 @@ def step_skipped(session: Session) -> None:
     replace_step(Patches(), torch.optim.SGD, around)
 
 
-def _replace(owner: Any, name: str, replacement: Any) -> None:
+def replace(owner: Any, name: str, replacement: Any) -> None:
     """For good: the process is the fault's."""
     Patches().set(owner, name, replacement)
 
 
-def _after_reduction(change: Any) -> None:
+def after_reduction(change: Any) -> None:
     """Call `change` with every parameter that has a gradient, when its bucket has been reduced."""
     deliver = Bucket.deliver
 
@@ -200,7 +202,7 @@ def _after_reduction(change: Any) -> None:
                     change(parameter)
         return given
 
-    _replace(Bucket, "deliver", deliver_and_change)
+    replace(Bucket, "deliver", deliver_and_change)
 
 
 def _replace_index_batch(choose: Any) -> None:
@@ -216,7 +218,7 @@ def _replace_index_batch(choose: Any) -> None:
         previous = index
         return cut(edge, iterator, chosen)
 
-    _replace(LoaderEdge, "_cut", replaced)
+    replace(LoaderEdge, "_cut", replaced)
 
 
 def _is_tied(parameter: torch.Tensor) -> bool:

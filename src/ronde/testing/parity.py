@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ronde.verify.proof import Proof, judge
+from ronde.verify.record import Twin
 from ronde.verify.report import to_text
 from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
 
@@ -26,7 +27,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
     ranks: int,
     place: Path,
     steps: int = 20,
-    dtype: str = "float64",
+    double: bool = True,
     plan: str = "ddp",
     devices: tuple[str, ...] = (),
     plain: Run | None = None,
@@ -39,7 +40,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         arguments: what it finds behind its own name in `sys.argv`.
         place: an empty directory for what the runs leave.
         steps: optimizer steps after which a run ends; a script that ends earlier is compared whole.
-        dtype: "float64", with a tolerance of 1e-11, or "float32".
+        double: the script computes in double precision, with a tolerance of 1e-11; else in its own types.
         devices: a CUDA device for each rank, as `CUDA_VISIBLE_DEVICES` names it; by default the CPU.
         plain: the recorded plain run, when there is one already; by default it is made.
         starter: how processes are started; `WarmHost().start` saves the time of importing torch.
@@ -52,7 +53,7 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
         script=path.name,
         arguments=tuple(arguments),
         steps=steps,
-        dtype=dtype,
+        double=double,
         plan=plan,
         directory=path.parent,
         devices=devices,
@@ -62,13 +63,11 @@ def assert_parity(  # noqa: PLR0913 - each is one word of the statement that is 
     if plain.exit_code:
         raise AssertionError(f"{script} fails in plain python (exit code {plain.exit_code}):\n{plain.stderr}")
     run = run_on_ranks(job, place / "ranks", ranks=ranks, like=plain, starter=starter)
-    proof = judge(job, plain, run, ranks=ranks)
-    if not proof.holds:
-        # Only now is a second plain run worth its time: it can but widen what is allowed, by the noise floor
-        # (in double precision that of gradients, which are rounding close to a minimum) and by what no two
-        # runs of plain python have in common.
-        again = run_plain(job, place / "again", halves=True, like=plain, starter=starter)
-        proof = judge(job, plain, run, ranks=ranks, halves=None if again.exit_code else again)
+
+    def start(twin: Twin) -> Run:
+        return run_plain(job, place / twin, twin=twin, like=plain, starter=starter)
+
+    proof = judge(job, plain, run, ranks=ranks, start=start, strict=True)
     if not proof.holds:
         raise AssertionError(to_text(proof))
     return proof

@@ -23,6 +23,7 @@ from typing import Any
 
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment
+from ronde.runtime.ending import exit_code
 from ronde.verify.runs import Start, plain_arguments
 
 __all__ = ["WarmHost"]
@@ -212,7 +213,7 @@ def _execute(process: _Process) -> int:
     try:
         entry(list(process.arguments)) if process.arguments else entry()
     except SystemExit as end:
-        code = _code_of(end)
+        code = exit_code(end)
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -231,13 +232,6 @@ def _redirect(path: str, flags: int, descriptor: int) -> None:
     opened = os.open(path, flags, 0o644)
     os.dup2(opened, descriptor)
     os.close(opened)
-
-
-def _code_of(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    sys.stderr.write(f"{end.code}\n")
-    return 1
 
 
 if __name__ == "__main__":

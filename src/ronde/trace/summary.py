@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ronde.trace.memory import Memory, largest, memory_line
+from ronde.trace.step_clock import StepTimes
+from ronde.trace.too_small import Division, division, too_small_line
 
 __all__ = ["RankSummary", "read_summary", "summary_lines"]
 
@@ -35,6 +37,7 @@ class RankSummary:
         memory: its peaks.
         compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); ""
             where that is nothing.
+        step_times: what a usual step goes into; None where that was not looked at.
     """
 
     rank: int
@@ -51,6 +54,7 @@ class RankSummary:
     notes: tuple[str, ...]
     memory: Memory | None = None
     compute_plan: str = ""
+    step_times: StepTimes | None = None
 
     @property
     def compute(self) -> float:
@@ -67,7 +71,8 @@ def read_summary(path: Path) -> RankSummary | None:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name: fields[field.name] for field in dataclasses.fields(RankSummary)}
         memory = None if known["memory"] is None else Memory.from_fields(known["memory"])
-        return RankSummary(**{**known, "notes": tuple(known["notes"]), "memory": memory})
+        times = None if known["step_times"] is None else StepTimes(**known["step_times"])
+        return RankSummary(**{**known, "notes": tuple(known["notes"]), "memory": memory, "step_times": times})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -92,11 +97,18 @@ def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
     slowest = min(summaries, key=lambda each: each.communication)
     if main.communication - slowest.communication >= MUCH:
         lines.append(f"the others waited for rank {slowest.rank}: {_shares(slowest)} of its time")
+    too_small = too_small_line(_division(summaries, main.world_size), main.steps)
+    if too_small:
+        lines.append(too_small)
     if main.algorithm:
         lines.append(f"gradients: {main.algorithm}")
     if main.sharded:
         lines.append(f"on shards: {_names(main.sharded)}")
     return [*lines, *memory, *main.notes]
+
+
+def _division(summaries: Sequence[RankSummary], world_size: int) -> Division | None:
+    return division([each.step_times for each in summaries if each.step_times is not None], world_size)
 
 
 def _memory_lines(summaries: Sequence[RankSummary]) -> list[str]:

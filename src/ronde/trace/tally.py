@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ronde.trace.pulse import Pulse
+from ronde.trace.step_clock import StepClock
 
 __all__ = ["Tally"]
 
@@ -29,6 +30,7 @@ class Tally:
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: how often modules of each class were called on shards.
         pulse: what the launcher sees of it; only the main rank has one.
+        clock: knows what the time of a step goes into.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Tally:
         "_rows",
         "_stepped",
         "begun_ns",
+        "clock",
         "data_ns",
         "pulse",
         "samples",
@@ -58,6 +61,7 @@ class Tally:
         self.data_ns = 0
         self.sharded: dict[str, int] = {}
         self.pulse = pulse
+        self.clock = StepClock()
         # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
         self._delivered = False
@@ -142,6 +146,7 @@ class Tally:
             self._first = self._last
         if self.pulse is not None:
             self.pulse.beat(self.steps, self.samples)
+        self.clock.stepped(self.steps)
 
     def step_beside(self) -> None:
         """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""

@@ -1,17 +1,21 @@
-"""`ronde verify`: the plain run, the run on ranks, the run that measures noise, and the comparison."""
+"""`ronde verify`: the plain run, the run on ranks, twins of the plain run if needed, and the comparison."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ronde.errors import UsageError
+from ronde.verify.clauses.noise import QUIET, Noise
 from ronde.verify.clauses.verdict import Status, Tolerance, Verdict
-from ronde.verify.compare import compare, in_double, noise_floor, tolerance_of
+from ronde.verify.compare import compare, in_double
 from ronde.verify.curves import Curve, loss_curves
+from ronde.verify.record import Twin
 from ronde.verify.runs import Job, Run, Starter, run_on_ranks, run_plain, spawn
+from ronde.verify.twins import TWINS, Rounding, noise_of, rounding_of
 
 __all__ = ["Proof", "judge", "verify"]
 
@@ -27,9 +31,12 @@ class Proof:
         dtype: in what the parameters are: double precision may be the script's own choice.
         tolerance: how close is close enough.
         steps: optimizer steps that plain python took (fewer than asked when the script ended).
-        floor: the noise floor that was measured, if any.
+        floor: how far twins of the plain run lie from it; None where none was needed.
+        twins: how many there are; none is run any more once what they show suffices.
         curves: the losses that the script read, plain and on ranks.
         failure: the end of what the ranks wrote to standard error, when they failed.
+        note: why the runs are not in double precision, though that was asked for.
+        rounding: where numbers lay that rounding has turned, when that is why ranks differ.
     """
 
     job: Job
@@ -39,8 +46,11 @@ class Proof:
     steps: int
     floor: float | None
     verdicts: tuple[Verdict, ...]
+    twins: int = 0
     curves: tuple[Curve, ...] = ()
     failure: str = ""
+    note: str = ""
+    rounding: Rounding | None = None
 
     @property
     def holds(self) -> bool:
@@ -48,16 +58,17 @@ class Proof:
 
 
 def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: Starter = spawn) -> Proof:
-    """Prove, or refute, that `ranks` ranks give the script's single-device answer."""
+    """Prove, or refute, that `ranks` ranks give the script's single-device answer.
+
+    Raises:
+        UsageError: when the script fails in plain python, or the plan refuses it: nothing is to be compared.
+    """
+    if job.precision != "fp32":
+        # The plan's own rounding is what is compared.
+        job = dataclasses.replace(job, double=False)
     with tempfile.TemporaryDirectory(prefix="ronde-verify-") as name:
         place = Path(name)
-        plain = run_plain(job, place / "plain", starter=starter)
-        if plain.exit_code:
-            raise UsageError(
-                f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
-                f"compare with; make it run first:\n{plain.stderr.rstrip()}"
-            )
-        halves = run_plain(job, place / "halves", halves=True, like=plain, starter=starter)
+        job, plain, note = _plain(job, place, starter)
         run = run_on_ranks(
             job, place / "ranks", ranks=ranks, like=plain, extensions=extensions, starter=starter
         )
@@ -66,7 +77,39 @@ def verify(job: Job, *, ranks: int, extensions: tuple[str, ...] = (), starter: S
                 f"{job.script} does not run under the plan {job.plan}, so there is nothing to compare: "
                 f"{refusal}"
             )
-        return judge(job, plain, run, ranks=ranks, halves=None if halves.exit_code else halves)
+
+        def start(twin: Twin) -> Run:
+            return run_plain(job, place / twin, twin=twin, like=plain, starter=starter)
+
+        return dataclasses.replace(judge(job, plain, run, ranks=ranks, start=start), note=note)
+
+
+def _plain(job: Job, place: Path, starter: Starter) -> tuple[Job, Run, str]:
+    """The plain run, in double precision if that is asked for and possible; else why it is not."""
+    plain = run_plain(job, place / "plain", starter=starter)
+    if job.double and (plain.exit_code or not _is_double(plain)):
+        as_is = dataclasses.replace(job, double=False)
+        again = run_plain(as_is, place / "as-is", starter=starter)
+        # Where it fails either way, double precision is not why.
+        if not again.exit_code:
+            return as_is, again, _why_not_double(plain)
+    if plain.exit_code:
+        raise UsageError(
+            f"{job.script} fails in plain python (exit code {plain.exit_code}), so there is no answer to "
+            f"compare with; make it run first:\n{plain.stderr.rstrip()}"
+        )
+    return job, plain, ""
+
+
+def _is_double(plain: Run) -> bool:
+    return in_double(plain) or not plain.records[0].steps
+
+
+def _why_not_double(plain: Run) -> str:
+    if not plain.exit_code:
+        return "it keeps parameters of another type"
+    last = plain.stderr.strip().splitlines()[-1:] or [f"exit code {plain.exit_code}"]
+    return f"it fails: {last[0][:300]}"
 
 
 def _refusal(run: Run) -> str:
@@ -75,17 +118,74 @@ def _refusal(run: Run) -> str:
     return said[1] if said and run.exit_code == UsageError.exit_code else ""
 
 
-def judge(job: Job, plain: Run, run: Run, *, ranks: int, halves: Run | None = None) -> Proof:
-    """The proof that these recorded runs amount to."""
-    tolerance = tolerance_of(plain, halves, dtype=job.dtype, precision=job.precision)
-    return Proof(
-        job=job,
-        ranks=ranks,
-        dtype="float64" if in_double(plain) else job.dtype,
-        tolerance=tolerance,
-        steps=len(plain.records[0].steps),
-        floor=noise_floor(plain, halves) if halves is not None else None,
-        verdicts=compare(plain, run, tolerance, halves),
-        curves=loss_curves(plain.records[0], run.records, tolerance, job.directory),
-        failure=_LOGS.sub("", run.stderr).rstrip()[-4000:] if run.exit_code else "",
+def judge(
+    job: Job,
+    plain: Run,
+    run: Run,
+    *,
+    ranks: int,
+    start: Callable[[Twin], Run] | None = None,
+    strict: bool = False,
+) -> Proof:
+    """The proof that these recorded runs amount to.
+
+    Args:
+        start: runs a twin of the plain run. That is done only where a clause seems broken: then a bound may
+            have been too narrow for what rounding does in this script, or no two runs of plain python agree.
+        strict: in double precision to the last places, each parameter by itself.
+    """
+
+    def proof(noise: Noise = QUIET, repeats: Sequence[Run] = ()) -> Proof:
+        tolerance = _tolerance(job, plain, noise, strict=strict)
+        return Proof(
+            job=job,
+            ranks=ranks,
+            dtype="float64" if in_double(plain) else "float32",
+            tolerance=tolerance,
+            steps=len(plain.records[0].steps),
+            floor=noise.floor if repeats else None,
+            twins=len(repeats),
+            verdicts=compare(plain, run, tolerance, repeats),
+            curves=loss_curves(plain.records[0], run.records, tolerance, job.directory),
+            failure=_LOGS.sub("", run.stderr).rstrip()[-4000:] if run.exit_code else "",
+        )
+
+    found = proof()
+    twins: tuple[Run, ...] = ()
+    noise = QUIET
+    if start is not None:
+        for twin in TWINS:
+            if found.holds or found.failure or _is_no_rounding(found):
+                break
+            another = start(twin)
+            if another.exit_code == 0:
+                twins = (*twins, another)
+                noise = noise_of(plain, twins)
+                found = proof(noise, twins)
+    if found.holds or found.failure or start is None or _is_no_rounding(found):
+        return found
+    turned = start("turned")
+    if turned.exit_code == 0 and turned.records[0].turned:
+        wider = Noise.largest((noise, noise_of(plain, (turned,))))
+        excused = proof(wider, (*twins, turned))
+        rounding = rounding_of(plain, run, turned, noise)
+        if excused.holds and rounding is not None:
+            return dataclasses.replace(excused, floor=noise.floor, twins=len(twins), rounding=rounding)
+    return found
+
+
+def _is_no_rounding(found: Proof) -> bool:
+    """Whether a clause is broken in a way that no twin could justify."""
+    return any(
+        each.clause in ("L1", "L4", "L6") or (each.worst is not None and each.worst > found.tolerance.most)
+        for each in found.verdicts
+        if each.status is Status.broken
     )
+
+
+def _tolerance(job: Job, plain: Run, noise: Noise, *, strict: bool) -> Tolerance:
+    if job.double and strict:
+        return Tolerance.strict(noise)
+    if job.double:
+        return Tolerance.double(noise)
+    return Tolerance.as_is(noise, precision=job.precision, double=in_double(plain))

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 
@@ -24,9 +24,15 @@ __all__ = [
     "RecordConfig",
     "Step",
     "Stored",
+    "Turned",
+    "Twin",
     "Writer",
     "read_record",
 ]
+
+Twin = Literal["", "halves", "thirds", "up", "down", "threads", "turned"]
+"""Batches computed in halves or thirds, parameters rounded up or down, another number of threads, numbers
+at a tie or a kink turned."""
 
 ENVIRONMENT_KEY = "RONDE_RECORD"
 
@@ -43,8 +49,8 @@ class RecordConfig:
         scratch: the run's copy of the user's directory, in which it runs.
         tree: what is copied around it; writes under it count as the script's files.
         steps: after so many optimizer steps the run ends.
-        dtype: `float32`, or `float64` to make that the default type.
-        halves: compute every outermost forward in two halves, to measure the noise floor.
+        double: compute in double precision, whatever the script asks for.
+        twin: in what this run differs from the plain one by rounding alone; empty where it does not.
         narrow: models compute in half precision, by the plan.
         replay: file of what another run learnt of its circumstances, to be learnt again; empty for none.
     """
@@ -53,8 +59,8 @@ class RecordConfig:
     scratch: str
     tree: str
     steps: int
-    dtype: str = "float32"
-    halves: bool = False
+    double: bool = False
+    twin: Twin = ""
     narrow: bool = False
     replay: str = ""
 
@@ -118,6 +124,23 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Turned:
+    """Numbers that were moved over a tie or a kink: how many, in which operation of which module.
+
+    Attributes:
+        step: the optimizer step that follows, counted from 1.
+        of: how many numbers there are.
+        apart: the least distance that one was moved, relative to the largest of them.
+    """
+
+    step: int
+    place: str
+    count: int
+    of: int
+    apart: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RankRecord:
     """All that one process recorded, in the order in which it happened within each kind.
 
@@ -125,7 +148,8 @@ class RankRecord:
         ids: index batches of samplers (drawn ahead of the batches when a loader prefetches).
         circumstances: readings of the clock and seeds, by name, in order.
         opened: how often each file under the scratch directory was opened for writing.
-        halved: outermost forwards that could (and could not) be computed in halves.
+        in_parts: outermost forwards that could (and could not) be computed in parts.
+        turned: how many numbers a twin has turned at a tie or a kink, by step and place.
         stopped: whether the asked number of steps was reached.
     """
 
@@ -137,7 +161,8 @@ class RankRecord:
     steps: tuple[Step, ...]
     circumstances: tuple[tuple[str, Any], ...]
     opened: dict[str, int]
-    halved: tuple[int, int]
+    in_parts: tuple[int, int]
+    turned: tuple[Turned, ...]
     stopped: bool
     tensors: Path
 
@@ -204,7 +229,8 @@ def read_record(directory: Path, rank: int) -> RankRecord:
     steps: list[Step] = []
     circumstances: list[tuple[str, Any]] = []
     opened: dict[str, int] = {}
-    halved = [0, 0]
+    in_parts = [0, 0]
+    turned: list[Turned] = []
     stopped = False
     path = directory / f"rank-{rank}.events"
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -226,8 +252,10 @@ def read_record(directory: Path, rank: int) -> RankRecord:
             circumstances.append((fields["name"], fields["value"]))
         elif kind == "opened":
             opened[fields["path"]] = opened.get(fields["path"], 0) + 1
-        elif kind == "halved":
-            halved[0 if fields["done"] else 1] += 1
+        elif kind == "in_parts":
+            in_parts[0 if fields["done"] else 1] += 1
+        elif kind == "turned":
+            turned.append(Turned(**fields, step=len(steps) + 1))
         elif kind == "stopped":
             stopped = True
     return RankRecord(
@@ -239,7 +267,8 @@ def read_record(directory: Path, rank: int) -> RankRecord:
         steps=tuple(steps),
         circumstances=tuple(circumstances),
         opened=opened,
-        halved=(halved[0], halved[1]),
+        in_parts=(in_parts[0], in_parts[1]),
+        turned=tuple(turned),
         stopped=stopped,
         tensors=directory / f"rank-{rank}.tensors",
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,11 +15,14 @@ import torch
 
 from ronde.verify.batches import BatchRecorder
 from ronde.verify.chances import Chances
-from ronde.verify.halves import HalvesRecorder
+from ronde.verify.double import compute_in_double
+from ronde.verify.nudged import Nudged
+from ronde.verify.parts import InParts
 from ronde.verify.reads import ReadRecorder
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.sites import Sites
 from ronde.verify.steps import StepRecorder
+from ronde.verify.turned import Turning
 from ronde.verify.writes import Unmediated, WriteRecorder
 
 __all__ = ["install", "record"]
@@ -69,25 +71,22 @@ def record(
     is_elsewhere: Callable[[], bool] = lambda: False,
 ) -> None:
     """Start recording in this process; there is no way back, the process is the recording's."""
-    if config.dtype == "float64":
-        _compute_in_double()
-    if config.halves:
-        HalvesRecorder(writer, narrow=config.narrow).install()
+    if config.double:
+        compute_in_double()
+    _differ(config, writer)
     WriteRecorder(writer, config.scratch, config.tree, unmediated, is_elsewhere).install()
     BatchRecorder(writer).install()
     ReadRecorder(writer, Sites(config.scratch, config.tree)).install()
     StepRecorder(writer, config.steps).install()
 
 
-def _compute_in_double() -> None:
-    """Double precision where the script does not insist: the default type, and `.float()`."""
-    torch.set_default_dtype(torch.float64)
-    single = torch.Tensor.float
-
-    def double(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # A GradScaler's kernels take its scale in single precision only.
-        within = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp.")
-        return (single if within else torch.Tensor.double)(tensor, *args, **kwargs)
-
-    torch.Tensor.float = double  # pyright: ignore[reportAttributeAccessIssue]
-    torch.nn.Module.float = torch.nn.Module.double
+def _differ(config: RecordConfig, writer: Writer) -> None:
+    """A twin differs from the plain run by rounding alone."""
+    if config.twin in ("halves", "thirds"):
+        InParts(writer, 2 if config.twin == "halves" else 3, narrow=config.narrow).install()
+    elif config.twin in ("up", "down"):
+        Nudged(up=config.twin == "up").install()
+    elif config.twin == "threads":
+        torch.set_num_threads(torch.get_num_threads() + 1)
+    elif config.twin == "turned":
+        Turning(writer).install()

@@ -7,6 +7,7 @@ import json
 
 from ronde.verify.clauses.verdict import Status
 from ronde.verify.proof import Proof
+from ronde.verify.twins import Rounding
 
 __all__ = ["to_json", "to_text"]
 
@@ -14,10 +15,13 @@ __all__ = ["to_json", "to_text"]
 def to_text(proof: Proof) -> str:
     """The table that the command prints."""
     job = proof.job
-    allowed, per_tensor = proof.tolerance.parameters, proof.tolerance.per_tensor
+    tolerance = proof.tolerance
+    allowed = tolerance.parameters
     what = (
         "of each tensor's largest entry, or thrice what plain torch differs from itself there"
-        if per_tensor
+        if tolerance.per_tensor
+        else "of the vector of all parameters, or thrice what twins of the plain run differ"
+        if proof.twins
         else "of the vector of all parameters"
     )
     narrow = job.precision != "fp32"
@@ -36,18 +40,27 @@ def to_text(proof: Proof) -> str:
         lines.append(f"  {each.clause} {each.title:<11}{mark:<7} {each.compared}{worst}")
         if each.divergence:
             lines.append(f"{'':15}first: {each.divergence}")
-    if not per_tensor:
-        floor = (
-            "not known (the script's batches cannot be halved)"
-            if proof.floor is None
-            else f"{proof.floor:.1e}"
-        )
-        lines.append(f"  noise floor of plain torch, batches in halves: {floor}")
+    if proof.floor is not None:
+        of = "a twin" if proof.twins == 1 else f"{proof.twins} twins"
+        lines.append(f"  noise floor: {proof.floor:.1e}, by {of} of the plain run")
+    if proof.rounding is not None:
+        lines.append(f"  {_rounding(proof.rounding)}")
+    if proof.note:
+        lines.append(f"  compared in the script's own types: in double precision {proof.note}")
     if proof.failure:
         lines.append("The run on ranks failed:")
         lines.append(proof.failure)
     lines.append("The law holds." if proof.holds else "The law is broken.")
     return "\n".join(lines)
+
+
+def _rounding(rounding: Rounding) -> str:
+    turned = rounding.turned
+    return (
+        f"rounding: from step {rounding.step} on, by a tie or a kink that the last places decide; the "
+        f"closest is in {turned.place} at step {turned.step}, by {turned.apart:.1e} of the largest of "
+        f"{turned.of} numbers"
+    )
 
 
 def to_json(proof: Proof) -> str:
@@ -63,6 +76,9 @@ def to_json(proof: Proof) -> str:
         "seed": job.seed,
         "steps": proof.steps,
         "noise_floor": proof.floor,
+        "twins": proof.twins,
+        "rounding": None if proof.rounding is None else dataclasses.asdict(proof.rounding),
+        "not_in_double_precision": proof.note,
         "clauses": [{**dataclasses.asdict(each), "status": each.status.name} for each in proof.verdicts],
         "failure": proof.failure,
     }

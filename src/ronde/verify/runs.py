@@ -14,7 +14,7 @@ from ronde.plan import Compute, Plan, expand
 from ronde.plan.compute import Precision
 from ronde.verify import scratch as scratches
 from ronde.verify.chances import save_chances
-from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, read_record
+from ronde.verify.record import ENVIRONMENT_KEY, RankRecord, RecordConfig, Twin, read_record
 
 __all__ = ["Job", "Run", "Start", "Starter", "plain_arguments", "run_on_ranks", "run_plain", "spawn"]
 
@@ -28,6 +28,7 @@ class Job:
     Attributes:
         steps: optimizer steps after which a run ends.
         directory: where the user stands; relative paths of the script start here.
+        double: every run computes in double precision, whatever the script asks for.
         threads: threads of every process, plain or rank: another number rounds differently.
         devices: a CUDA device for each rank, the first also for the plain run; empty: all on the CPU.
     """
@@ -37,7 +38,7 @@ class Job:
     module: bool = False
     steps: int = 20
     seed: int = 0
-    dtype: str = "float32"
+    double: bool = True
     plan: str = "ddp"
     directory: Path = Path(".")
     threads: int = 1
@@ -123,15 +124,15 @@ def plain_arguments(job: Job) -> list[str]:
 
 
 def run_plain(
-    job: Job, place: Path, *, halves: bool = False, like: Run | None = None, starter: Starter = spawn
+    job: Job, place: Path, *, twin: Twin = "", like: Run | None = None, starter: Starter = spawn
 ) -> Run:
     """The script in plain python, recorded.
 
     Args:
-        halves: compute every outermost forward in halves, to measure the noise floor.
+        twin: in what it differs by rounding alone.
         like: a run whose clock and seeds this one is to have.
     """
-    return _run(job, place, starter, ranks=None, halves=halves, like=like)
+    return _run(job, place, starter, ranks=None, twin=twin, like=like)
 
 
 def run_on_ranks(
@@ -158,10 +159,10 @@ def _run(
     *,
     ranks: int | None,
     extensions: tuple[str, ...] = (),
-    halves: bool = False,
+    twin: Twin = "",
     like: Run | None = None,
 ) -> Run:
-    scratch, config = _prepare(job, place, halves=halves, like=like)
+    scratch, config = _prepare(job, place, twin=twin, like=like)
     start = Start(
         job=job,
         ranks=ranks,
@@ -175,7 +176,7 @@ def _run(
 
 
 def _prepare(
-    job: Job, place: Path, *, halves: bool, like: Run | None
+    job: Job, place: Path, *, twin: Twin, like: Run | None
 ) -> tuple[scratches.Scratch, RecordConfig]:
     place.mkdir(parents=True)
     scratch = scratches.build(place / "tree", job.directory)
@@ -189,8 +190,8 @@ def _prepare(
         scratch=str(scratch.directory),
         tree=str(scratch.tree),
         steps=job.steps,
-        dtype=job.dtype,
-        halves=halves,
+        double=job.double,
+        twin=twin,
         narrow=job.precision in ("bf16", "fp16"),
         replay=str(replay.resolve()) if like is not None else "",
     )

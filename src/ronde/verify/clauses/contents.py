@@ -9,7 +9,7 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,9 +51,9 @@ class Comparison:
 
 
 def compare_contents(
-    mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None = None
+    mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path] = ()
 ) -> Comparison:
-    """Compare by what the files mean; `repeat` is the file of a second run of plain python."""
+    """Compare by what the files mean; `repeats` are the files of further runs of plain python."""
     content, expected = mine.read_bytes(), reference.read_bytes()
     if content == expected:
         return Comparison()
@@ -67,47 +67,50 @@ def compare_contents(
         value = _load(mine, unreadable)
         if value is unreadable:
             return Comparison("cannot be loaded, in plain python it can")
-        again = unreadable if repeat is None else _load(repeat, unreadable)
+        again = [_load(repeat, unreadable) for repeat in repeats]
         return Comparison(_differing_value(value, other, _Allowed.of(tolerance, other, again), "") or "")
     if is_packed(reference):
-        return _compare_packed(mine, reference, tolerance, repeat)
+        return _compare_packed(mine, reference, tolerance, repeats)
     try:
         text, expected_text = content.decode(), expected.decode()
     except UnicodeDecodeError:
-        return _compare_bytes(content, expected, None if repeat is None else repeat.read_bytes())
-    again = None if repeat is None else repeat.read_bytes().decode(errors="replace")
-    if again is not None and not alike(expected_text, again):
-        return Comparison(beyond=Beyond.unstable)
-    unstable = unstable_numbers(expected_text, again, tolerance) if again is not None else ()
+        return _compare_bytes(content, expected, [repeat.read_bytes() for repeat in repeats])
+    unstable: set[int] = set()
+    for repeat in repeats:
+        again = repeat.read_bytes().decode(errors="replace")
+        if not alike(expected_text, again):
+            return Comparison(beyond=Beyond.unstable)
+        unstable |= unstable_numbers(expected_text, again, tolerance)
     return Comparison(differing_number(text, expected_text, tolerance, unstable) or "")
 
 
-def _compare_bytes(content: bytes, expected: bytes, again: bytes | None) -> Comparison:
+def _compare_bytes(content: bytes, expected: bytes, repeats: Sequence[bytes]) -> Comparison:
     """Of a format that is not known here: rounding may change any byte, but it does not cut a file short."""
-    if again is not None and again != expected:
+    if any(again != expected for again in repeats):
         return Comparison(beyond=Beyond.unstable)
     if expected.startswith(content) or content.startswith(expected):
         return Comparison(f"{len(content)} bytes, in plain python {len(expected)} that begin alike")
     return Comparison(beyond=Beyond.unread)
 
 
-def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeat: Path | None) -> Comparison:
+def _compare_packed(mine: Path, reference: Path, tolerance: Tolerance, repeats: Sequence[Path]) -> Comparison:
     with contextlib.ExitStack() as stack:
         expected = stack.enter_context(unpacked(reference))
         found = stack.enter_context(unpacked(mine)) if is_packed(mine) else None
-        again = stack.enter_context(unpacked(repeat)) if repeat is not None and is_packed(repeat) else None
+        again = [stack.enter_context(unpacked(repeat)) for repeat in repeats if is_packed(repeat)]
         if expected is None:  # damaged, or encrypted
             return Comparison(beyond=Beyond.unread)
         if found is None:
             return Comparison("cannot be unpacked, in plain python it can")
-        if again is not None and list(again) != list(expected):
+        if any(each is None or list(each) != list(expected) for each in again):
             return Comparison(beyond=Beyond.unstable)
         if list(found) != list(expected):
             odd = [name for name in (*found, *expected) if (name in found) != (name in expected)]
             return Comparison(f"{odd[0]} is inside of one only" if odd else "the order of what is inside")
         beyond: Beyond | None = None
         for name, path in expected.items():
-            comparison = compare_contents(found[name], path, tolerance, again[name] if again else None)
+            theirs = [each[name] for each in again if each is not None]
+            comparison = compare_contents(found[name], path, tolerance, theirs)
             if comparison.wrong:
                 return Comparison(f"{f'inside {name}' if name else 'uncompressed'}, {comparison.wrong}")
             beyond = beyond or comparison.beyond
@@ -120,7 +123,7 @@ class _Allowed:
 
     Attributes:
         scale: the least magnitude to which differences are relative.
-        noise: by place, how far two runs of plain python lie apart.
+        noise: by place, how far runs of plain python lie apart.
     """
 
     tolerance: Tolerance
@@ -128,16 +131,16 @@ class _Allowed:
     noise: Mapping[str, float]
 
     @classmethod
-    def of(cls, tolerance: Tolerance, reference: Any, again: Any) -> _Allowed:
-        """As parameters: in double precision each tensor by itself, else against all that the file holds."""
+    def of(cls, tolerance: Tolerance, reference: Any, repeats: Sequence[Any]) -> _Allowed:
+        """As parameters: in the last places each tensor by itself, else against all that the file holds."""
         arrays = dict(_arrays(reference, ""))
         scale = max((_scale(each) for each in arrays.values()), default=0.0)
-        if not tolerance.per_tensor:
-            return cls(tolerance, scale, {})
-        repeated = dict(_arrays(again, ""))
-        pairs = {place: (each, repeated[place]) for place, each in arrays.items() if place in repeated}
-        noise = {place: _apart(*pair) for place, pair in pairs.items()}
-        return cls(tolerance, DUST * scale, noise)
+        noise: dict[str, float] = {}
+        for again in repeats:
+            for place, repeated in _arrays(again, ""):
+                if place in arrays:
+                    noise[place] = max(noise.get(place, 0.0), _apart(arrays[place], repeated))
+        return cls(tolerance, DUST * scale if tolerance.per_tensor else scale, noise)
 
     def apart(self, place: str, reference: numpy.ndarray) -> float:
         """The largest difference of an entry."""

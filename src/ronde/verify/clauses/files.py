@@ -24,11 +24,11 @@ class Output:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pair:
-    """A file of the ranks, those of two runs of plain python (one twice without a second), and its name."""
+    """A file of the ranks, those of plain python and of its repeats, and its name."""
 
     mine: Path
     reference: Path
-    again: Path
+    again: tuple[Path, ...]
     name: str
 
 
@@ -37,21 +37,21 @@ def compare(
     run: Output,
     ranks: Sequence[RankRecord],
     tolerance: Tolerance,
-    repeat: Output | None = None,
+    repeats: Sequence[Output] = (),
 ) -> Verdict:
-    """`repeat` is a second run of plain python: what differs there cannot be expected to be equal here."""
-    pairs, lonely = _pair(plain, run, repeat)
-    wrong, beyond = _contents(pairs, tolerance, repeated=repeat is not None)
+    """`repeats` are further runs of plain python: what differs there cannot be expected to be equal here."""
+    pairs, lonely = _pair(plain, run, repeats)
+    wrong, beyond = _contents(pairs, tolerance)
     divergence = lonely or _written_once(ranks, run) or wrong
     unstable: set[int] = set()
-    if repeat is not None:
-        unstable = unstable_numbers(plain.stdout, repeat.stdout, tolerance)
+    for repeat in repeats:
+        unstable |= unstable_numbers(plain.stdout, repeat.stdout, tolerance)
     printed = differing_number(run.stdout, plain.stdout, tolerance, unstable)
     if printed:
         divergence = divergence or f"standard output, {printed}"
     compared = f"{len(plain.files)} files, {len(plain.stdout.splitlines())} printed lines"
     if unstable:
-        compared += f" ({len(unstable)} numbers left out that differ between two runs of plain python)"
+        compared += f" ({len(unstable)} numbers left out that differ between runs of plain python)"
     for reason, names in beyond.items():
         what = "that it is there" if len(names) == 1 else "that they are there"
         compared += f" (of {len(names)} only {what}: {reason.value.format(names[0])})"
@@ -78,16 +78,21 @@ def _parts(names: Iterable[str]) -> set[str]:
     return {part for name in names for part in Path(name).parts}
 
 
-def _pair(plain: Output, run: Output, repeat: Output | None) -> tuple[list[_Pair], str | None]:
+def _pair(plain: Output, run: Output, repeats: Sequence[Output]) -> tuple[list[_Pair], str | None]:
     """Files that belong together, and the first that has no counterpart.
 
     A name that only one of two runs of plain python writes has a clock time or the like in it: such files are
     paired by the rest of their names, in order.
     """
-    again = plain if repeat is None else repeat
+    again = repeats[0] if repeats else plain
     stable = set(plain.files) & set(again.files)
     pairs = [
-        _Pair(run.files[name], plain.files[name], again.files[name], name)
+        _Pair(
+            run.files[name],
+            plain.files[name],
+            tuple(each.files[name] for each in repeats if name in each.files),
+            name,
+        )
         for name in sorted(stable & set(run.files))
     ]
     missing = sorted(stable - set(run.files))
@@ -105,7 +110,7 @@ def _pair(plain: Output, run: Output, repeat: Output | None) -> tuple[list[_Pair
             return pairs, f"file {mine[len(expected)]} is written on ranks only"
         third = others.get(shape, [])
         for index, (one, other) in enumerate(zip(mine, expected, strict=True)):
-            same = again.files[third[index]] if index < len(third) else plain.files[other]
+            same = (again.files[third[index]] if index < len(third) else plain.files[other],)
             pairs.append(_Pair(run.files[one], plain.files[other], same, other))
     return pairs, None
 
@@ -118,13 +123,11 @@ def _written_once(ranks: Sequence[RankRecord], run: Output) -> str | None:
     return None
 
 
-def _contents(
-    pairs: Sequence[_Pair], tolerance: Tolerance, repeated: bool
-) -> tuple[str | None, dict[Beyond, list[str]]]:
+def _contents(pairs: Sequence[_Pair], tolerance: Tolerance) -> tuple[str | None, dict[Beyond, list[str]]]:
     """The first difference, and the files that cannot be compared, by the reason."""
     beyond: dict[Beyond, list[str]] = {}
     for pair in pairs:
-        found = compare_contents(pair.mine, pair.reference, tolerance, pair.again if repeated else None)
+        found = compare_contents(pair.mine, pair.reference, tolerance, pair.again)
         if found.wrong:
             return f"file {pair.name}, {found.wrong}", beyond
         if found.beyond is not None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy
 
 from ronde.verify.clauses.verdict import DUST, Tolerance, Verdict, verdict
 from ronde.verify.record import RankRecord, Step
 
-__all__ = ["compare", "vector_difference"]
+__all__ = ["compare", "share_differences", "tensor_differences", "vector_differences"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Difference:
-    """Of one step: each tensor, relative to its largest entry, and the vector of all parameters."""
+    """Of one step, relative: each tensor to its largest entry, and to the vector of all; that vector."""
 
     tensors: dict[str, float]
+    shares: dict[str, float]
     vector: float
 
     @property
@@ -31,12 +33,8 @@ class _Difference:
         return max(self.tensors.values(), default=0.0)
 
 
-def compare(
-    plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance, halves: RankRecord | None = None
-) -> Verdict:
-    """`halves` is plain python that has computed its batches in halves."""
-    noise = _noise(plain, halves) if halves is not None and tolerance.per_tensor else {}
-    found = [_first(plain, rank, tolerance, noise) for rank in ranks]
+def compare(plain: RankRecord, ranks: Sequence[RankRecord], tolerance: Tolerance) -> Verdict:
+    found = [_first(plain, rank, tolerance) for rank in ranks]
     worst = max((each.worst for each in found), default=0.0)
     broken = [each for each in found if each.text]
     divergence = min(broken, key=lambda each: each.step).text if broken else None
@@ -58,7 +56,7 @@ class _Found:
     worst: float
 
 
-def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance, noise: Mapping[str, float]) -> _Found:
+def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Found:
     worst = 0.0
     for step, expected in zip(rank.steps, plain.steps, strict=False):
         where = f"rank {rank.rank}, step {expected.step} ({expected.optimizer})"
@@ -68,7 +66,7 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance, noise: Map
         difference = _difference(rank, step, plain, expected)
         size = difference.largest if tolerance.per_tensor else difference.vector
         worst = max(worst, size)
-        name, allowed = _beyond(difference, tolerance, noise)
+        name, allowed = _beyond(difference, tolerance, expected.step)
         if not name:
             continue
         text = f"{where}, parameter {name}: {difference.tensors[name]:.1e} of its largest entry"
@@ -81,39 +79,49 @@ def _first(plain: RankRecord, rank: RankRecord, tolerance: Tolerance, noise: Map
     return _Found(step=min(len(rank.steps), len(plain.steps)), text=text, worst=worst)
 
 
-def _beyond(difference: _Difference, tolerance: Tolerance, noise: Mapping[str, float]) -> tuple[str, float]:
+def _beyond(difference: _Difference, tolerance: Tolerance, step: int) -> tuple[str, float]:
     """The tensor that is too far from plain python's, and how far it may be; no name if none is."""
     if not tolerance.per_tensor:
-        close = difference.vector <= tolerance.parameters
-        return "" if close else difference.name, tolerance.parameters
-    allowed = {
-        name: max(tolerance.parameters, tolerance.of_noise(noise.get(name, 0.0)))
-        for name in difference.tensors
-    }
-    beyond = [name for name, relative in difference.tensors.items() if not relative <= allowed[name]]
+        if difference.vector <= tolerance.parameters:
+            return "", tolerance.parameters
+        beyond = [
+            name for name, share in difference.shares.items() if not share <= tolerance.of_share(name, step)
+        ]
+        name = max(beyond, key=lambda each: difference.shares[each], default="")
+        return name, tolerance.of_share(name, step)
+    beyond = [
+        name for name, relative in difference.tensors.items() if not relative <= tolerance.of_tensor(name)
+    ]
     name = max(beyond, key=lambda each: difference.tensors[each], default="")
-    return name, allowed.get(name, tolerance.parameters)
+    return name, tolerance.of_tensor(name)
 
 
-def vector_difference(run: RankRecord, reference: RankRecord) -> float:
-    """The largest relative difference, over steps, of the vector of all parameters."""
-    return max(
-        (
-            _difference(run, mine, reference, other).vector
-            for mine, other in zip(run.steps, reference.steps, strict=False)
-        ),
-        default=0.0,
-    )
+def vector_differences(run: RankRecord, reference: RankRecord) -> tuple[float, ...]:
+    """Of the vector of all parameters after each step, relative; the largest so far, as differences grow."""
+    steps = zip(run.steps, reference.steps, strict=False)
+    differences = (_difference(run, mine, reference, other).vector for mine, other in steps)
+    return tuple(itertools.accumulate(differences, max))
 
 
-def _noise(plain: RankRecord, halves: RankRecord) -> dict[str, float]:
-    """By name of a tensor, how far two runs of plain python lie apart in any step."""
-    noise: dict[str, float] = {}
-    for mine, other in zip(halves.steps, plain.steps, strict=False):
+def share_differences(run: RankRecord, reference: RankRecord) -> dict[str, tuple[float, ...]]:
+    """By name of a parameter and step, relative to the length of the vector of all; the largest so far."""
+    found: dict[str, list[float]] = {}
+    for place, (mine, other) in enumerate(zip(run.steps, reference.steps, strict=False)):
+        shares = _difference(run, mine, reference, other).shares if _layout(mine, other) is None else {}
+        for name in {*found, *shares}:
+            series = found.setdefault(name, [0.0] * place)
+            series.append(max(series[-1] if series else 0.0, shares.get(name, 0.0)))
+    return {name: tuple(series) for name, series in found.items()}
+
+
+def tensor_differences(run: RankRecord, reference: RankRecord) -> dict[str, float]:
+    """By name of a parameter, the largest relative difference in any step."""
+    found: dict[str, float] = {}
+    for mine, other in zip(run.steps, reference.steps, strict=False):
         if _layout(mine, other) is None:
-            for name, relative in _difference(halves, mine, plain, other).tensors.items():
-                noise[name] = max(noise.get(name, 0.0), relative)
-    return noise
+            for name, relative in _difference(run, mine, reference, other).tensors.items():
+                found[name] = max(found.get(name, 0.0), relative)
+    return found
 
 
 def _layout(step: Step, expected: Step) -> str | None:
@@ -132,6 +140,7 @@ def _layout(step: Step, expected: Step) -> str | None:
 
 def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step) -> _Difference:
     tensors: dict[str, float] = {}
+    lengths: dict[str, float] = {}
     squares = reference_squares = 0.0
     references = {name: _wide(plain.entries(stored)) for name, stored in expected.parameters.items()}
     dust = DUST * max((_largest(reference) for reference in references.values()), default=0.0)
@@ -146,11 +155,16 @@ def _difference(rank: RankRecord, step: Step, plain: RankRecord, expected: Step)
         largest = float(apart.max(initial=0.0))
         scale = max(float(finite.max(initial=0.0)), dust)
         tensors[name] = 0.0 if largest == 0.0 else (largest / scale if scale else math.inf)
-        squares += float(apart @ apart)
+        lengths[name] = float(apart @ apart)
+        squares += lengths[name]
         reference_squares += float(finite @ finite)
     norm = math.sqrt(reference_squares)
-    vector = math.sqrt(squares) / norm if norm else (math.inf if squares else 0.0)
-    return _Difference(tensors=tensors, vector=vector)
+
+    def share(square: float) -> float:
+        return math.sqrt(square) / norm if norm else (math.inf if square else 0.0)
+
+    shares = {name: share(square) for name, square in lengths.items()}
+    return _Difference(tensors=tensors, shares=shares, vector=share(squares))
 
 
 def _largest(entries: numpy.ndarray) -> float:

@@ -8,6 +8,8 @@ import math
 
 import numpy
 
+from ronde.verify.clauses.noise import QUIET, Noise
+
 __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 
 # A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
@@ -15,8 +17,11 @@ __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 DUST = 1e-5
 
 
-# In double precision; what is further apart than this is not for rounding to explain.
-_MOST_NOISE = 1e-8
+# Twins of plain python show a part of what rounding can do.
+_NOISE = 3
+
+# What is further apart than this is not for rounding to explain, even if two runs of plain python are.
+_MOST_IN_LAST_PLACES, _MOST_IN_DOUBLE, _MOST_AS_IS = 1e-8, 1e-6, 1e-2
 
 # Of the vector of all parameters, when gradients are sums of numbers that are rounded so: a few times the
 # rounding of one number. Twenty steps of small networks came to a tenth of it and more.
@@ -53,84 +58,106 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How close is close enough, as relative differences.
+    """How close is close enough, as relative differences: a bound, or thrice what twins of plain python show.
 
     Attributes:
-        parameters: in double precision of the largest entry of each tensor, else of the vector of all.
+        parameters: of the largest entry of each tensor, or of the vector of all.
         values: what the script reads, relative to the largest magnitude at that line of the script.
         gradients: norms of gradients, relative to that of all gradients at this step.
         per_tensor: whether parameters are judged tensor by tensor.
         turns: the share by which a whole number may differ, and of those in an array how many may: under a
             precision a count, or the largest of some, can turn by rounding. 0 where they must be equal.
-        floor: the noise floor that was measured: plain torch against itself in halves.
+        most: what noise can justify of a difference of parameters.
+        noise: what twins of plain python show.
     """
 
     parameters: float
     values: float
     gradients: float
-    per_tensor: bool
-    floor: float | None = None
+    per_tensor: bool = False
     turns: float = 0.0
+    most: float = _MOST_AS_IS
+    noise: Noise = QUIET
 
     @classmethod
-    def of(
-        cls,
-        dtype: str,
-        floor: float | None = None,
-        precision: str = "fp32",
-        gradient_floor: float | None = None,
-        *,
-        double: bool = False,
-    ) -> Tolerance:
-        """What is allowed in a run whose default type is `dtype`, under a plan with this precision.
+    def strict(cls, noise: Noise = QUIET) -> Tolerance:
+        """In double precision, to the last places: each tensor by itself, as the parity suite asks."""
+        return cls(
+            parameters=1e-11,
+            values=1e-11,
+            gradients=1e-11,
+            per_tensor=True,
+            most=_MOST_IN_LAST_PLACES,
+            noise=noise,
+        )
+
+    @classmethod
+    def double(cls, noise: Noise = QUIET) -> Tolerance:
+        """In double precision: a hundred thousand times below what a mistake changes."""
+        return cls(parameters=1e-9, values=1e-9, gradients=1e-9, most=_MOST_IN_DOUBLE, noise=noise)
+
+    @classmethod
+    def as_is(cls, noise: Noise = QUIET, *, precision: str = "fp32", double: bool = False) -> Tolerance:
+        """In the script's own types, under a plan with this precision.
 
         Args:
             double: the parameters are in double precision by the script's own choice. What it reads need
                 not be: of a share of right answers, say, the mean is taken in single precision.
-            gradient_floor: by how much norms of gradients differ between plain torch and itself in halves;
-                close to a minimum they are little more than rounding.
         """
-        if dtype == "float64":
-            gradients = max(1e-11, 3 * (gradient_floor or 0.0))
-            return cls(parameters=1e-11, values=1e-11, gradients=gradients, per_tensor=True)
+        narrow = precision in _ROUNDING
         rounding = _ROUNDING.get(precision, 1e-5)
-        values = 10 * max(rounding, 3 * (floor or 0.0))
-        if double:
-            # Where rounding could not be measured it may be as much as is for rounding to explain.
-            rounding = _MOST_NOISE if floor is None else 1e-11
-        parameters = max(rounding, 3 * (floor or 0.0))
         return cls(
-            parameters=parameters,
-            values=values,
-            gradients=max(10 * parameters, 3 * (gradient_floor or 0.0)),
-            per_tensor=False,
-            floor=floor,
-            turns=values if precision in _ROUNDING else 0.0,
+            parameters=1e-9 if double else rounding,
+            values=10 * rounding if narrow else rounding,
+            gradients=10 * rounding if narrow else rounding,
+            turns=10 * rounding if narrow else 0.0,
+            noise=noise,
         )
 
+    def of_share(self, name: str, step: int) -> float:
+        """What is allowed of one parameter after this step, as a part of the vector of all."""
+        return max(self.parameters, self.of_noise(self.noise.share_at(name, step)))
+
+    def of_tensor(self, name: str) -> float:
+        """What is allowed of one parameter."""
+        return max(self.parameters, self.of_noise(self.noise.tensors.get(name, 0.0)))
+
     def of_noise(self, noise: float) -> float:
-        """What is allowed where two runs of plain python lie apart by `noise`, both relative.
+        """What is allowed of parameters where runs of plain python lie apart by `noise`, both relative.
 
-        In double precision of a tensor: an optimizer divides by the gradient's size, and where the true
-        gradient is nought (the bias of an attention's keys) that is rounding over `eps`.
+        In double precision too: an optimizer divides by the gradient's size, and where the true gradient is
+        nought (the bias of an attention's keys) that is rounding over `eps`.
         """
-        return min(3 * noise, _MOST_NOISE) if self.per_tensor else 0.0
+        return min(self.thrice(noise), self.most)
 
-    def close(self, value: float, reference: float, scale: float) -> bool:
-        """Whether two values agree; not-a-number and infinities agree with themselves."""
-        return _close(value, reference, self.values * max(abs(reference), scale))
+    @staticmethod
+    def thrice(noise: float) -> float:
+        """What is allowed where twins of plain python lie apart by `noise`."""
+        return _NOISE * noise
 
-    def close_whole(self, value: float, reference: float, scale: float) -> bool:
+    def close(self, value: float, reference: float, scale: float, noise: float = 0.0) -> bool:
+        """Whether two values agree; not-a-number and infinities agree with themselves.
+
+        Args:
+            noise: how far twins of plain python lie apart there.
+        """
+        return _close(value, reference, max(self.values * max(abs(reference), scale), self.thrice(noise)))
+
+    def close_whole(self, value: float, reference: float, scale: float, noise: float = 0.0) -> bool:
         """Whether two whole numbers agree."""
-        return value == reference or abs(value - reference) <= self._whole_apart(max(abs(reference), scale))
+        allowed = max(self._whole_apart(max(abs(reference), scale)), noise)
+        return value == reference or abs(value - reference) <= allowed
 
-    def wrong_whole(self, mine: numpy.ndarray, reference: numpy.ndarray, scale: float) -> numpy.ndarray:
+    def wrong_whole(
+        self, mine: numpy.ndarray, reference: numpy.ndarray, scale: float, noise: float = 0.0
+    ) -> numpy.ndarray:
         """Of arrays of whole numbers or answers, which entries do not agree."""
         wrong = mine != reference
         if wrong.sum() <= self.turns * wrong.size:
             return numpy.zeros_like(wrong)
-        if self.turns and reference.dtype.kind in "iu":
-            wrong &= numpy.abs(mine.astype(float) - reference) > self._whole_apart(scale)
+        if (self.turns or noise) and reference.dtype.kind in "iu":
+            allowed = max(self._whole_apart(scale), noise)
+            wrong &= numpy.abs(mine.astype(float) - reference) > allowed
         return wrong
 
     def _whole_apart(self, scale: float) -> float:
@@ -140,9 +167,10 @@ class Tolerance:
         mean = self.turns * scale
         return max(1.0, mean + 2 * math.sqrt(mean))
 
-    def close_norm(self, norm: float, reference: float, whole: float) -> bool:
-        """Whether two norms of a gradient agree; `whole` is that of all gradients."""
-        return _close(norm, reference, self.gradients * max(reference, whole))
+    def close_norm(self, norm: float, reference: float, whole: float, step: int) -> bool:
+        """Whether two norms of a gradient before a step agree; `whole` is that of all gradients."""
+        allowed = max(self.gradients, self.thrice(self.noise.gradients_at(step)))
+        return _close(norm, reference, allowed * max(reference, whole))
 
 
 def _close(value: float, reference: float, allowed: float) -> bool:

@@ -1,6 +1,6 @@
-"""Measures the noise floor: plain torch against itself, every outermost forward computed in two halves.
+"""A twin of the plain run: plain torch, every outermost forward computed in parts (halves, thirds).
 
-A model whose rows see each other (batch norm) is not the same function of two halves, but it is of a batch
+A model whose rows see each other (batch norm) is not the same function of two parts, but it is of a batch
 whose rows come in another order: that changes the order of sums as well.
 """
 
@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from ronde.verify.draws import Draws, UnknownDraw
 from ronde.verify.record import Writer
 
-__all__ = ["HalvesRecorder"]
+__all__ = ["InParts"]
 
-# Two halves differ from the whole by rounding only; what differs by more couples the rows of a batch.
+# Parts differ from the whole by rounding only; what differs by more couples the rows of a batch.
 _ROUNDING = 1e-3
 # Under autocast what is wide may have been computed in a narrow type.
 _ROUNDING_IN_NARROW_TYPES = 3e-2
@@ -36,17 +36,22 @@ def _rounding(leaf: torch.Tensor, narrow: bool) -> float:
     return _ROUNDING_IN_NARROW_TYPES if narrow else _ROUNDING
 
 
-class HalvesRecorder:
-    """Computes an outermost model call whole and, where that is the same function, again in halves.
+class InParts:
+    """Computes an outermost model call whole and, where that is the same function, again in parts.
 
-    The whole comes first, so that its side effects are there either way. Where the halves' rows are not the
-    whole's up to rounding, the batch is computed with its first half behind its second instead. What the
+    The whole comes first, so that its side effects are there either way. Where the parts' rows are not the
+    whole's up to rounding, the batch is computed with its first part behind the others instead. What the
     whole has drawn its rows are given again, from a module's second call on: by the first it is known to
     draw. The whole is kept when nothing of this is possible.
+
+    Args:
+        parts: how many.
+        narrow: models compute in half precision, by the plan.
     """
 
-    def __init__(self, writer: Writer, *, narrow: bool = False) -> None:
+    def __init__(self, writer: Writer, parts: int = 2, *, narrow: bool = False) -> None:
         self._writer = writer
+        self._parts = parts
         self._narrow = narrow
         self._depth = 0
         self._drawing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -55,7 +60,7 @@ class HalvesRecorder:
         recorder = self
         call = torch.nn.Module.__call__
 
-        def halved_call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        def call_in_parts(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Within backward a checkpoint computes again, and must come to what it has computed before.
             in_backward = torch._C._current_graph_task_id() != -1
             if recorder._depth or in_backward or not recorder._writer.active:
@@ -66,7 +71,7 @@ class HalvesRecorder:
             finally:
                 recorder._depth -= 1
 
-        torch.nn.Module.__call__ = halved_call
+        torch.nn.Module.__call__ = call_in_parts
 
     def _call(self, call: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         random_before, host_before = torch.get_rng_state(), _host_generators()
@@ -81,7 +86,7 @@ class HalvesRecorder:
         drew = not torch.equal(random_before, torch.get_rng_state())
         noisy = None
         known = draws.known and host_before == _host_generators()
-        if rows >= 2 and known and (not drew or module in self._drawing):
+        if rows >= self._parts and known and (not drew or module in self._drawing):
 
             def part(indices: torch.Tensor) -> list[Any]:
                 some = [each[indices] if _is_batch(each, rows) else each for each in leaves]
@@ -97,18 +102,19 @@ class HalvesRecorder:
         if drew and not _is_compiled(module):
             self._drawing.add(module)
         if torch.is_grad_enabled():
-            self._writer.event("halved", done=noisy is not None)
+            self._writer.event("in_parts", done=noisy is not None)
         return whole if noisy is None else noisy
 
     def _in_another_order(
         self, part: Callable[[torch.Tensor], list[Any]], whole: Any, rows: int, changed: list[Any]
     ) -> Any:
-        """What stands for `whole`, computed in halves or in another order of rows; None if nothing does."""
-        first, second = torch.arange(rows // 2), torch.arange(rows // 2, rows)
-        noisy = None if changed else _join(whole, part(first), part(second), self._narrow)
+        """What stands for `whole`, computed in parts or in another order of rows; None if nothing does."""
+        pieces = torch.arange(rows).tensor_split(self._parts)
+        noisy = None if changed else _join(whole, [part(each) for each in pieces], self._narrow)
         if noisy is None:
             _put_back(changed)
-            noisy = _turn_back(whole, part(torch.cat((second, first))), len(second), self._narrow)
+            turned = part(torch.cat((*pieces[1:], pieces[0])))
+            noisy = _turn_back(whole, turned, rows - len(pieces[0]), self._narrow)
         return noisy
 
 
@@ -144,12 +150,12 @@ def _is_batch(leaf: Any, rows: int) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == rows
 
 
-def _join(whole: Any, first: list[Any], second: list[Any], narrow: bool) -> Any:
-    """The halves as one result, or None when they are not the whole's two halves."""
+def _join(whole: Any, parts: list[list[Any]], narrow: bool) -> Any:
+    """The parts as one result, or None when they are not the whole's parts."""
     leaves, layout = pytree.tree_flatten(whole)
-    if not len(leaves) == len(first) == len(second):
+    if any(len(part) != len(leaves) for part in parts):
         return None
-    joined = [_rounded(*each, narrow, join=True) for each in zip(leaves, first, second, strict=True)]
+    joined = [_rounded(leaf, each, narrow, join=True) for leaf, *each in zip(leaves, *parts, strict=True)]
     return None if any(each is _DIFFERENT for each in joined) else pytree.tree_unflatten(joined, layout)
 
 
@@ -161,25 +167,25 @@ def _turn_back(whole: Any, turned: list[Any], rows_behind: int, narrow: bool) ->
     back: list[Any] = []
     for leaf, other in zip(leaves, turned, strict=True):
         if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor) and leaf.dim() and other.dim():
-            back.append(_rounded(leaf, other[rows_behind:], other[:rows_behind], narrow, join=True))
+            back.append(_rounded(leaf, [other[rows_behind:], other[:rows_behind]], narrow, join=True))
         else:
-            back.append(_rounded(leaf, other, other, narrow, join=False))
+            back.append(_rounded(leaf, [other], narrow, join=False))
     return None if any(each is _DIFFERENT for each in back) else pytree.tree_unflatten(back, layout)
 
 
 _DIFFERENT = object()
 
 
-def _rounded(leaf: Any, first: Any, second: Any, narrow: bool, *, join: bool) -> Any:
+def _rounded(leaf: Any, parts: list[Any], narrow: bool, *, join: bool) -> Any:
     """What stands for `leaf`, when it differs by rounding only; else `_DIFFERENT`.
 
-    With `join` that is `first` above `second`; without, it is `first`.
+    With `join` that is the parts, one above the other; without, it is the only one.
     """
     if not isinstance(leaf, torch.Tensor):
-        return leaf if leaf == first == second else _DIFFERENT
-    if join and (leaf.dim() == 0 or not leaf.shape[1:] == first.shape[1:] == second.shape[1:]):
+        return leaf if all(leaf == part for part in parts) else _DIFFERENT
+    if join and (leaf.dim() == 0 or any(part.shape[1:] != leaf.shape[1:] for part in parts)):
         return _DIFFERENT
-    result = torch.cat((first, second)) if join else first
+    result = torch.cat(parts) if join else parts[0]
     if result.shape != leaf.shape:
         return _DIFFERENT
     with torch.no_grad():

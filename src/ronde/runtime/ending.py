@@ -1,0 +1,155 @@
+"""The end of a rank whose script had process groups of its own.
+
+A thread of such a group holds a collective a moment longer than the script that waited for it. What it
+lets go of then may belong to Python (a tensor, or a hook or mode under which the collective began), and
+for that it asks for the interpreter. An interpreter that is being finalized ends each thread that asks,
+and a destructor in C++ cannot be ended: the process aborts ("terminate called without an active
+exception") after all of its work. Nothing joins these threads before: the reducer of a
+`DistributedDataParallel` keeps their group past `destroy_process_group`, which many scripts do not call at
+all.
+
+So such a rank does by itself what a script sees of the interpreter's end, and leaves without finalizing it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import signal
+import stat
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+__all__ = ["exit_code", "groups_have_threads", "leave"]
+
+# The names that torch gives to threads of its groups.
+_GLOO, _NCCL = "pt_gloo", "pt_nccl"
+# What the interpreter exits with when it could not write the last of the output.
+_OUTPUT_LOST = 120
+# What a method `__del__` of the script may still call.
+_NEEDED_TO_DESTROY = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+
+def groups_have_threads() -> bool:
+    """Whether a thread of some process group, Gloo's or NCCL's, runs in this process."""
+    return _runs(_GLOO, _NCCL)
+
+
+def exit_code(end: SystemExit | KeyboardInterrupt) -> int:
+    """The exit code that the interpreter makes of an exception, or minus the signal of which it dies.
+
+    A message in place of a code is printed, as the interpreter does.
+    """
+    if isinstance(end, KeyboardInterrupt):
+        return -signal.SIGINT
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as the interpreter does, but do not finalize it.
+
+    Threads are waited for, exit handlers run, what the script left open is closed, output is flushed. Files
+    that other modules hold, or a daemon thread of the script may use, are flushed, and objects there are not
+    destroyed. What is registered by C's `atexit` does not run.
+
+    Args:
+        code: as `exit_code` gives it. That exception must be gone: its frames hold what is to be closed.
+    """
+    with contextlib.suppress(KeyboardInterrupt):  # the interpreter goes on with its end, too
+        threads: Any = threading
+        threads._shutdown()
+    atexit._run_exitfuncs()
+    _flush_files()
+    _let_go_of_script()
+    if code == 0:
+        _end_collectives()
+    well = _flush_output()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+        code = 128 - code  # where the signal is blocked
+    os._exit(code if well else _OUTPUT_LOST)
+
+
+def _runs(*prefixes: str) -> bool:
+    """Whether this process has a thread whose name begins so."""
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            if name.read_text().startswith(prefixes):
+                return True
+    return False
+
+
+def _let_go_of_script() -> None:
+    """Destroy what the script's names alone hold, as the interpreter would: files are closed, and so written.
+
+    One by one, the last first: the collector might close a file before the text that is to go through it.
+    """
+    names: dict[str, Any] = getattr(sys.modules.get("__main__"), "__dict__", {})
+    if _used_by_threads(names):
+        return
+    for name in reversed(list(names)):
+        if not issubclass(type(names[name]), _NEEDED_TO_DESTROY) and not str(name).startswith("__"):
+            names[name] = None
+    gc.collect()
+
+
+def _used_by_threads(names: dict[str, Any]) -> bool:
+    """Whether a daemon thread is in a function of the script: the interpreter would have halted it."""
+    for frame in sys._current_frames().values():
+        outer: FrameType | None = frame
+        while outer is not None:
+            if outer.f_globals is names:
+                return True
+            outer = outer.f_back
+    return False
+
+
+def _end_collectives() -> None:
+    """Wait for collectives that the script began and did not wait for: its peers may be about to.
+
+    Groups of Gloo's do so as they are destroyed, which the finalization of the interpreter comes to. What a
+    group of NCCL's has begun, torch aborts there.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized() and not _runs(_NCCL):
+        with contextlib.suppress(Exception):
+            distributed.destroy_process_group()
+
+
+def _flush_files() -> None:
+    """Write what is still in memory of open files, those of other modules than the script, say.
+
+    Pipes and sockets are left out: whoever should read them may never do so.
+    """
+    for each in gc.get_objects():
+        with contextlib.suppress(Exception):
+            # By its type: asked for its class, a stand-in for something deprecated would warn.
+            if issubclass(type(each), io.IOBase) and stat.S_ISREG(os.fstat(each.fileno()).st_mode):
+                each.flush()
+
+
+def _flush_output() -> bool:
+    """Write the last of the output; whether that went well."""
+    well = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            well = False
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+    ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
+    return well

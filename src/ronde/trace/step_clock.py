@@ -1,0 +1,184 @@
+"""What the time of a step goes into: looked at in one step out of several, because each look costs time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from threading import get_ident
+
+# Bound at import: the module's own are replaced for scripts.
+from time import perf_counter_ns, thread_time_ns
+
+__all__ = ["Part", "StepClock", "StepTimes", "is_looked_at", "undisturbed"]
+
+# By then models are rehearsed, gradients lie in buckets and caches are filled.
+_SETTLED = 14
+# Every so many steps, and more rarely later. Primes: a script that steps several optimizers in turn is seen
+# in the steps of each.
+_EVERY = 7
+_LATER, _EVERY_LATER = 150, 31
+# The last so many are kept, which a long run has reached when it is at its usual speed.
+_KEPT = 64
+# The mean is of so many at least.
+_FEWEST = 3
+# An operation on a model's output goes once or twice over its elements; the slowest take so long for each.
+_ELEMENT_NS = 100
+
+
+class Part:
+    """What runs; plain numbers, which are quicker than an enumeration's members.
+
+    SCRIPT: all else, among it what every rank does whole.
+    OWN: ronde's own code.
+    MODEL: models on this rank's rows, forward and backward.
+    ROWS: reading this rank's samples.
+    """
+
+    SCRIPT, OWN, MODEL, ROWS = range(4)
+
+
+_PARTS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Seconds that a step took on one rank.
+
+    Attributes:
+        whole: from one optimizer step to the next.
+        waited: in collectives, until other ranks had come and bytes were there.
+        own, model, rows: see `Part`; none of them is waiting.
+        halted: the rank neither waited for others nor ran: other programs had its core, or it slept.
+    """
+
+    whole: float
+    waited: float
+    own: float
+    model: float
+    rows: float
+    halted: float
+
+
+class StepClock:
+    """Divides the time of some steps among what runs in them; one per rank.
+
+    Where `armed`, whoever goes from one part into another says so. If an exception keeps one from saying that
+    it has left, the rest of that step counts wrongly, and the next one does not.
+
+    Attributes:
+        armed: this step is looked at.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_kept",
+        "_part",
+        "_ran_before",
+        "_since",
+        "_spent",
+        "_thread",
+        "_waited",
+        "_waited_before",
+        "armed",
+    )
+
+    def __init__(self) -> None:
+        self.armed = False
+        self._waited: Callable[[], int] | None = None
+        self._thread = 0
+        self._kept: deque[StepTimes] = deque(maxlen=_KEPT)
+        self._part = Part.SCRIPT
+        self._spent = [0] * _PARTS
+        self._begun = self._since = self._waited_before = self._ran_before = 0
+
+    def start(self, waited: Callable[[], int]) -> None:
+        """Look at steps of this thread from now on.
+
+        Args:
+            waited: nanoseconds that this rank has waited for others so far.
+        """
+        self._waited, self._thread = waited, get_ident()
+
+    def stepped(self, steps: int) -> None:
+        """An optimizer has stepped; so many steps are done."""
+        if self._waited is None:
+            return
+        if self.armed:
+            self._kept.append(self._times(self._waited()))
+        self.armed = is_looked_at(steps)
+        if self.armed:
+            self._begin(self._waited())
+
+    def enter(self, part: int) -> int:
+        """What runs from here on; gives what ran before."""
+        before = self._part
+        if self._waited is None or get_ident() != self._thread:
+            return before
+        now = perf_counter_ns() - self._waited()
+        self._spent[before] += now - self._since
+        self._part, self._since = part, now
+        return before
+
+    def claim(self, part: int) -> None:
+        """What has run since the last change was this part, as is known now, and goes on."""
+        self._part = part if get_ident() == self._thread else self._part
+        self.enter(part)
+
+    def operation(self) -> tuple[int, int]:
+        """An operation on a model's output begins; to be given back to `operated`."""
+        before = self.enter(Part.OWN)
+        return before, self._spent[Part.OWN]
+
+    def operated(self, begun: tuple[int, int], elements: int) -> None:
+        """It is done, on so many elements of this rank's rows: what these can have taken is the model's."""
+        before, own = begun
+        self.enter(before)
+        share = min(self._spent[Part.OWN] - own, elements * _ELEMENT_NS)
+        self._spent[Part.OWN] -= share
+        self._spent[Part.MODEL] += share
+
+    def times(self) -> StepTimes | None:
+        """Those of an undisturbed step; None where none was looked at."""
+        return undisturbed(self._kept)
+
+    def _begin(self, waited: int) -> None:
+        self._spent = [0] * _PARTS
+        self._part, self._waited_before = Part.SCRIPT, waited
+        self._ran_before, self._begun = thread_time_ns(), perf_counter_ns()
+        self._since = self._begun - waited
+
+    def _times(self, waited: int) -> StepTimes:
+        self.enter(Part.SCRIPT)
+        whole, ran = perf_counter_ns() - self._begun, thread_time_ns() - self._ran_before
+        waited -= self._waited_before
+        return StepTimes(
+            whole=whole / 1e9,
+            waited=waited / 1e9,
+            own=self._spent[Part.OWN] / 1e9,
+            model=self._spent[Part.MODEL] / 1e9,
+            rows=self._spent[Part.ROWS] / 1e9,
+            halted=max(0, whole - waited - ran) / 1e9,
+        )
+
+
+def is_looked_at(steps: int) -> bool:
+    """Whether the step behind so many is.
+
+    >>> [steps for steps in range(200) if is_looked_at(steps)]
+    [14, 21, 28, 35, 42, 49, 56, 63, 70, 77, 84, 91, 98, 105, 112, 119, 126, 133, 140, 147, 155, 186]
+    """
+    return steps >= _SETTLED and steps % (_EVERY if steps < _LATER else _EVERY_LATER) == 0
+
+
+def undisturbed(steps: Sequence[StepTimes]) -> StepTimes | None:
+    """The mean of those steps that waited least, for other ranks or for a core; None where there are none.
+
+    How much work is in a step must not decide about that: batches may be of different sizes.
+    """
+    if not steps:
+        return None
+    quiet = sorted(steps, key=lambda step: step.waited + step.halted)[: max(_FEWEST, len(steps) // 4)]
+    names = [field.name for field in dataclasses.fields(StepTimes)]
+    return StepTimes(**{name: fmean(getattr(step, name) for step in quiet) for name in names})

@@ -1,0 +1,88 @@
+"""Whether a run was slower than one process would be, as far as its own times tell.
+
+What one process would take is not known, but between what it lies. It does without ronde's own code and
+without waiting, and computes the rows of all ranks. At best that takes as long as each rank takes for its own
+rows: where calling operations is what takes the time, and where it has the cores of all ranks. At worst one
+rank's rows come after another's. Samples are read one after the other in any case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ronde.trace.step_clock import StepTimes
+
+__all__ = ["Division", "division", "too_small_line"]
+
+# So many steps say something of a run, and by so much a run must be slower to be called so.
+_FEWEST_STEPS = 50
+_CLEARLY = 1.25
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """Seconds that an undisturbed step takes.
+
+    Attributes:
+        ranks: how many.
+        divided: on these ranks.
+        cost: of that, what one process does without: ronde's own code and collectives.
+        about, most: in one process.
+    """
+
+    ranks: int
+    divided: float
+    cost: float
+    about: float
+    most: float
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether one process is clearly faster, and no slower if it takes the most that it can."""
+        return self.divided >= max(_CLEARLY * self.about, self.most)
+
+
+def division(ranks: Sequence[StepTimes], world_size: int) -> Division | None:
+    """What dividing a step cost; None where no rank is known.
+
+    Of the ranks that counts which waited least: the others waited for it too, which has other reasons. Where
+    not all ranks are known, that may be any, and waiting is left out.
+    """
+    if not ranks:
+        return None
+    slowest = min(ranks, key=lambda times: times.waited)
+    waited = slowest.waited if len(ranks) == world_size else 0.0
+    cost = min(slowest.own + waited, slowest.whole)
+    about = slowest.whole - cost + (world_size - 1) * slowest.rows
+    return Division(
+        ranks=world_size,
+        divided=slowest.whole,
+        cost=cost,
+        about=about,
+        most=about + (world_size - 1) * slowest.model,
+    )
+
+
+def too_small_line(found: Division | None, steps: int) -> str:
+    """What the user is told of a run of so many steps; "" where dividing the work was worth it."""
+    if found is None or steps < _FEWEST_STEPS or not found.is_slower:
+        return ""
+    return (
+        f"an undisturbed step took {_ms(found.divided)} ms on {found.ranks} ranks, and would take about "
+        f"{_ms(found.about)} ms in one process, {_ms(found.most)} ms at most: it is too small to be "
+        f"divided, as ronde's own code and collectives take {_ms(found.cost)} ms of it; use "
+        f"--ranks 1, or larger batches"
+    )
+
+
+def _ms(seconds: float) -> str:
+    """Two digits that count.
+
+    >>> _ms(0.000341), _ms(0.0021), _ms(0.1234)
+    ('0.34', '2.1', '123')
+    """
+    value = seconds * 1000
+    if value >= 10:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"

@@ -1,0 +1,83 @@
+"""How far runs of plain python lie apart by rounding alone: the largest of several twins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
+
+__all__ = ["QUIET", "Noise", "Site"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+Site = tuple[str, str, bool]
+"""A line of the script, the call by which it read, and whether it read whole numbers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """What twins of the plain run show. Differences grow, so each is the largest up to its step.
+
+    Attributes:
+        vector: after each step, of the vector of all parameters, relative to its length.
+        shares: after each step, of one parameter, relative to the length of that vector.
+        gradients: before each step, of a parameter's gradient norm, relative to that of all gradients.
+        tensors: of each parameter in any step, relative to its largest entry.
+        values: of what a line of the script read.
+    """
+
+    vector: tuple[float, ...] = ()
+    shares: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    gradients: tuple[float, ...] = ()
+    tensors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    values: Mapping[Site, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def floor(self) -> float:
+        """The largest difference of the vector of all parameters."""
+        return max(self.vector, default=0.0)
+
+    def vector_at(self, step: int) -> float:
+        """After the step with this number, counted from 1."""
+        return _at(self.vector, step)
+
+    def share_at(self, name: str, step: int) -> float:
+        """Of this parameter after the step with this number, counted from 1."""
+        return _at(self.shares.get(name, ()), step)
+
+    def gradients_at(self, step: int) -> float:
+        """Before the step with this number, counted from 1."""
+        return _at(self.gradients, step)
+
+    @classmethod
+    def largest(cls, several: Iterable[Noise]) -> Noise:
+        """Of several twins the largest, by each."""
+        found = cls()
+        for each in several:
+            found = cls(
+                vector=_longest(found.vector, each.vector),
+                shares={
+                    name: _longest(found.shares.get(name, ()), each.shares.get(name, ()))
+                    for name in {**found.shares, **each.shares}
+                },
+                gradients=_longest(found.gradients, each.gradients),
+                tensors=_merged(found.tensors, each.tensors),
+                values=_merged(found.values, each.values),
+            )
+        return found
+
+
+QUIET = Noise()
+
+
+def _at(growing: tuple[float, ...], step: int) -> float:
+    return growing[min(step, len(growing)) - 1] if growing else 0.0
+
+
+def _longest(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+    steps = range(1, max(len(one), len(other)) + 1)
+    return tuple(max(_at(one, step), _at(other, step)) for step in steps)
+
+
+def _merged(one: Mapping[_Key, float], other: Mapping[_Key, float]) -> dict[_Key, float]:
+    return {key: max(one.get(key, 0.0), other.get(key, 0.0)) for key in {**one, **other}}

@@ -1,0 +1,201 @@
+"""Lets an unmodified script compute in double precision, whatever it asks for: rounding is then 1e-16.
+
+The script and the libraries that it imports are given a *view* of torch, in which the narrower types of
+floating point (float32, float16, bfloat16, and complex ones alike) are those of double precision. torch's
+own modules, and ronde's, keep the real one: code that torch generates depends on what a type is called. What
+comes in a narrower type from elsewhere (arrays, batches of a loader's workers, saved tensors) is widened.
+A script that cannot run so fails loudly, since torch refuses to mix types, or its parameters tell.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+__all__ = ["compute_in_double", "widened"]
+
+_REAL = ("float32", "float", "float16", "half", "bfloat16")
+_COMPLEX = ("complex64", "cfloat", "complex32", "chalf")
+_TENSOR_TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor")
+_NARROW = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+# Whose code means the type that it names.
+_OWN = ("torch", "ronde", "functorch", "torchgen", "triton")
+
+
+def compute_in_double() -> None:
+    """From now on, in this process: the script that is started next computes in double precision."""
+    torch.set_default_dtype(torch.float64)
+    _widen_casts()
+    _widen_arrivals()
+    _leave_autocast_off()
+    _give_view(_View())
+
+
+def widened(value: Any) -> Any:
+    """A tensor of a narrower floating-point type in double precision, anything else as it is."""
+    if type(value) is torch.Tensor and value.dtype in _NARROW:
+        # A leaf stays one.
+        return value.detach().to(_NARROW[value.dtype]).requires_grad_(value.requires_grad)
+    return value
+
+
+class _View(types.ModuleType):
+    """torch, but for the names in this module's own dictionary; what is set on it is set on torch."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+        own = _entries(self)
+        own.clear()
+        own.update(dict.fromkeys(_REAL, torch.float64))
+        own.update(dict.fromkeys(_COMPLEX, torch.complex128))
+        own.update(dict.fromkeys(_TENSOR_TYPES, torch.DoubleTensor))
+        own["set_default_dtype"] = _widening(torch.set_default_dtype, lambda dtype: _NARROW.get(dtype, dtype))
+        own["set_default_tensor_type"] = _ignored
+        for name in ("tensor", "as_tensor", "asarray", "from_numpy", "from_dlpack"):
+            own[name] = _widening_result(getattr(torch, name))
+        own["frombuffer"] = _reading_memory(torch.frombuffer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _entries(self).pop(name, None)
+        setattr(torch, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _entries(self).pop(name, None)
+        delattr(torch, name)
+
+    def __dir__(self) -> list[str]:
+        return dir(torch)
+
+    @property
+    def __dict__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {**vars(torch), **_entries(self)}
+
+
+def _entries(view: _View) -> dict[str, Any]:
+    """A view's own dictionary, which its attribute `__dict__` is not."""
+    descriptor: Any = vars(types.ModuleType)["__dict__"]
+    return descriptor.__get__(view)
+
+
+def _give_view(view: _View) -> None:
+    """Whoever imports torch from now on is given the view."""
+    plain = builtins.__import__
+    told = False
+
+    def import_module(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        nonlocal told
+        module = plain(name, globals, locals, fromlist, level)
+        # The compiler would trace into this function, wherever one that it compiles imports something.
+        if not told and (skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)):
+            skip(import_module.__code__)
+            told = True
+        if module is not torch:
+            return module
+        importer = (globals or {}).get("__name__") or ""
+        return torch if importer.partition(".")[0] in _OWN else view
+
+    builtins.__import__ = import_module
+
+
+def _widen_casts() -> None:
+    """`.float()`, `.half()`, `.bfloat16()` and `.type("torch.FloatTensor")`, of tensors and of modules."""
+    for name in ("float", "half", "bfloat16"):
+        setattr(torch.Tensor, name, _cast_to_double(getattr(torch.Tensor, name)))
+        setattr(torch.nn.Module, name, torch.nn.Module.double)
+    plain_type: Any = torch.Tensor.type
+
+    def type_(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dtype, str) and dtype.rpartition(".")[2] in _TENSOR_TYPES:
+            dtype = torch.float64
+        return plain_type(tensor, dtype, *args, **kwargs)
+
+    torch.Tensor.type = type_  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _cast_to_double(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def cast(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A GradScaler's kernels take its scale in single precision only.
+        within = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.amp.")
+        to_double: Any = torch.Tensor.to if tensor.is_complex() else torch.Tensor.double
+        return (plain if within else to_double)(tensor, *args, **kwargs)
+
+    return cast
+
+
+def _widen_arrivals() -> None:
+    """Batches, which workers may have made elsewhere, and tensors that were saved."""
+    for kind in (_BaseDataLoaderIter, *_BaseDataLoaderIter.__subclasses__()):
+        kind._next_data = _widening_tree(kind._next_data)  # pyright: ignore[reportAttributeAccessIssue]
+    rebuilding: Any = sys.modules["torch._utils"]
+    rebuilding._rebuild_tensor_v2 = _widening_result(rebuilding._rebuild_tensor_v2)
+
+
+def _leave_autocast_off() -> None:
+    autocast: Any = torch.amp.autocast_mode.autocast
+    plain = autocast.__init__
+
+    @functools.wraps(plain)
+    def init(context: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain(context, device_type, enabled=False)
+
+    autocast.__init__ = init
+
+
+def _widening(plain: Callable[..., Any], widen: Callable[[Any], Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(value: Any) -> Any:
+        return plain(widen(value))
+
+    return call
+
+
+def _widening_result(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return widened(plain(*args, **kwargs))
+
+    return call
+
+
+def _widening_tree(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(widened, plain(*args, **kwargs))
+
+    return call
+
+
+def _ignored(kind: Any) -> None:
+    """The default type stays double precision."""
+
+
+def _reading_memory(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dtype") in (torch.float64, torch.complex128):
+            raise TypeError(
+                f"torch.{plain.__name__} reads memory as of one type, which is not double precision"
+            )
+        return plain(*args, **kwargs)
+
+    return call
