@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -62,9 +63,10 @@ def work(rank: int, ranks: int, folder: Path, started: int) -> None:
         os._exit(_SAW_IT)
 
 
-def stopped(folder: Path) -> list[str]:
+def stopped(folder: Path, all_pids: set[int]) -> list[str]:
     """One of two ranks is stopped, as by Ctrl-Z for it alone: the other gives up and says so."""
     first, second = started(2, folder)
+    all_pids.update((first, second))
     os.kill(second, signal.SIGSTOP)
     _, status = os.waitpid(first, 0)
     os.kill(second, signal.SIGKILL)
@@ -91,9 +93,15 @@ def started(ranks: int, folder: Path) -> list[int]:
     return pids
 
 
-def one_round(draw: random.Random, folder: Path) -> list[str]:
+def left_by(pids: set[int]) -> list[str]:
+    """Shared memory whose name carries the number of one of these; other tests have theirs there too."""
+    return sorted(name for name in os.listdir("/dev/shm") if pids & {int(n) for n in re.findall(r"\d+", name)})
+
+
+def one_round(draw: random.Random, folder: Path, all_pids: set[int]) -> list[str]:
     ranks = draw.choice((2, 3, 4))
     pids = started(ranks, folder)
+    all_pids.update(pids)
     victim = draw.randrange(ranks)
     time.sleep(draw.random() * 0.03)  # the moment is what this varies
     os.kill(pids[victim], signal.SIGKILL)
@@ -121,12 +129,11 @@ def one_round(draw: random.Random, folder: Path) -> list[str]:
 
 def main() -> None:
     rounds, seed, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    before = set(os.listdir("/dev/shm"))
+    pids = {os.getpid()}
     draw = random.Random(seed)
-    wrong = [line for turn in range(rounds) for line in one_round(draw, folder / str(turn))]
-    wrong += stopped(folder / "stopped") if not rounds else []
-    left = sorted(set(os.listdir("/dev/shm")) - before)
-    print(json.dumps({"wrong": wrong, "left": left}))
+    wrong = [line for turn in range(rounds) for line in one_round(draw, folder / str(turn), pids)]
+    wrong += stopped(folder / "stopped", pids) if not rounds else []
+    print(json.dumps({"wrong": wrong, "left": left_by(pids)}))
 
 
 if __name__ == "__main__":
