@@ -17,13 +17,12 @@ import torch
 from ronde.boundary.circumstances.agreement import Agreement
 from ronde.boundary.circumstances.clock_and_seeds import Circumstances
 from ronde.boundary.patches import Patches
-from ronde.comm.readings import Readings
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
 
 
-def _asked(rank: Rank, ask: Callable[[Rank], Any], one_host: bool = False) -> Any:
+def _asked(rank: Rank, ask: Callable[[Rank], Any]) -> Any:
     """What a script would learn on this rank, whose clock is an hour apart from every other's."""
     patches, clocks = Patches(), Patches()
     process, thread = os.getpid(), threading.get_ident()
@@ -34,17 +33,11 @@ def _asked(rank: Rank, ask: Callable[[Rank], Any], one_host: bool = False) -> An
     def in_step() -> bool:
         return (os.getpid(), threading.get_ident()) == (process, thread)
 
-    comm = rank.groups["boundary"]
-    agreement = Agreement(comm)
-    if one_host:
-        agreement.readings = Readings(rank.rank, comm.all_gather_object, timeout=30)
-    circumstances = Circumstances(agreement, in_step, read=agreement.read)
+    circumstances = Circumstances(Agreement(rank.groups["boundary"]), in_step)
     circumstances.install(patches)
     try:
         return ask(rank)
     finally:
-        if agreement.readings is not None:
-            agreement.readings.end()
         circumstances.uninstall()
         patches.restore()
         clocks.restore()
@@ -97,11 +90,10 @@ def _kept(rank: Rank) -> str:
     return "" if datetime.datetime.now() > datetime.datetime(2020, 1, 1) else "the clock is wrong"
 
 
-@pytest.mark.parametrize("one_host", [False, True])
 @pytest.mark.parametrize("ask", [_clocks, _seeds, _until_time_is_up, _dates_are_dates])
-def test_every_rank_learns_the_same(ranks: Ranks, ask: Callable[[Rank], Any], one_host: bool) -> None:
+def test_every_rank_learns_the_same(ranks: Ranks, ask: Callable[[Rank], Any]) -> None:
     for world_size in (2, 3):
-        first, *others = ranks(world_size, _asked, ask, one_host)
+        first, *others = ranks(world_size, _asked, ask)
         assert others == [first] * (world_size - 1)
         assert first
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from ronde.boundary.signals import COUNTED, HandledSignals
 from ronde.trace.signal_board import SignalBoard
 
 USR1, USR2 = COUNTED.index(signal.SIGUSR1), COUNTED.index(signal.SIGUSR2)
-
-HAS_TABLE = pytest.mark.skipif(sys.version_info < (3, 11), reason="no table of what is handled where")
 
 
 class Other:
@@ -35,9 +32,6 @@ class Other:
         self.step += 1
         self._board.write(self.step, self.counts)
 
-    def tell(self, number: int) -> None:
-        self._board.notices.write(number, self.counts)
-
     def close(self) -> None:
         self._board.close()
 
@@ -47,38 +41,22 @@ class Pair:
 
     def __init__(self, path: Path) -> None:
         self.in_script = True
-        self.at_place: Callable[[], None] | None = None
         self.signals = HandledSignals(
-            lambda: SignalBoard(path, 0, 2, len(COUNTED)),
-            lambda: False,
-            lambda: self.in_script,
-            self._at_next_place,
+            lambda: SignalBoard(path, 0, 2, len(COUNTED)), lambda: False, lambda: self.in_script
         )
         self.other = Other(path)
-        self.number = 0
-
-    def _at_next_place(self, do: Callable[[], None] | None) -> None:
-        self.at_place = do
 
     def step(self) -> None:
         self.other.before_step()
         self.signals.before_step()
 
-    def meet(self) -> None:
-        """A collective in which both hear of each other."""
-        self.number += 1
-        self.other.tell(self.number)
-        self.signals.begins(self.number)
-        self.signals.ends(self.number)
-
     def backward(self) -> None:
         self.other.before_step()
         self.signals.before_backward()
 
-    def place(self) -> None:
-        """Where the script calls a model, say."""
-        if self.at_place is not None:
-            self.at_place()
+    def evaluate(self) -> None:
+        self.other.before_step()
+        self.signals.before_evaluation()
 
 
 @pytest.fixture
@@ -94,9 +72,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         signal.signal(number, handler)
 
 
-def come(number: int, sent: Any = os.kill) -> None:
-    """From outside: not by what stands in the place of `os.kill` for scripts."""
-    sent(os.getpid(), number)
+def come(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 def test_a_script_finds_its_own_handlers(pair: Pair) -> None:
@@ -198,18 +175,15 @@ def test_a_handler_is_told_where_the_script_is(pair: Pair) -> None:
     assert frames == ["step"]
 
 
-def test_before_another_handler_takes_its_place_the_present_one_is_called(pair: Pair) -> None:
+def test_another_handler_sees_to_what_has_come(pair: Pair) -> None:
     came: list[str] = []
     signal.signal(signal.SIGUSR1, lambda *_: came.append("first"))
     pair.step()
     come(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, lambda *_: came.append("second"))
-    assert came == ["first"]
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    pair.other.counts[USR1] = 2
     pair.step()
     pair.step()
-    assert came == ["first"]
+    assert came == ["second"]
 
 
 def test_ctrl_c_is_raised_at_a_step_too(pair: Pair) -> None:
@@ -222,101 +196,19 @@ def test_ctrl_c_is_raised_at_a_step_too(pair: Pair) -> None:
     pair.step()
 
 
-@pytest.mark.parametrize(
-    ("text", "patience"),
-    [
-        ("come(2)", 0.5),
-        ("try:\n    come(2)\nexcept KeyboardInterrupt:\n    pass", 3.0),
-        pytest.param("try:\n    come(2)\nfinally:\n    come", 3.0, marks=HAS_TABLE),
-    ],
-)
-def test_ctrl_c_waits_longer_for_steps_where_the_script_expects_it(
-    pair: Pair, text: str, patience: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(pair.signals, "_handle_later", lambda number, patience: waits.append(patience))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    pair.step()
-    exec(compile(text, "<script>", "exec"), {"come": come})
-    assert waits == [patience]
-
-
-def test_between_steps_what_this_rank_alone_has_got_is_handled_at_the_next_place(pair: Pair) -> None:
-    came: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    pair.step()
-    pair.meet()
-    come(signal.SIGUSR1)
-    pair.place()
-    assert came == []
-    pair.meet()
-    assert came == []
-    pair.place()
-    assert came == [signal.SIGUSR1]
-    pair.other.counts[USR1] = 1  # where it came later
-    pair.meet()
-    pair.place()
-    pair.step()
-    pair.step()
-    assert came == [signal.SIGUSR1]
-
-
-def test_between_steps_what_only_another_rank_has_got_is_handled_once(pair: Pair) -> None:
+def test_in_evaluation_it_is_handled_at_a_call_of_a_model(pair: Pair) -> None:
     came: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     pair.step()
     pair.other.counts[USR1] = 1
-    pair.meet()
+    pair.evaluate()
     assert came == []
-    pair.place()
+    pair.evaluate()
     assert came == [signal.SIGUSR1]
     come(signal.SIGUSR1)
-    pair.meet()
-    pair.place()
-    pair.step()
+    pair.evaluate()
     pair.step()
     assert came == [signal.SIGUSR1]
-
-
-def test_what_goes_along_with_a_later_collective_is_not_known_yet(pair: Pair) -> None:
-    """The other rank is ahead; on a third it may not be."""
-    came: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    pair.step()
-    pair.other.counts[USR1] = 1
-    pair.other.tell(8)
-    pair.signals.begins(7)
-    pair.signals.ends(7)
-    pair.place()
-    assert came == []
-    pair.signals.begins(8)
-    pair.signals.begins(9)
-    pair.signals.ends(8)  # no more: others may have come to the next by now, and told something with it
-    pair.place()
-    assert came == []
-    pair.signals.ends(9)
-    pair.place()
-    assert came == [signal.SIGUSR1]
-
-
-def test_a_handler_that_raises_at_a_place_and_the_others_follow(pair: Pair) -> None:
-    came: list[int] = []
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(number)
-
-    signal.signal(signal.SIGUSR1, leave)
-    signal.signal(signal.SIGUSR2, lambda number, _: came.append(number))
-    pair.step()
-    come(signal.SIGUSR1)
-    come(signal.SIGUSR2)
-    pair.meet()
-    with pytest.raises(SystemExit) as raised:
-        pair.place()
-    assert raised.value.code == signal.SIGUSR1
-    pair.place()
-    assert came == [signal.SIGUSR2]
-    assert pair.at_place is None
 
 
 def test_where_no_optimizer_steps_a_backward_is_a_step(pair: Pair) -> None:
@@ -327,19 +219,6 @@ def test_where_no_optimizer_steps_a_backward_is_a_step(pair: Pair) -> None:
     pair.backward()
     assert came == []
     pair.backward()
-    assert came == [signal.SIGUSR1]
-
-
-def test_where_an_optimizer_steps_a_backward_is_a_place(pair: Pair) -> None:
-    came: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    pair.step()
-    come(signal.SIGUSR1)
-    pair.signals.before_backward()
-    pair.signals.before_backward()
-    assert came == []
-    pair.meet()
-    pair.signals.before_backward()
     assert came == [signal.SIGUSR1]
 
 
@@ -355,21 +234,6 @@ def test_inside_a_model_or_a_loader_it_waits(pair: Pair) -> None:
     while not came and time.monotonic() < until:
         time.sleep(0.01)
     assert came == [signal.SIGUSR1]
-
-
-def test_what_the_script_sends_to_itself_comes_at_once(pair: Pair) -> None:
-    """All ranks do so at the same place."""
-    came: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    pair.signals.training = True
-    os.kill(os.getpid(), signal.SIGUSR1)
-    signal.raise_signal(signal.SIGUSR1)
-    assert came == [signal.SIGUSR1] * 2
-    come(signal.SIGUSR1)
-    assert len(came) == 2
-    pair.step()
-    pair.step()
-    assert len(came) == 3
 
 
 def test_alarms_and_handlers_of_the_standard_library_come_at_once(pair: Pair) -> None:
@@ -454,7 +318,7 @@ def test_without_a_board_signals_are_handled_as_they_come(tmp_path: Path) -> Non
         raise OSError("no space")
 
     came: list[int] = []
-    signals, patches = HandledSignals(full, lambda: False, lambda: True, lambda _: None), Patches()
+    signals, patches = HandledSignals(full, lambda: False, lambda: True), Patches()
     signals.install(patches)
     before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     try:

@@ -65,40 +65,6 @@ def test_ranks_in_step(ranks: Any) -> None:
     assert ranks(2, _agreeing) == [2.0, 2.0]
 
 
-class Heard:
-    """What an observer is told, by the operation."""
-
-    def __init__(self) -> None:
-        self.begun: list[int] = []
-        self.ended: list[int] = []
-
-    def begins(self, number: int) -> None:
-        self.begun.append(number)
-
-    def ends(self, number: int) -> None:
-        self.ended.append(number)
-
-
-def _heard(rank: Any) -> tuple[list[int], list[int]]:
-    with checked(rank, "heard") as comm:
-        comm.observer = heard = Heard()
-        comm.mark("first")
-        comm.broadcast(torch.ones(1))
-        comm.all_reduce(torch.ones(1))
-        comm.votes([True])
-        comm.barrier()
-        comm.all_gather(torch.ones(1))
-        pending = comm.all_reduce_async(torch.ones(1, dtype=torch.int16))
-        comm.broadcast(torch.ones(1))
-        pending.wait()
-    return heard.begun, [number for number in heard.ended if number in heard.begun]
-
-
-def test_an_observer_hears_of_what_all_ranks_come_to(ranks: Any) -> None:
-    """Not of broadcasts: the source goes on before others have come."""
-    assert ranks(2, _heard) == [([3, 4, 5, 6, 7], [3, 4, 5, 6, 7])] * 2
-
-
 def _other_shape(rank: Any) -> str:
     with checked(rank, "shape") as comm:
         comm.all_reduce(torch.ones(2))

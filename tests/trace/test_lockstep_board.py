@@ -108,21 +108,6 @@ def test_standings(boards: list[LockstepBoard], tmp_path: Path) -> None:
     assert found[0].since <= found[1].since <= found[2].since
 
 
-def test_what_is_waited_for_beside_the_numbers_is_not_compared(boards: list[LockstepBoard]) -> None:
-    number = boards[0].record("first", "train.py:1")
-    boards[0].waits_beside("a reading of the clock", "train.py:2")
-    assert boards[1].record("first", "train.py:1") == number
-    boards[1].waits(number)
-    assert boards[1].first_difference() == ()
-    waits, other = boards[1].standings()[:2]
-    assert waits.state is other.state is State.WAITING
-    assert waits.entry is not None
-    assert (waits.entry.what, waits.entry.where) == ("a reading of the clock", "train.py:2")
-    boards[0].goes_on()
-    runs = boards[1].standings()[0]
-    assert (runs.state, runs.entry and runs.entry.where) == (State.RUNNING, "train.py:1")
-
-
 def test_looking_makes_no_board(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LockstepBoard(tmp_path / "boundary.board", None, 2)

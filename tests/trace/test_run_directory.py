@@ -12,7 +12,7 @@ import pytest
 
 from ronde.errors import LaunchError
 from ronde.trace import run_directory
-from ronde.trace.run_directory import RunDirectory, block_marks, default_root, prune
+from ronde.trace.run_directory import RunDirectory, default_root, prune
 
 
 def test_default_place_is_the_users_state_directory(tmp_path: Path) -> None:
@@ -37,8 +37,7 @@ def test_names_of_files(tmp_path: Path) -> None:
 
 
 def test_an_old_run_is_cleared_out_of_a_chosen_directory(tmp_path: Path) -> None:
-    mark = Path(block_marks(tmp_path, 0) + "5f0c2a00").name
-    for name in ("store", "rank-0.log", "rank-12.error.json", mark, "notes.txt", "rank-x.log"):
+    for name in ("store", "rank-0.log", "rank-12.error.json", "notes.txt", "rank-x.log"):
         (tmp_path / name).write_text("old")
     RunDirectory.create(tmp_path, {}).release()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "notes.txt", "rank-x.log"]

@@ -65,7 +65,7 @@ class Context:
         model_calls: calls of models on a batch so far.
         on_call: hears of each of these calls, while it is set.
         on_backward: hears of each backward or `grad` that the script is about to begin.
-        at_place: what all ranks are to do at the next place of the script, while there is such a thing.
+        on_evaluation: hears of each call of a model in shards without gradients.
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
         uncut: it has been said why modules were not cut.
@@ -110,7 +110,7 @@ class Context:
         self.model_calls = 0
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_backward: Callable[[], None] = lambda: None
-        self.at_place: Callable[[], None] | None = None
+        self.on_evaluation: Callable[[], None] = lambda: None
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.batchless = False
@@ -212,20 +212,6 @@ class Context:
                 yield
         finally:
             self.function = before
-
-    def is_at_place(self) -> bool:
-        """Whether all ranks come here alike, and an exception may be raised as anywhere in plain python.
-
-        Neither in a model, be it one that runs in parts, nor where samples are read, nor in a backward.
-        """
-        return (
-            self.main_region is Region.SCRIPT
-            and self.on_main_thread()
-            and self.rows is None
-            and not self.samples
-            and torch._C._current_graph_task_id() == -1
-            and not self.in_transform()
-        )
 
     def note(self, sentence: str) -> None:
         """Remember a sentence for the user; each is said once."""

@@ -147,8 +147,6 @@ class LoaderEdge:
             return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
-            if edge._context.at_place is not None:
-                edge._context.at_place()
             begun, waited = perf_counter_ns(), comm.waited_ns
             before = clock.enter(Part.OWN) if clock.armed else None
             try:

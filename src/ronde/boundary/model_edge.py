@@ -89,8 +89,6 @@ class ModelEdge:
             if not context.on_main_thread():
                 context.called_beside = True
                 return plain(module, *args, **kwargs)
-            if context.at_place is not None:
-                context.at_place()
             if context.until_backward:
                 notice_writes_past_graph(context)
             if context.clock.armed:
@@ -246,6 +244,8 @@ class ModelEdge:
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
         context, clock = self._context, self._context.clock
+        if not torch.is_grad_enabled():
+            context.on_evaluation()
         if clock.armed:
             clock.claim(Part.OWN)
         if context.others_began:

@@ -26,9 +26,6 @@ class LockstepCheck:
         first_rank: number of the host's first rank among all ranks.
         own_file: whether the file at a path is this rank's alone, with a name of its own: code that a library
             writes among the temporary files and imports. The line that called it is compared.
-
-    Attributes:
-        begins: called for each thing that ranks do together, before they do it.
     """
 
     def __init__(
@@ -40,7 +37,6 @@ class LockstepCheck:
         self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self.begins: Callable[[], object] = lambda: None
 
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
         """This rank is about to send `tensor`; returns the number to wait under.
@@ -68,10 +64,6 @@ class LockstepCheck:
     def waits(self, number: int) -> None:
         self._board.waits(number)
 
-    def waits_beside(self, what: str) -> None:
-        """This rank waits for a peer in `what`, which ranks do not do equally often: nothing is compared."""
-        self._board.waits_beside(what, self._lines.nearest(sys._getframe(1)))
-
     def goes_on(self) -> None:
         self._board.goes_on()
 
@@ -85,7 +77,6 @@ class LockstepCheck:
         self._board.close()
 
     def _compare(self, what: str) -> int:
-        self.begins()
         board = self._board
         where = self._lines.nearest(sys._getframe(2))
         if threading.get_ident() != self._thread and _is_scripts(threading.current_thread()):

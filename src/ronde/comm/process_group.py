@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
 
-__all__ = ["Comm", "Observer", "Pending"]
+__all__ = ["Comm", "Pending"]
 
 # How long a rank with a debugger open may keep the others waiting: whoever sits there can end the run.
 _DEBUGGER_TIMEOUT = timedelta(days=7)
@@ -38,22 +38,6 @@ _WIDER = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
 }
-
-
-# In these every rank hears of every other; from a broadcast the source goes on before others have come.
-_MEETINGS = ("all_reduce", "all_gather")
-
-
-class Observer(Protocol):
-    """Hears of collectives after which all ranks know that all have come."""
-
-    def begins(self, number: int) -> None:
-        """This rank is about to start the one of this number, the same on all ranks."""
-        ...
-
-    def ends(self, number: int) -> None:
-        """One is over; those of which `begins` has not heard are told, too."""
-        ...
 
 
 class Pending:
@@ -83,7 +67,6 @@ class Pending:
     def wait(self) -> None:
         if self._work is not None:
             self._comm.block(self._work.wait, self._number)
-        self._comm.over(self._number)
         if self._finish is not None:
             self._finish()
 
@@ -108,7 +91,6 @@ class Comm:
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
         algorithm: how sums are taken, and why so, in words.
         note: what the user should know about how bytes travel.
-        observer: hears of collectives, where there is a `check` to number them.
     """
 
     def __init__(
@@ -134,7 +116,6 @@ class Comm:
         self.topology = topology
         self.algorithm = algorithm
         self.note = note
-        self.observer: Observer | None = None
         self._answers = 0
 
     @property
@@ -169,7 +150,6 @@ class Comm:
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
             number = self._announce("all_reduce", tensor)
             self.block(lambda: backend.all_reduce_now(flat), number)
-            self.over(number)
         else:
             self.all_reduce_async(tensor).wait()
         return tensor
@@ -347,10 +327,7 @@ class Comm:
             )
         if self.check is None:
             return 0
-        number = self.check.collective(operation, tensor)
-        if self.observer is not None and operation in _MEETINGS:
-            self.observer.begins(number)
-        return number
+        return self.check.collective(operation, tensor)
 
     def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
         number = self._announce(operation, tensor)
@@ -376,11 +353,6 @@ class Comm:
             raise self._lost(error) from error
         finally:
             self.waited_ns += perf_counter_ns() - begun
-
-    def over(self, number: int) -> None:
-        """All ranks have come to a collective; a CUDA device may still be on its way there."""
-        if self.observer is not None and not self.on_cuda:
-            self.observer.ends(number)
 
     def _lost(self, error: BaseException) -> PeerLost:
         """What a failed collective means: a peer that took another path, or one that is gone."""

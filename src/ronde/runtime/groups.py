@@ -1,10 +1,9 @@
-"""The groups in which a session's ranks meet, and what the ranks of one host share beside."""
+"""The groups in which a session's ranks meet."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,14 +12,12 @@ from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
-from ronde.comm.readings import Readings
-from ronde.errors import LaunchError
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.told_count import ToldCount
 
-__all__ = ["join_group", "listens_on", "share_readings", "shares_memory", "told_count"]
+__all__ = ["join_group", "listens_on", "shares_memory", "told_count"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -72,20 +69,6 @@ def told_count(config: RankConfig) -> ToldCount | None:
         return ToldCount(board_path(Path(config.run_dir), "files"))
     except OSError:  # a full disk, say: ranks ask each other
         return None
-
-
-def share_readings(config: RankConfig, groups: Sequence[Comm]) -> Readings | None:
-    """By what the clock is read without a collective, where all ranks are on this host."""
-    checks = [group.check for group in groups if group.check is not None]
-    if not shares_memory(config) or len(checks) < len(groups):
-        return None
-    timeout = config.timeout + _BACKEND_LATER
-    with suppress(LaunchError):  # on all ranks: each reading is a broadcast
-        readings = Readings(config.rank, groups[0].all_gather_object, timeout=timeout, check=checks[0])
-        for check in checks:
-            check.begins = readings.begin
-        return readings
-    return None
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:

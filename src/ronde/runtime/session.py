@@ -33,14 +33,10 @@ from ronde.boundary import (
     subclassing,
     torchscript,
 )
+from ronde.boundary.circumstances import in_order, shared_blocks
 from ronde.boundary.circumstances.agreement import Agreement
-from ronde.boundary.circumstances.arrivals import Arrivals
 from ronde.boundary.circumstances.clock_and_seeds import Circumstances
-from ronde.boundary.circumstances.completions import Completions
-from ronde.boundary.circumstances.givers import Givers
-from ronde.boundary.circumstances.ports import Ports
-from ronde.boundary.circumstances.shared_blocks import SharedBlocks
-from ronde.boundary.circumstances.shared_reads import SharedReads
+from ronde.boundary.circumstances.from_processes import FromProcesses
 from ronde.boundary.circumstances.started import Started
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
@@ -60,18 +56,17 @@ from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.runtime import compute, saved_gradients, signals_at_places, take_over
+from ronde.runtime import compute, saved_gradients, signal_steps, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
-from ronde.runtime.groups import join_group, listens_on, share_readings, shares_memory, told_count
+from ronde.runtime.groups import join_group, listens_on, shares_memory, told_count
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
-from ronde.runtime.signals_at_places import handled_signals
+from ronde.runtime.signal_steps import handled_signals
 from ronde.runtime.sum_of_parameters import sum_of_parameters
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
 from ronde.sync.reducer import Reducer
-from ronde.trace.run_directory import block_marks
 from ronde.trace.step_clock import Part
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
@@ -139,15 +134,9 @@ class Session:
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
         self.agreement = Agreement(boundary_comm)
-        self._circumstances = Circumstances(
-            self.agreement, self._in_step, self._paths.is_private, read=self.agreement.read
-        )
-        self._shared_reads = SharedReads(boundary_comm, self.agreement, self._in_step)
-        givers = Givers()
-        self._arrivals = Arrivals(boundary_comm, self.agreement, self._in_step, givers)
-        self._completions = Completions(boundary_comm, self.agreement, self._in_step, givers)
+        self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
+        self._from_processes = FromProcesses(boundary_comm, self.agreement, self._in_step)
         self._started = Started(self.context, self._in_step)
-        self._ports = Ports(first=config.local_rank == 0)
         self._signals = handled_signals(config, self.context, self._in_step)
         self._handles: list[Any] = []
         self._conclude: Callable[[], None] = lambda: None
@@ -159,36 +148,20 @@ class Session:
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
-    def _end_readings(self) -> None:
-        if self.agreement.readings is not None:
-            self.agreement.readings.end()
-
     def install(self) -> None:
         """Put the boundary around everything that a script may touch."""
-        self.agreement.readings = share_readings(self.config, self._groups)
         self.install_boundary()
         self._console.install(self.patches)
         self._circumstances.install(self.patches)
         self._started.install(self.patches)
         if self.config.world_size > 1:
-            self._arrivals.install(self.patches)
-            self._shared_reads.install(self.patches)
-            self._completions.install(self.patches)
+            self._from_processes.install(self.patches)
+            in_order.install(self.patches)
         if self.config.local_world_size > 1:
-            self._ports.install(self.patches)
-            self._shared_blocks().install(self.patches)
+            shared_blocks.install(self.patches)
         if shares_memory(self.config):
-            signals_at_places.install(self._signals, self.patches, self.context)
+            signal_steps.install(self._signals, self.patches, self.context)
         self.files.install()
-
-    def _shared_blocks(self) -> SharedBlocks:
-        config, random = self.config, os.urandom(4).hex()
-        return SharedBlocks(
-            first=config.local_rank == 0,
-            suffix=f".ronde-{config.rank}-{random}",
-            marks=block_marks(Path(config.run_dir), config.rank - config.local_rank),
-            note=self.context.note,
-        )
 
     def install_boundary(self) -> None:
         """All of it but the mediation of files."""
@@ -346,7 +319,6 @@ class Session:
         self.files.uninstall()
         self._console.uninstall()
         self._circumstances.uninstall()
-        self._end_readings()
         self._signals.uninstall()
         self.patches.restore()
         self._entropy.restore()
@@ -357,7 +329,7 @@ class Session:
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
         self._conclude()
-        notes = [*self.context.notes, *self.files.notes, *self._sharding.notes(), *self._ports.notes()]
+        notes = [*self.context.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
         cuts = compute.cuts_batches(self.plan, self.config.world_size)
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""
@@ -390,7 +362,6 @@ class Session:
             self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
-        self._end_readings()
         self._signals.uninstall()
         for group in self._groups:
             group.close()

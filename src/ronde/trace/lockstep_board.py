@@ -5,8 +5,7 @@ all ranks. Whoever comes to a number second finds its peer's entry there and com
 no message. The file lies in the run directory, so the launcher reads who waits where without any
 help of the ranks, also when they are stopped or dead.
 
-    per rank:  header (number waited for, since, state), then SLOTS entries (number, time, text), and one more
-               for what is waited for beside them, which ranks do not do equally often
+    per rank:  header (number waited for, since, state), then SLOTS entries (number, time, text)
     text:      what, a zero byte, where
 """
 
@@ -31,9 +30,7 @@ _NUMBER = struct.Struct("<Q")
 _HEADER_SIZE = 64
 _TEXT_SIZE = 240
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
-_RANK_SIZE = _HEADER_SIZE + (SLOTS + 1) * _ENTRY_SIZE
-# In the place of a number.
-_BESIDE = 2**64 - 1
+_RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
@@ -100,7 +97,7 @@ class LockstepBoard:
     def record(self, what: str, where: str) -> int:
         """Note what this rank does next; returns its number, by which `differing` compares it."""
         number = self._number = self._number + 1
-        self._write(number % SLOTS, number, what, where)
+        self._write(number, what, where)
         return number
 
     def differs(self, number: int) -> bool:
@@ -138,11 +135,6 @@ class LockstepBoard:
         """This rank waits for its peers to come to `number`."""
         self._stand(State.WAITING, number)
 
-    def waits_beside(self, what: str, where: str) -> None:
-        """This rank waits for a peer in `what`, which has no number and is not compared."""
-        self._write(SLOTS, _BESIDE, what, where)
-        self._stand(State.WAITING, _BESIDE)
-
     def goes_on(self) -> None:
         self._stand(State.RUNNING, self._number)
 
@@ -168,16 +160,15 @@ class LockstepBoard:
     def _stand(self, state: State, number: int) -> None:
         _HEADER.pack_into(self._memory, self._header, number, monotonic(), state)
 
-    def _write(self, slot: int, number: int, what: str, where: str) -> None:
-        place = self._ring + slot * _ENTRY_SIZE
+    def _write(self, number: int, what: str, where: str) -> None:
+        place = self._ring + number % SLOTS * _ENTRY_SIZE
         # The text before the number: an entry counts when its number is there.
         text = place + _STAMP.size
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
         _STAMP.pack_into(self._memory, place, number, monotonic())
 
     def _entry(self, rank: int, number: int) -> Entry | None:
-        slot = SLOTS if number == _BESIDE else number % SLOTS
-        place = rank * _RANK_SIZE + _HEADER_SIZE + slot * _ENTRY_SIZE
+        place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE
         found, when = _STAMP.unpack_from(self._memory, place)
         if found != number or number == 0:
             return None

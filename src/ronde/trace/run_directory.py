@@ -7,7 +7,6 @@
         rank-0.summary.json   what rank 0 was busy with
         pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
-        block-0-5f0c2a...     of a named block of shared memory, that rank 0 made it; one for each name
         store                 the file store of local ranks
         lock                  held by whoever uses the directory
 
@@ -29,13 +28,13 @@ from pathlib import Path
 
 from ronde.errors import LaunchError
 
-__all__ = ["RUN_ID", "RunDirectory", "block_marks", "default_root", "new_run_id", "prune"]
+__all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(
-    r"rank-\d+\.(log|error\.json|summary\.json|stack)|block-\d+-[0-9a-f]+|\w+\.board|store|pulse"
+    r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse"
 )
 
 
@@ -105,11 +104,6 @@ class RunDirectory:
         """Let go of the lock: from now on the directory may be pruned or used again."""
         if self.lock >= 0:
             os.close(self.lock)
-
-
-def block_marks(directory: Path, rank: int) -> str:
-    """How the paths begin of what says that a named block of shared memory is this rank's."""
-    return str(directory / f"block-{rank}-")
 
 
 def new_run_id() -> str:

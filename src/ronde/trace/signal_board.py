@@ -5,8 +5,6 @@ after all ranks have written them finds the same numbers as everybody else, when
 
     per rank:  SLOTS entries (counts, number)
     number:    that of the step, and one more; 0: none yet
-
-Behind them lie the notices that go along with collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ronde.trace.shared_file import shared_file
-from ronde.trace.signal_notices import SignalNotices
 
 __all__ = ["SignalBoard"]
 
@@ -32,17 +29,13 @@ class SignalBoard:
         path: the file, the same for all `ranks` processes.
         rank: whose entries to write, counted on this host.
         signals: how many signals are counted.
-
-    Attributes:
-        notices: the same counts as of collectives.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, signals: int) -> None:
         # The number last: an entry counts when its number is there.
         self._entry = struct.Struct(f"<{signals + 1}Q")
         size = SLOTS * self._entry.size
-        self._memory = shared_file(path, ranks * size + SignalNotices.size(ranks, signals), make=True)
-        self.notices = SignalNotices(self._memory, ranks * size, rank, ranks, signals)
+        self._memory = shared_file(path, ranks * size, make=True)
         self._rings = [each * size for each in range(ranks)]
         self._own = rank * size
         self._nothing = (0,) * signals

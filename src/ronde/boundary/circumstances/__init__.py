@@ -1,3 +1,3 @@
-"""What a script finds around it and what its threads give: on every rank that of the main rank."""
+"""What a script finds around it: the clock, seeds, threads and processes of its own."""
 
 from __future__ import annotations

@@ -1,39 +1,34 @@
-"""One value for all ranks: what the main rank has at this place of the script."""
+"""One value for all ranks: what rank 0 has at this place of the script."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Callable
-from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
 
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.comm.readings import Readings
 from ronde.errors import PeerLost
 
 __all__ = ["Agreement"]
 
 _FLOAT, _INTEGER, _OTHER = range(3)
-_WORD = 2**64 - 1
 
 
 class Agreement:
-    """Called by all ranks with a name and a value of their own, it returns the main rank's.
+    """Called by all ranks with a name and a value of their own, it returns rank 0's.
 
     One small broadcast for a number of 64 bits: scripts that time their steps ask several times a step.
 
     Attributes:
-        readings: what the main rank reads from the clock, where all ranks share a host.
-        proposed: what the main rank proposes, given the name and its own value; `ronde verify` proposes what
+        proposed: what rank 0 proposes, given the name and its own value; `ronde verify` proposes what
             plain python had.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self.readings: Readings | None = None
         self.proposed: Callable[[str, Any], Any] = lambda name, value: value
 
     def __call__(self, name: str, value: Any) -> Any:
@@ -51,26 +46,6 @@ class Agreement:
         if kind == _OTHER:
             return self._comm.broadcast_object(value)
         return bits if kind == _INTEGER else struct.unpack("d", struct.pack("q", bits))[0]
-
-    def read(self, name: str, value: Any) -> Any:
-        """As a call, of a number that ranks may read unequally often: who reads more has its own."""
-        readings = self.readings
-        if readings is None:
-            return self(name, value)
-        place = zlib.crc32(name.encode())
-        if self._comm.rank == 0:
-            value = self.proposed(name, value)
-            kind, bits = _packed(value)
-            readings.tell(place, (kind, bits & _WORD))
-            return value
-        begun = perf_counter_ns()
-        told = readings.take(place)
-        self._comm.waited_ns += perf_counter_ns() - begun
-        if told is None:
-            return value
-        kind, bits = told
-        (number,) = struct.unpack("d" if kind == _FLOAT else "q", struct.pack("Q", bits))
-        return number
 
 
 def _packed(value: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a script learns of its circumstances is the main rank's on every rank: the clock, and seeds.
+"""What a script learns of its circumstances is rank 0's on every rank: the clock, and seeds.
 
 A seed made of the time, a run named by it, a training that ends after an hour: each would take ranks apart.
 So a reading of the clock by the script itself (or by a library that is known to name folders by it) is agreed
@@ -42,7 +42,6 @@ class Circumstances:
 
     Args:
         agree: how ranks come to one value; a collective.
-        read: the same for the clock, which ranks may read unequally often.
         in_step: whether the code that runs now is run by all ranks together.
         own_file: whether the file at a path is this rank's alone, and called otherwise on others.
     """
@@ -52,11 +51,8 @@ class Circumstances:
         agree: Agree,
         in_step: Callable[[], bool],
         own_file: Callable[[str], bool] | None = None,
-        *,
-        read: Agree | None = None,
     ) -> None:
         self._agree_on = agree
-        self._read_by_all = read or agree
         self._own_file = own_file or (lambda _: False)
         self._in_step = lambda: not self._ended and in_step()
         self._ended = False
@@ -89,22 +85,19 @@ class Circumstances:
     def _agree(self, what: str, value: Any) -> Any:
         return self._agree_on(f"{what} at {call_site(self._own_file)}", value)
 
-    def _read(self, what: str, value: Any) -> Any:
-        return self._read_by_all(f"{what} at {call_site(self._own_file)}", value)
-
     def _clock(self, name: str, plain: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(plain)
         def clock() -> Any:
             value = plain()
             if called_by_script() and self._in_step():
-                return self._read(f"time.{name}", value)
+                return self._agree(f"time.{name}", value)
             return value
 
         return clock
 
     def _now(self, asked: bool, plain: Callable[[], float] = time.time) -> float:
         """The time of a date, for all ranks if the script asks for it (`asked`)."""
-        return self._read("the date", plain()) if asked and self._in_step() else plain()
+        return self._agree("the date", plain()) if asked and self._in_step() else plain()
 
     def _broken_down(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)

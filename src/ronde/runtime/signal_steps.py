@@ -1,4 +1,4 @@
-"""Signals that the script handles, joined to the places that all ranks come to."""
+"""Signals that the script handles, joined to the steps that all ranks come to."""
 
 from __future__ import annotations
 
@@ -26,26 +26,11 @@ def handled_signals(config: RankConfig, context: Context, in_step: Callable[[], 
         path = board_path(Path(config.run_dir), "signals")
         return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
 
-    def at_next_place(do: Callable[[], None] | None) -> None:
-        """Have this done where all ranks come to next; None: nothing any more."""
-
-        def at_place() -> None:
-            if do is not None and context.is_at_place() and in_step():
-                do()
-
-        context.at_place = None if do is None else at_place
-
-    return HandledSignals(open_board, lambda: context.comm.alone, in_step, at_next_place)
+    return HandledSignals(open_board, lambda: context.comm.alone, in_step)
 
 
 def install(signals: HandledSignals, patches: Patches, context: Context) -> None:
-    """Have the signals hear of each backward and each collective of the script's."""
-
-    def before_backward() -> None:
-        signals.training = True
-        if context.is_at_place():
-            signals.before_backward()
-
+    """Have the signals hear of each backward of the script's, and of each model that it evaluates."""
     signals.install(patches)
-    context.on_backward = before_backward
-    context.comm.observer = signals
+    context.on_backward = signals.before_backward
+    context.on_evaluation = signals.before_evaluation
