@@ -46,7 +46,6 @@ UNSAID = {
     "has not begun the script": "where a rank is, in a report that is explained",
     "the start of the script": "where a rank is, in a report that is explained",
     "(the first; sum of all parameters ...)": "what a rank does, in a report that is explained",
-    "a reading of the clock": "what a rank does, in a report that is explained",
     "a value that the script put into its loss: ...": "what a rank does, in a report that is explained",
     "... numbers and tensors, and whole numbers (digest ...)": "a part of that",
     'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",

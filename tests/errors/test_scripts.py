@@ -152,11 +152,29 @@ def test_a_script_that_starts_ranks_itself(tmp_path: Path) -> None:
     assert done.returncode == 1
     advice = (
         "ronde: another program on this host has the address, a Unix socket's file was left there, or "
-        "several ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. "
-        "Give each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script "
-        "that starts ranks itself runs by python, or with --ranks 1\n"
+        "several ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
+        "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1\n"
     )
     assert normal(done.stderr, tmp_path).count(advice) == 1
+
+
+PORT = """\
+import sys, torch
+from http.server import BaseHTTPRequestHandler, HTTPServer
+with HTTPServer(("127.0.0.1", {port}), BaseHTTPRequestHandler):
+    torch.nn.Linear(4, 2)(torch.ones(8, 4)).sum().backward()
+"""
+
+
+def test_a_server_on_a_port(host: Any, tmp_path: Path) -> None:
+    """All ranks of a host but one are refused it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    code, said = ended(host, tmp_path, PORT.format(port=port))
+    assert code == 1
+    assert "OSError: [Errno 98] Address already in use" in said
+    assert sum("or several ranks open it. Give each rank its own" in line for line in said) == 1
 
 
 @pytest.mark.soak

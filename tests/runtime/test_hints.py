@@ -158,9 +158,8 @@ class ZMQError(Exception):
 def test_an_address_in_use(error: Exception) -> None:
     assert hint(error, config()) == (
         "another program on this host has the address, a Unix socket's file was left there, or several "
-        "ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. Give "
-        "each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script that "
-        "starts ranks itself runs by python, or with --ranks 1"
+        "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
+        "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1"
     )
     assert hint(error, dataclasses.replace(config(), local_world_size=1)) == ""
 

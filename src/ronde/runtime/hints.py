@@ -50,9 +50,8 @@ def hint(error: BaseException, config: RankConfig) -> str:
     if _of_an_address(error, text) and config.local_world_size > 1:
         return (
             "another program on this host has the address, a Unix socket's file was left there, or several "
-            "ranks open it: in a library in C (ZMQ, gRPC, torch's own store), or in a spawned process. Give"
-            " each rank its own, PORT + ronde.rank(), or open it behind `if ronde.is_main():`. A script "
-            "that starts ranks itself runs by python, or with --ranks 1"
+            "ranks open it. Give each rank its own, PORT + ronde.rank(), or open it behind `if "
+            "ronde.is_main():`. A script that starts ranks itself runs by python, or with --ranks 1"
         )
     if _has(text, _NO_KERNEL):
         return (

@@ -33,9 +33,7 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(
-    r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse"
-)
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

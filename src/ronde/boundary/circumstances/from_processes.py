@@ -45,7 +45,13 @@ class FromProcesses:
         patches.set(several, "get", self._got(several.get))
         patches.set(simple, "get", self._received(simple.get))
         patches.set(pipe, "recv", self._received(pipe.recv))
-        questions = (several, "empty"), (several, "full"), (several, "qsize"), (simple, "empty"), (pipe, "poll")
+        questions = (
+            (several, "empty"),
+            (several, "full"),
+            (several, "qsize"),
+            (simple, "empty"),
+            (pipe, "poll"),
+        )
         for owner, name in questions:
             patches.set(owner, name, self._asked(getattr(owner, name), name))
 
