@@ -4,7 +4,7 @@ A signal reaches the ranks at different places of the script. A handler that set
 saves and leaves, would make them leave one step apart. So while the script trains, a signal is only counted
 when it comes. At each step a rank writes its counts on a board in shared memory, reads those that all ranks
 had at the step before, and calls the handler if some rank had received the signal since. A step is where an
-optimizer is about to step; where none has stepped yet, a backward; in evaluation, a call of a model in shards.
+optimizer is about to step; where none has, a backward; in evaluation, a call of a model in shards.
 
 A rank comes to an optimizer step when it has the gradients of all ranks, which have then all come to the step
 before: so nobody waits for what is read. Elsewhere it waits a little.
@@ -157,7 +157,7 @@ class HandledSignals:
             self._come()
 
     def _come(self) -> None:
-        """To a step: handle what some rank has received. If a handler raises, the others' turn is the next."""
+        """To a step: handle what some rank has received. Where a handler raises, the others' turn is next."""
         board = self._board
         if board is None or self._alone():
             return

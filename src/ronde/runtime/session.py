@@ -7,7 +7,6 @@ import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -1,8 +1,8 @@
 """What the script takes from its worker processes: on every rank what rank 0 took.
 
-Every rank has the script's processes, and which of them is first is a matter of chance on each: the batches of
-a sampler with three processes would come in another order. So rank 0's are sent to all. The others take as many
-of their own and drop them, so that no process waits for room in a queue.
+Every rank has the script's processes, and which of them is first is a matter of chance on each: the batches
+of a sampler with three processes would come in another order. So rank 0's are sent to all. The others take as
+many of their own and drop them, so that no process waits for room in a queue.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class FromProcesses:
             take_own: how another rank takes one of its own once rank 0 has got something.
         """
         if self._comm.rank == 0:
-            outcome = _outcome(take)
+            outcome: Any = _outcome(take)
             self._comm.broadcast_object(_packed(outcome))
         else:
             told = self._comm.broadcast_object(None)

@@ -1,4 +1,4 @@
-"""Named blocks of `multiprocessing.shared_memory` are refused: a host has each name once, and has several ranks."""
+"""Named blocks of `multiprocessing.shared_memory` are refused: a host with several ranks has each name once."""
 
 from __future__ import annotations
 
