@@ -1,4 +1,4 @@
-"""Named blocks of `multiprocessing.shared_memory` are refused: a host with several ranks has each name once."""
+"""Blocks of `multiprocessing.shared_memory` with a name are refused: a host has it once, and several ranks."""
 
 from __future__ import annotations
 
