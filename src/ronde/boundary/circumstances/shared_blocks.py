@@ -1,4 +1,4 @@
-"""Blocks of `multiprocessing.shared_memory` with a name are refused: a host has it once, and several ranks."""
+"""Blocks of `multiprocessing.shared_memory` with a name are refused: a host of several ranks has it once."""
 
 from __future__ import annotations
 
