@@ -137,7 +137,7 @@ SAMPLES = {
     },
     # tests/parallel/test_recompute.py computes again every day, all of it and with selected operations.
     "recompute=full": set(),
-    "recompute=selective": {("transformer", 2)},
+    "recompute=selective": set(),
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
     "precision=tf32": {("classifier", 2)},
@@ -146,15 +146,20 @@ SAMPLES = {
     **{plan: set() for plan in COMBINED},
 }
 IN_SINGLE_PRECISION = {"classifier", "amp_bf16"}
+# In double precision these are what another script is without autocast.
+NARROW_BY_ITSELF = {"amp_bf16"}
 # What a script asks for beside every exact plan, run in double precision on two ranks.
 PLANS_OF = {"char_rnn": ("batch-dim=1",)}
 # Too slow for every day; each has a cheaper sibling that covers most of it.
 IN_SOAK_ONLY = {
     "compiled": "tests/boundary/test_compiled_ranks.py",
+    "checkpointing": "tests/parallel/test_recompute.py",
+    "contrastive": "contrastive_module",
     "hf_tiny": "own_loss",
     "hf_trainer": "own_loss",
     "lstm_lm": "char_rnn",
     "torch_metrics": "numpy_metrics",
+    "transformer_lm": "transformer",
     "wandb_offline": "tensorboard_log",
 }
 # What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
@@ -343,9 +348,11 @@ def cases() -> Iterator[object]:
             for types in ("as-is",) if plan in NARROW_PLANS else ("double", "as-is"):
                 alone = (1,) if plan in ON_ONE_RANK_TOO else ()
                 for ranks in (*alone, *((2, 3, 5) if types == "double" else (2, 3))):
-                    quick = ranks == 2 or (ranks == 3 and script.stem in ON_THREE_RANKS)
+                    quick = ranks == (3 if script.stem in ON_THREE_RANKS else 2)
                     if types == "as-is":
                         quick = ranks == 2 and script.stem in IN_SINGLE_PRECISION
+                    elif script.stem in NARROW_BY_ITSELF:
+                        quick = False
                     quick = quick and script.stem not in IN_SOAK_ONLY
                     if plan in ONLY and (script.stem, ranks) not in ONLY[plan]:
                         continue

@@ -12,6 +12,7 @@ from torch import nn
 
 from both_ways import ROWS, Inputs, compare_all
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 _D = torch.float64
 
@@ -99,7 +100,7 @@ def _normalized(rank: Rank, twice: bool) -> list[str]:
     return compare_all(rank, {name: _trained(name, twice) for name in LAYERS}, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "gradient of a gradient"])
 def test_statistics_are_those_of_the_whole_batch(ranks: Any, twice: bool, world_size: int) -> None:
     assert ranks(world_size, _normalized, twice) == [[]] * world_size
@@ -116,6 +117,6 @@ def _large_mean(rank: Rank) -> list[str]:
     return compare_all(rank, {"": case}, tolerance=1e-7)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_large_mean_does_not_spoil_the_variance(ranks: Any, world_size: int) -> None:
     assert ranks(world_size, _large_mean) == [[]] * world_size

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 ROWS = 7
 
@@ -154,7 +155,7 @@ def _on_rank(rank: Rank, name: str) -> tuple[Any, list[torch.Tensor], str]:
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.strip("_"))
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_as_the_value(ranks: Callable[..., list[Any]], world_size: int, use: Any) -> None:
     expected, expected_grads = _step(use)
     for result, grads, kind in ranks(world_size, _on_rank, use.__name__):

@@ -16,6 +16,7 @@ from ronde.boundary import rules
 from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 Gradients = dict[str, Any]
 _D = torch.float64
@@ -539,7 +540,7 @@ def _gradients(rank: Rank, name: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_gradients_are_those_of_one_device(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, _gradients, name) == [[]] * world_size

@@ -17,6 +17,7 @@ from torch import nn
 
 from both_ways import ROWS, Inputs, compare_all
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 
 class _Square(torch.autograd.Function):
@@ -483,7 +484,7 @@ def _one(rank: Rank, group: str, names: list[str]) -> list[str]:
     return compare_all(rank, {name: _GROUPS[group][name] for name in names}, tolerance=1e-12)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in _GROUPS for name in _GROUPS[group]])
 def test_it_is_the_tensor_that_it_stands_for(ranks: Any, group: str, name: str, world_size: int) -> None:
     assert ranks(world_size, _one, group, [name]) == [[]] * world_size

@@ -36,6 +36,7 @@ from ronde.boundary.context import Region
 from ronde.boundary.global_tensor import materialize
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 
 class Items(Dataset[Any]):
@@ -284,7 +285,7 @@ def _batches(rank: Rank, name: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", list(LOADERS))
 def test_batches_are_those_of_one_device(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, _batches, name) == [[]] * world_size

@@ -13,6 +13,7 @@ from both_ways import flat
 from ronde.boundary.deferred import DeferredScalar
 from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 ROWS = 8
 # Half of it, times any number of ranks, is more than float16 holds.
@@ -124,7 +125,7 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a - b).abs().max() <= 4e-3 * a.abs().max())
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("share", [0.7, 1.5])
 def test_the_steps_of_one_device_are_skipped(ranks: Any, share: float, world_size: int) -> None:
     assert ranks(world_size, _compare, share, 1, "") == [[]] * world_size

@@ -14,6 +14,7 @@ from torch import nn
 from both_ways import ROWS, Inputs, compare_all
 from ronde.boundary.edges import Gather
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 Case = Callable[[Inputs], Any]
 _REDUCTIONS = ("none", "sum", "mean")
@@ -256,7 +257,7 @@ def _losses(rank: Rank, group: str, pattern: str) -> list[str]:
     return compare_all(rank, cases)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("group", list(_CASES))
 def test_a_loss_is_that_of_the_whole_batch(ranks: Any, group: str, world_size: int) -> None:
     assert ranks(world_size, _losses, group, "") == [[]] * world_size
@@ -279,6 +280,6 @@ def _count_gathers(rank: Rank) -> int:
     return len(counted)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_logits_are_not_gathered(ranks: Any, world_size: int) -> None:
     assert ranks(world_size, _count_gathers) == [0] * world_size

@@ -19,6 +19,7 @@ from ronde.boundary.global_tensor import materialize, wrap
 from ronde.boundary.layout import Layout
 from ronde.boundary.rehearsal import verdicts
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 _D = torch.float64
 
@@ -475,7 +476,7 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in CASES for name in CASES[group]])
 def test_a_model_gives_one_devices_answer(ranks: Any, group: str, name: str, world_size: int) -> None:
     assert ranks(world_size, _model, group, name, True) == [[]] * world_size

@@ -12,6 +12,7 @@ import torch
 from both_ways import ROWS, Inputs, compare_all
 from ronde.boundary import rules
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 Case = Callable[[Inputs], Any]
 
@@ -254,7 +255,7 @@ def _portions() -> list[list[str]]:
     return [_NARROWING, *(names[start : start + 10] for start in range(0, len(names), 10))]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("names", _portions(), ids=lambda names: names[0])
 def test_rules_give_torchs_values_and_gradients(ranks: Any, names: list[str], world_size: int) -> None:
     assert ranks(world_size, _every_spelling, names) == [[]] * world_size

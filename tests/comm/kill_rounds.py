@@ -95,7 +95,9 @@ def started(ranks: int, folder: Path) -> list[int]:
 
 def left_by(pids: set[int]) -> list[str]:
     """Shared memory whose name carries the number of one of these; other tests have theirs there too."""
-    return sorted(name for name in os.listdir("/dev/shm") if pids & {int(n) for n in re.findall(r"\d+", name)})
+    return sorted(
+        name for name in os.listdir("/dev/shm") if pids & {int(n) for n in re.findall(r"\d+", name)}
+    )
 
 
 def one_round(draw: random.Random, folder: Path, all_pids: set[int]) -> list[str]:

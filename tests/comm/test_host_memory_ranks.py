@@ -12,6 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
+from world_sizes import WORLD_SIZES
+
 Ranks = Callable[..., list[Any]]
 PAGE = 4096
 SIZE = 3 * PAGE + 64
@@ -46,7 +48,7 @@ def written(rank: Any) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_common_is_everybodys_and_private_is_not(ranks: Ranks, world_size: int) -> None:
     for rank, found in enumerate(ranks(world_size, written)):
         assert found == {"new": [0, 0, 0], "of all": [1, 2], "own": [10 + rank, 1], "forgotten": [1]}

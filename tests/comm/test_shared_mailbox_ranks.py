@@ -12,6 +12,7 @@ import torch
 
 from ronde.comm.shared_subgroup import shared_subgroup
 from ronde.errors import LaunchError, PeerLost
+from world_sizes import WORLD_SIZES
 
 # Nought, below and above a block, and what takes several steps to copy.
 SIZES = (0, 1, 5000, 300_000, 3_000_001)
@@ -197,7 +198,7 @@ def any_order(rank: Any, rounds: int, seed: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_all_send_before_they_receive(ranks: Callable[..., list[Any]], world_size: int) -> None:
     assert ranks(world_size, both_ways_at_once) == [[]] * world_size
 
@@ -236,7 +237,7 @@ def test_a_rank_that_leaves_is_named(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(2, one_leaves) == ["rank 1 has left its peers", ""]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_any_order(ranks: Callable[..., list[Any]], world_size: int) -> None:
     assert ranks(world_size, any_order, 150, 3) == [[]] * world_size
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from world_sizes import WORLD_SIZES
+
 # Below, at and above what travels whole, and more than one chunk; with odd ends.
 SIZES = (1, 3, 1000, 8192, 8193, 262_147, 600_001)
 DTYPES = (
@@ -163,7 +165,7 @@ def many(rank: Any, rounds: int, seed: int) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("check", [sums, moves, exchanges, reductions])
 def test_a_collective_gives_what_it_is_defined_to(
     ranks: Callable[..., list[Any]], check: Callable[..., Any], world_size: int
@@ -175,7 +177,7 @@ def test_half_precision_sums_are_rounded_once(ranks: Callable[..., list[Any]]) -
     assert ranks(3, halves_are_rounded_once) == [True] * 3
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_one_after_the_other(ranks: Callable[..., list[Any]], world_size: int) -> None:
     assert ranks(world_size, many, 1000, 5) == [[]] * world_size
 
@@ -239,7 +241,7 @@ def read_late(rank: Any) -> list[float]:
     return sorted(set(totals))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_results_may_be_read_late(ranks: Callable[..., list[Any]], world_size: int) -> None:
     base = sum(range(world_size))
     expected = [float(base + world_size * each) for each in range(3)]

@@ -15,6 +15,7 @@ from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.comm.sharing import messages
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 # Numbers of elements that each rank brings: none, few, and more than any buffer holds.
 _SIZES = ((3, 1 << 21, 7), (), (5, 90_000, 1, 700_000))
@@ -60,7 +61,7 @@ def by_gloo(rank: Rank) -> list[str]:
         comm.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("scenario", [as_the_ranks_are_joined, by_gloo])
 def test_every_rank_has_everything(ranks: Callable[..., list[Any]], world_size: int, scenario: Any) -> None:
     assert ranks(world_size, scenario) == [[]] * world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,10 +55,63 @@ ROOMS = {
 NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 
 
+# Rooms whose hazards differ by where code keeps the same thing: tried every day; `make soak` has all.
+SAMPLES = {
+    "books": {
+        *{
+            "metric, kept",
+            "learning rate, kept",
+            "DataFrame, kept",
+            "cached property, kept",
+            "UserDict, kept",
+        },
+        *{"weak reference, kept", "new at every call, kept", "joins rows with a table"},
+    },
+    "numbers": {
+        *{"global variable", "warm-up by buffer", "count of calls", "argument decides", "annealed argument"},
+        *{
+            "text",
+            "layer replaced",
+            "forward replaced",
+            "dropout later",
+            "closure",
+            "modes of parts",
+            "in a list",
+        },
+        *{"in a dict", "evaluated in between", "cumulative batch norm", "attribute set by the script"},
+    },
+    "lengths": {"a bank", "a cached method"},
+    "unnamed": {"global variable that is not there", "context manager"},
+}
+# The same of `rows`, where what differs is what the number of rows decides.
+MORE_ROWS = {"more rows, another branch", "more rows, another layer", "more rows, another size"}
+
+
 def _everyday(room: str, name: str) -> Any:
-    """All but the books by a global name, which are there as attributes, too: `make soak` has them."""
-    seldom = room == "books" and name.endswith(", named")
+    if room == "rows" and name.startswith("more rows"):
+        seldom = name not in MORE_ROWS
+    else:
+        seldom = name not in SAMPLES.get(room, {name})
     return pytest.param(room, name, id=f"{room}-{name}", marks=pytest.mark.soak if seldom else ())
+
+
+def test_samples_are_names() -> None:
+    assert {(room, name) for room, names in SAMPLES.items() for name in names} <= set(NAMES)
+    assert {("rows", name) for name in MORE_ROWS} <= set(NAMES)
+
+
+def _under(names: Sequence[str], plans: Sequence[str]) -> list[Any]:
+    """Every name under some plan, and every plan with some name; `make soak` has all pairs."""
+    return [
+        pytest.param(
+            name,
+            plan,
+            id=f"{name}-{plan}",
+            marks=() if place == number % len(plans) or number == place % len(names) else pytest.mark.soak,
+        )
+        for number, name in enumerate(names)
+        for place, plan in enumerate(plans)
+    ]
 
 
 def _hazard(rank: Rank, room: str, name: str) -> list[str]:
@@ -88,9 +142,12 @@ def test_a_hazard_ends_well_with_a_default_device(ranks: Any, room: str, name: s
     assert ranks(2, _in_mode, room, name) == [[], []]
 
 
-@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
 @pytest.mark.parametrize(
-    "name", ["reversible around another", "checkpoint by hand", "in the script", "gives a gradient by hand"]
+    ("name", "plan"),
+    _under(
+        ["reversible around another", "checkpoint by hand", "in the script", "gives a gradient by hand"],
+        ["zero3", "micro-batches=2", "recompute=full"],
+    ),
 )
 def test_a_backward_that_calls_modules_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _right, name, plan) == [[], []]
@@ -111,8 +168,13 @@ def _made(rank: Rank, name: str, plan: str) -> list[str]:
     return check(rank, dataclasses.replace(hooks.HAZARDS[name], end="right"), plan)
 
 
-@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full", "central"])
-@pytest.mark.parametrize("name", [name for name in hooks.HAZARDS if name.startswith("a weight is made")])
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    _under(
+        [name for name in hooks.HAZARDS if name.startswith("a weight is made")],
+        ["zero3", "micro-batches=2", "recompute=full", "central"],
+    ),
+)
 def test_a_weight_that_a_hook_makes_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _made, name, plan) == [[], []]
 
@@ -130,8 +192,10 @@ def _drawn(rank: Rank, name: str, plan: str) -> list[str]:
     return check(rank, randomness.HAZARDS[name], plan)
 
 
-@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2"])
-@pytest.mark.parametrize("name", ["recurrent layers", "recurrent layers of another kind"])
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    _under(["recurrent layers", "recurrent layers of another kind"], ["zero3", "micro-batches=2"]),
+)
 def test_draws_of_recurrent_layers_are_one_devices_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _drawn, name, plan) == [[], []]
 
@@ -144,7 +208,9 @@ def _beside(rank: Rank, name: str, plan: str) -> list[str]:
     return check(rank, dataclasses.replace(beside.HAZARDS[name], end="right"), plan)
 
 
-@pytest.mark.parametrize("plan", ["zero3", "micro-batches=2", "recompute=full"])
-@pytest.mark.parametrize("name", [*beside.MEANWHILE, *beside.OTHERS])
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    _under([*beside.MEANWHILE, *beside.OTHERS], ["zero3", "micro-batches=2", "recompute=full"]),
+)
 def test_what_a_thread_does_meanwhile_is_right_under(ranks: Any, name: str, plan: str) -> None:
     assert ranks(2, _beside, name, plan) == [[], []]

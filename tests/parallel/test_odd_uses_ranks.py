@@ -24,6 +24,7 @@ from ronde.runtime import api
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
+SOAK = pytest.mark.soak
 
 
 def net(width: int = 24) -> nn.Sequential:
@@ -473,7 +474,10 @@ def test_when_garbage_is_collected_decides_nothing(ranks: Ranks) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("plan", ["ddp", "zero2", "central"])
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param("ddp", marks=pytest.mark.soak), "zero2", pytest.param("central", marks=pytest.mark.soak)],
+)
 def test_when_garbage_is_collected_decides_nothing_of_gradients(ranks: Ranks, plan: str) -> None:
     one, other = ranks(2, pruned, plan)
     assert one == other
@@ -538,7 +542,10 @@ def left(rank: Rank, plan: str) -> list[int]:
         return [now - then for now, then in zip(counted(), before, strict=True)]
 
 
-@pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param("ddp", marks=pytest.mark.soak), pytest.param("zero2", marks=pytest.mark.soak), "zero3"],
+)
 def test_models_that_go_leave_nothing(ranks: Ranks, plan: str) -> None:
     a_model = 40  # the last one is not known to be gone yet
     for models, mapped, descriptors, finalizers in ranks(2, left, plan):

@@ -17,6 +17,7 @@ from ronde.comm.process_group import Comm
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
+SOAK = pytest.mark.soak
 WIDTH = 24
 
 
@@ -111,7 +112,14 @@ def differing(rank: Rank, copied: bool, plan: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize(("copied", "plan"), [(False, "zero3"), (True, "zero3"), (False, "central")])
+@pytest.mark.parametrize(
+    ("copied", "plan"),
+    [
+        pytest.param(False, "zero3", marks=pytest.mark.soak),
+        (True, "zero3"),
+        pytest.param(False, "central", marks=pytest.mark.soak),
+    ],
+)
 def test_memory_that_is_taken_has_all_elements(ranks: Ranks, copied: bool, plan: str) -> None:
     assert ranks(2, differing, copied, plan) == [[]] * 2
 

@@ -22,6 +22,7 @@ from torch.nn.functional import linear, mse_loss
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 Ranks = Callable[..., list[Any]]
 PLANS = ("zero2", "zero3", "central")
@@ -392,13 +393,13 @@ def memory(rank: Rank, plan: str) -> tuple[int, int, int]:
         return _resident(session), sum(each.numel() for each in net.parameters()), 4 * (256 * 256 + 256)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_zero2_takes_its_share_of_memory(ranks: Ranks, world_size: int) -> None:
     for held, count, _ in ranks(world_size, memory, "zero2"):
         assert held <= 1.05 * (4 * count + 12 * count / world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_zero3_takes_its_share_of_memory(ranks: Ranks, world_size: int) -> None:
     for held, count, unit in ranks(world_size, memory, "zero3"):
         assert held <= 1.05 * (16 * count / world_size + 2 * unit)

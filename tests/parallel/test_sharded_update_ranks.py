@@ -17,6 +17,7 @@ from torch import nn
 from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 Ranks = Callable[..., list[Any]]
 _O = torch.optim
@@ -128,7 +129,7 @@ def every_optimizer(rank: Rank, dtype: torch.dtype) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_parameters_and_state_are_the_single_device_ones(
     ranks: Ranks, world_size: int, dtype: torch.dtype
@@ -557,7 +558,7 @@ def released(rank: Rank) -> list[str]:
     return list(_differences(expected, found))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -611,7 +612,7 @@ def memory(rank: Rank) -> tuple[int, int]:
     return total, sum(parameter.numel() for parameter in parameters)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_state_takes_its_share_of_memory(ranks: Ranks, world_size: int) -> None:
     for total, elements in ranks(world_size, memory):
         assert total <= 1.05 * (8 * elements + 8 * elements / world_size)

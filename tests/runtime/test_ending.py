@@ -77,7 +77,7 @@ print(model.module.weight.grad[0].tolist())
 def test_no_run_of_many_under_load_is_aborted(tmp_path: Path, last_words: str) -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        ended = [run(tmp_path, TRAINED + last_words, "--quiet") for _ in range(25)]
+        ended = [run(tmp_path, TRAINED + last_words, "--quiet") for _ in range(100)]
     finally:
         for each in busy:
             each.kill()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 D = torch.float64
 
@@ -214,7 +215,7 @@ def lie_in_buffers(rank: Rank, backend: str) -> bool:
 CASES = [kept, zeroed_in_place, accumulated, own_memory, changed_hands, clipped, lie_in_buffers]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("backend", ["shared memory", "shared memory, in place", "Gloo"])
 @pytest.mark.parametrize("case", CASES)
 def test_scripts_find_gradients_as_ever(

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ronde.boundary.context import Region
 from ronde.errors import UsageError
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 _D = torch.float64
 
@@ -478,7 +479,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", list(SITUATIONS))
 def test_gradients_are_the_mean_over_ranks(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, SITUATIONS[name]) == [[]] * world_size

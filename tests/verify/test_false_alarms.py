@@ -73,6 +73,7 @@ def test_a_right_run_holds(script: Path, arguments: tuple[str, ...], seed: int, 
     assert (proof.note, proof.rounding) == ("", None), to_text(proof)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("capped", ["default"], indirect=True)
 def test_a_cap_is_heard(capped: WarmHost, tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text("import torch; print(torch.backends.cpu.get_cpu_capability())")

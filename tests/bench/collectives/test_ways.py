@@ -10,6 +10,7 @@ import pytest
 from ronde.bench.collectives.contender import CONTENDERS, OURS
 from ronde.bench.collectives.operation import OPERATIONS, Case
 from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
 
 
 def measure_all(rank: Rank, name: str) -> dict[str, float]:
@@ -31,7 +32,7 @@ def measure_all(rank: Rank, name: str) -> dict[str, float]:
     return seconds
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", ["shared-memory", "shared-buckets"])
 def test_results_are_right(ranks: Callable[..., list[Any]], name: str, world_size: int) -> None:
     for seconds in ranks(world_size, measure_all, name):
