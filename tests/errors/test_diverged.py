@@ -73,9 +73,9 @@ def test_a_branch_that_one_rank_takes(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_one_rank_reads(tmp_path: Path) -> None:
-    """It is not waited for; what follows is compared."""
+    """A reading is a broadcast, which the other rank does not come to."""
     assert said(tmp_path, before="import time", branch=f"{OWN} and time.time() > 0") == expected(
-        "rank 0 at train.py:13: backward", "rank 1 at train.py:11: all_reduce of float32 []"
+        "rank 0 at train.py:13: backward", "rank 1 at train.py:10: broadcast of int64 [3]"
     )
 
 

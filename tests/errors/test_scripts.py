@@ -166,15 +166,17 @@ with HTTPServer(("127.0.0.1", {port}), BaseHTTPRequestHandler):
 """
 
 
-def test_a_server_on_a_port(host: Any, tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_a_server_on_a_port(tmp_path: Path) -> None:
     """All ranks of a host but one are refused it."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    code, said = ended(host, tmp_path, PORT.format(port=port))
-    assert code == 1
-    assert "OSError: [Errno 98] Address already in use" in said
-    assert sum("or several ranks open it. Give each rank its own" in line for line in said) == 1
+    done = run(tmp_path, PORT.format(port=port))
+    said = normal(done.stderr, tmp_path)
+    assert done.returncode == 1
+    assert "\nOSError: [Errno 98] Address already in use\n" in said
+    assert said.count("or several ranks open it. Give each rank its own") == 1
 
 
 @pytest.mark.soak
