@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from both_ways import differences, flat
-from ronde.boundary.deferred import DeferredScalar
-from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.errors import RondeError
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.testing.run_ranks import Rank
 
 __all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "through", "train", "unwatched"]

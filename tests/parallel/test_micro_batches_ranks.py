@@ -13,8 +13,8 @@ from torch import nn
 
 from alone import alone
 from peak_bytes import PeakBytes
-from ronde.boundary.global_tensor import materialize
 from ronde.errors import UsageError
+from ronde.tensor.global_tensor import materialize
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]

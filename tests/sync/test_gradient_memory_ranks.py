@@ -226,7 +226,7 @@ def test_scripts_find_gradients_as_ever(
 
 def saved_alone(rank: Rank) -> set[str]:
     """What is wrong with a file that holds one gradient of many."""
-    from ronde.boundary.patches import Patches
+    from ronde.patching.patches import Patches
     from ronde.runtime import saved_gradients
 
     case, patches = Case(rank, "shared memory"), Patches()

@@ -15,9 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.muted_warnings import muted_warnings
 from ronde.boundary.reach import is_users
-from ronde.boundary.thread_stream import redirected
+from ronde.patching.muted_warnings import muted_warnings
+from ronde.patching.thread_stream import redirected
 
 __all__ = [
     "ForeignWrites",

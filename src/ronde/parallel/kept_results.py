@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ronde.boundary.guards import memory, written
-from ronde.boundary.randomness.draws import is_random
+from ronde.rng.draws import is_random
 
 __all__ = ["Keeping", "Kept"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
-from ronde.boundary.layout import Layout, Part, laid, memory_order
-from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
-from ronde.boundary.tensor_class import alike, as_plain
-from ronde.boundary.tree import leaves, map_leaves
+from ronde.modules.output_axis import OutputAxis
+from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
+from ronde.tensor.context import Context
+from ronde.tensor.layout import Layout, Part, laid, memory_order
+from ronde.tensor.tensor_class import alike, as_plain
+from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["MicroBatches"]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.compiled import uncompiled
-from ronde.boundary.patches import Patches
-from ronde.boundary.tree import map_leaves
+from ronde.modules.compiled import uncompiled
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
+from ronde.patching.patches import Patches
 from ronde.plan.compute import Recompute as Extent
+from ronde.tensor.tree import map_leaves
 
 __all__ = ["COSTLY", "Inside", "Recompute"]
 

@@ -17,12 +17,12 @@ import torch
 import torch.utils.checkpoint
 
 from ronde.boundary.kept import Behind
-from ronde.boundary.tensor_class import alike
-from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
+from ronde.tensor.tensor_class import alike
+from ronde.tensor.tree import Opaque, leaves, map_leaves
 
 __all__ = ["Replay"]
 

@@ -17,12 +17,11 @@ from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ronde.boundary.compiled import is_compiled
-from ronde.boundary.context import Context, Region
-from ronde.boundary.fast_path import may_take_fast_path
 from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
+from ronde.modules.compiled import is_compiled
+from ronde.modules.fast_path import may_take_fast_path
 from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
@@ -31,6 +30,7 @@ from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
 from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
+from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedParameters"]
 

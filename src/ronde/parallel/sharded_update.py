@@ -18,8 +18,6 @@ import torch
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
-from ronde.boundary.context import Context, Region
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
@@ -28,6 +26,8 @@ from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
 from ronde.parallel.host_options import as_on_device, options_on_host
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedUpdate"]
 

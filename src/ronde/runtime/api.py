@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import lockstep
-from ronde.boundary.patches import Patches
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.torchrun import check_store, shared_run_id, silence
+from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
+from ronde.process import lockstep
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import loss_scale
-from ronde.boundary.context import Context, Region
-from ronde.boundary.deferred import root
-from ronde.boundary.fingerprint import compare_values
-from ronde.boundary.global_tensor import materialize
-from ronde.boundary.graph import Reached, crosses_ranks, reached
-from ronde.boundary.patches import Patches
 from ronde.errors import RondeError
 from ronde.parallel.loss_scaling import LossScaling
+from ronde.patching.patches import Patches
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer
+from ronde.tensor import loss_scale
+from ronde.tensor.context import Context, Region
+from ronde.tensor.deferred import root
+from ronde.tensor.fingerprint import compare_values
+from ronde.tensor.global_tensor import materialize
+from ronde.tensor.graph import Reached, crosses_ranks, reached
 from ronde.trace.step_clock import Part
 
 __all__ = ["Backward"]

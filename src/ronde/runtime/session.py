@@ -18,43 +18,37 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader
 
-from ronde.boundary import (
-    autograd,
-    batch_norm,
-    branches,
-    compiled,
-    fast_path,
-    loss_scale,
-    own_backward,
-    recompute,
-    recurrent,
-    rules,
-    subclassing,
-    torchscript,
-)
-from ronde.boundary.circumstances import in_order, shared_blocks
-from ronde.boundary.circumstances.agreement import Agreement
-from ronde.boundary.circumstances.clock_and_seeds import Circumstances
-from ronde.boundary.circumstances.from_processes import FromProcesses
-from ronde.boundary.circumstances.started import Started
-from ronde.boundary.console import Console
-from ronde.boundary.context import Context, Region
+from ronde.batches.from_processes import FromProcesses
+from ronde.batches.loader import LoaderEdge
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
-from ronde.boundary.loader import LoaderEdge
-from ronde.boundary.model_edge import ModelEdge
-from ronde.boundary.modes_first import modes_first
-from ronde.boundary.parameter_order import ParameterOrder
-from ronde.boundary.patches import Patches
-from ronde.boundary.randomness.rank_stream import RankStream
-from ronde.boundary.rules import losses
+from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.modules import (
+    batch_norm,
+    branches,
+    compiled,
+    fast_path,
+    own_backward,
+    recompute,
+    recurrent,
+    torchscript,
+)
+from ronde.modules.model_edge import ModelEdge
 from ronde.parallel import one_pass
 from ronde.parallel.recompute import Inside
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
+from ronde.process import in_order, shared_blocks
+from ronde.process.clock_and_seeds import Circumstances
+from ronde.process.console import Console
+from ronde.process.parameter_order import ParameterOrder
+from ronde.process.started import Started
+from ronde.rng.rank_stream import RankStream
 from ronde.runtime import compute, saved_gradients, signal_steps, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
@@ -66,6 +60,9 @@ from ronde.runtime.sum_of_parameters import sum_of_parameters
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
 from ronde.sync.reducer import Reducer
+from ronde.tensor import autograd, loss_scale, rules, subclassing
+from ronde.tensor.context import Context, Region
+from ronde.tensor.rules import losses
 from ronde.trace.step_clock import Part
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally

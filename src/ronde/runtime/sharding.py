@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
-from ronde.boundary.patches import Patches
 from ronde.comm.home import HostMemory, OnDevice
 from ronde.comm.process_group import Comm
 from ronde.parallel import gradients, nothing_clipped, opaque
@@ -21,10 +19,12 @@ from ronde.parallel.host_options import can_step_on_host
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts
+from ronde.tensor.context import Context
 
 __all__ = ["Sharding"]
 

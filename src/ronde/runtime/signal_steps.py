@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ronde.boundary.context import Context
-from ronde.boundary.patches import Patches
-from ronde.boundary.signals import COUNTED, HandledSignals
 from ronde.launch.rank_config import RankConfig
+from ronde.patching.patches import Patches
+from ronde.process.signals import COUNTED, HandledSignals
+from ronde.tensor.context import Context
 from ronde.trace.lockstep_board import board_path
 from ronde.trace.signal_board import SignalBoard
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ronde.boundary.context import Context
 from ronde.runtime.unseen_calls import with_own_call
+from ronde.tensor.context import Context
 
 __all__ = ["why_uncut"]
 

@@ -31,7 +31,7 @@ from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
-    from ronde.boundary.patches import Patches
+    from ronde.patching.patches import Patches
     from ronde.runtime.memory_meter import MemoryMeter
     from ronde.runtime.session import Session
 
@@ -135,9 +135,9 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
         _hear_interrupts()
         execute(config.script, config.arguments, module=config.module)
         return
-    from ronde.boundary import lockstep
-    from ronde.boundary.patches import Patches
-    from ronde.boundary.tensor_hash import number_tensors
+    from ronde.patching.patches import Patches
+    from ronde.process import lockstep
+    from ronde.process.tensor_hash import number_tensors
 
     if config.world_size > 1:
         number_tensors()

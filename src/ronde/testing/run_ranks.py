@@ -59,9 +59,9 @@ class Rank:
         Yields:
             the `Session`: its `context`, `reducer`, `patches`.
         """
-        from ronde.boundary.lockstep import seed_all
         from ronde.launch.rank_config import RankConfig
         from ronde.plan import Plan
+        from ronde.process.lockstep import seed_all
 
         config = RankConfig(
             rank=self.rank,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from ronde.boundary import lockstep
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.process import lockstep
 from ronde.runtime import compute
 from ronde.runtime.script import execute
 from ronde.verify.chances import Chances

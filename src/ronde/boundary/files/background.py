@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.named_paths import named_paths
 from ronde.boundary.files.programs_of_threads import STARTERS, ProgramsOfThreads
+from ronde.patching.caller import called_by_script
 
 __all__ = ["sharing"]
 

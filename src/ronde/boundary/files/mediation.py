@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from torch._guards import CompileContext
 
-from ronde.boundary.caller import is_script, is_standard
 from ronde.boundary.files.announcing import Announce
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.beginnings import Beginnings
@@ -25,6 +24,7 @@ from ronde.boundary.files.naming import called
 from ronde.boundary.files.paths import Paths
 from ronde.boundary.files.publications import Publications
 from ronde.errors import PeerLost
+from ronde.patching.caller import is_script, is_standard
 
 __all__ = ["Mediation", "Outcome", "portable"]
 

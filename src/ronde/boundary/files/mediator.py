@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
@@ -44,7 +43,8 @@ from ronde.boundary.files.saving import Saving
 from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.files.unix_sockets import UnixSockets
-from ronde.boundary.patches import Patches
+from ronde.patching.caller import called_by_script
+from ronde.patching.patches import Patches
 from ronde.trace.temporary_folder import TemporaryFolders
 from ronde.trace.told_count import ToldCount
 

@@ -12,9 +12,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.programs_of_threads import STARTERS, ProgramsOfThreads
+from ronde.patching.caller import called_by_script
 
 __all__ = ["PROGRAMS", "WAITS", "once", "waiting"]
 

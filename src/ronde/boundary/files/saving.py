@@ -15,7 +15,7 @@ from urllib.parse import quote
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.null_file import Sink
 from ronde.boundary.files.private_copy import Mirrors, discard
-from ronde.boundary.global_tensor import materialize
+from ronde.tensor.global_tensor import materialize
 
 __all__ = ["OF_ALL_RANKS", "Saving"]
 

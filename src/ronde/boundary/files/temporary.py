@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ronde.boundary.caller import called_by_script
 from ronde.boundary.files.mediation import Mediation
+from ronde.patching.caller import called_by_script
 
 __all__ = ["MAKERS", "making", "remove_all"]
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ronde.boundary.files.mediation import Mediation
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 
 __all__ = ["patch_wandb"]
 

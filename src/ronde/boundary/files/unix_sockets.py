@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ronde.boundary.files.mediation import Mediation
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 
 __all__ = ["UnixSockets"]
 

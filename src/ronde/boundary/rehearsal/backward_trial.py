@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ronde.boundary.context import Context, TrialBackward
-from ronde.boundary.graph import custom_backwards, hides_functions, reached
 from ronde.boundary.guards import Refusal, short
 from ronde.boundary.host_reads import Conversions
-from ronde.boundary.layout import Layout
-from ronde.boundary.other_threads import others_run
-from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.randomness.draws import RecordedDraws
-from ronde.boundary.randomness.random_state import torch_states
 from ronde.boundary.rehearsal.trial import Run, Trial, same
-from ronde.boundary.tree import leaves
+from ronde.modules.output_axis import OutputAxis
+from ronde.patching.other_threads import others_run
+from ronde.rng.draws import RecordedDraws
+from ronde.rng.random_state import torch_states
+from ronde.tensor.context import Context, TrialBackward
+from ronde.tensor.graph import custom_backwards, hides_functions, reached
+from ronde.tensor.layout import Layout
+from ronde.tensor.tree import leaves
 
 __all__ = ["compare_gradients"]
 

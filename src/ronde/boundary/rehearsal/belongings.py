@@ -37,7 +37,6 @@ from ronde.boundary.members import (
     pairs,
     slots,
 )
-from ronde.boundary.other_threads import others_run
 from ronde.boundary.reach import (
     AROUND_A_METHOD,
     BOOKKEEPING,
@@ -51,6 +50,7 @@ from ronde.boundary.reach import (
 )
 from ronde.boundary.ways_back import way_back
 from ronde.boundary.weak_references import WEAK, behind
+from ronde.patching.other_threads import others_run
 
 __all__ = ["Belongings"]
 

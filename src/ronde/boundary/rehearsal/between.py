@@ -16,8 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.guards import Refusal, tensors
-from ronde.boundary.randomness.draws import UnknownDraw, find_axis
 from ronde.boundary.rehearsal.rounding import TOLERANCE
+from ronde.rng.draws import UnknownDraw, find_axis
 
 __all__ = ["Between", "Step", "axes_between", "compare_between"]
 

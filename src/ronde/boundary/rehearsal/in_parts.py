@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 
-from ronde.boundary.context import Context
+from ronde.tensor.context import Context
 
 __all__ = ["InParts", "Told", "cause"]
 

@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ronde.boundary.compiled import aside
-from ronde.boundary.context import Context, Region
-from ronde.boundary.graph import leaves_behind
 from ronde.boundary.guards import Refusal, memory, short
-from ronde.boundary.joint import across_rows, without_batch
 from ronde.boundary.kept import kept_tensors
-from ronde.boundary.layout import Layout, memory_order
 from ronde.boundary.members import in_cell
-from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.randomness.draws import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.boundary.rehearsal.backward_trial import compare_gradients
 from ronde.boundary.rehearsal.between import axes_between, compare_between
 from ronde.boundary.rehearsal.trial import Run, Trial, same
-from ronde.boundary.tensor_class import described, dispatches
-from ronde.boundary.tree import Opaque, leaves, structure
+from ronde.modules.compiled import aside
+from ronde.modules.joint import across_rows, without_batch
+from ronde.modules.output_axis import OutputAxis
+from ronde.rng.draws import Draw, SlicedDraws, UnknownDraw, find_axis
+from ronde.tensor.context import Context, Region
+from ronde.tensor.graph import leaves_behind
+from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.tensor_class import described, dispatches
+from ronde.tensor.tree import Opaque, leaves, structure
 
 __all__ = ["NO_AXIS", "ROWS", "Verdict", "prove", "rehearse"]
 

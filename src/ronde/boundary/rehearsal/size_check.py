@@ -19,16 +19,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from ronde.boundary.contents import each_once
-from ronde.boundary.context import Context, Region
 from ronde.boundary.guards import apart
 from ronde.boundary.kept import Surroundings, kept_tensors
-from ronde.boundary.randomness.random_state import preserved_random_state
 from ronde.boundary.reach import BOOKKEEPING, SIMPLE, Place, Reach
-from ronde.boundary.recurrent import RECURRENT, is_packed
 from ronde.boundary.rehearsal.operations import Operation, Operations, Origins, are_alike, use_the_same
 from ronde.boundary.rehearsal.rehearse import ROWS
 from ronde.boundary.rehearsal.twin import twin_of
-from ronde.boundary.tree import leaves, structure
+from ronde.modules.recurrent import RECURRENT, is_packed
+from ronde.rng.random_state import preserved_random_state
+from ronde.tensor.context import Context, Region
+from ronde.tensor.tree import leaves, structure
 
 __all__ = ["SIZE_DECIDES", "decided_by_size"]
 

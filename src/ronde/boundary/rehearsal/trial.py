@@ -13,11 +13,8 @@ import numpy
 import torch
 from torch.nn.utils import parametrize
 
-from ronde.boundary.by_parts import ByParts
-from ronde.boundary.graph import now, uses_older
 from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, irrevocable, memory
 from ronde.boundary.host_reads import Conversions, HostReads
-from ronde.boundary.joint import Joint, Joints
 from ronde.boundary.kept import (
     Surroundings,
     generator_state,
@@ -25,19 +22,22 @@ from ronde.boundary.kept import (
     module_state,
     picture,
 )
-from ronde.boundary.other_threads import others_run
-from ronde.boundary.randomness.draws import RecordedDraws
-from ronde.boundary.randomness.named_hosts import HOSTS
-from ronde.boundary.randomness.random_state import Hosts, preserved_random_state
 from ronde.boundary.rehearsal.backward_counts import BackwardCounts
 from ronde.boundary.rehearsal.belongings import Belongings
 from ronde.boundary.rehearsal.between import Between, Step
 from ronde.boundary.rehearsal.rounding import TOLERANCE
 from ronde.boundary.rehearsal.twin import SCRIPTED, is_shared, twin_of
-from ronde.boundary.tensor_class import alike, as_plain, copied, written
-from ronde.boundary.tree import leaves, structure
 from ronde.boundary.untouched import Untouched, used
 from ronde.boundary.ways_back import restored
+from ronde.modules.joint import Joint, Joints
+from ronde.patching.other_threads import others_run
+from ronde.rng.by_parts import ByParts
+from ronde.rng.draws import RecordedDraws
+from ronde.rng.named_hosts import HOSTS
+from ronde.rng.random_state import Hosts, preserved_random_state
+from ronde.tensor.graph import now, uses_older
+from ronde.tensor.tensor_class import alike, as_plain, copied, written
+from ronde.tensor.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "same"]
 

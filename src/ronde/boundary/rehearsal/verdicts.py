@@ -12,23 +12,23 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.boundary.contents import without_lengths
-from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import GlobalTensor, localize, materialize
 from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import is_notable, noted
 from ronde.boundary.noted_lengths import containers, noted_lengths
-from ronde.boundary.past_calls import PastCalls
-from ronde.boundary.rehearsal.candidates import Batch
 from ronde.boundary.rehearsal.effect_handlers import effects_refused
 from ronde.boundary.rehearsal.in_parts import InParts, Told, cause
-from ronde.boundary.rehearsal.listed import LISTED
 from ronde.boundary.rehearsal.made_anew import Kinds, built
 from ronde.boundary.rehearsal.numbers import Free, differ_in_lengths, digest, numbers_of
 from ronde.boundary.rehearsal.rehearse import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.rehearsal.signature import Behaviour, Number
 from ronde.boundary.rehearsal.size_check import SIZE_DECIDES, decided_by_size
-from ronde.boundary.tensor_class import alike, own_class
-from ronde.boundary.tree import map_leaves, structure
+from ronde.modules.candidates import Batch
+from ronde.modules.listed import LISTED
+from ronde.modules.past_calls import PastCalls
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import GlobalTensor, localize, materialize
+from ronde.tensor.tensor_class import alike, own_class
+from ronde.tensor.tree import map_leaves, structure
 
 __all__ = ["Verdicts", "is_computed_whole"]
 

@@ -1,0 +1,110 @@
+"""A tensor's own class, and what a script writes on it: what is cut out of it, or put together, has neither.
+
+Libraries have classes for images and masks (torchvision's `tv_tensors`, MONAI's `MetaTensor`), and some keep
+where a batch comes from as an attribute. A model and a script go by both. So a part is given them, and so is
+an output that was put together again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.boundary.contents import contents
+from ronde.boundary.kept import picture
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.global_tensor import GlobalTensor
+
+__all__ = [
+    "alike",
+    "as_plain",
+    "copied",
+    "described",
+    "dispatches",
+    "own_class",
+    "plain",
+    "settings",
+    "written",
+]
+
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_class(value: Any) -> type | None:
+    """The class of a tensor where it is the script's or a library's; None for torch's and ours.
+
+    Not of those that carry out operations themselves, below autograd: they are more than a name.
+    """
+    return type(value) if _is_foreign(value) and not dispatches(value) else None
+
+
+def dispatches(value: Any) -> bool:
+    """Whether a tensor is of a class that carries out operations itself, and is none of ours."""
+    return _is_foreign(value) and type(value).__torch_dispatch__ is not _NO_DISPATCH
+
+
+def _is_foreign(value: Any) -> bool:
+    if type(value) is torch.Tensor or not isinstance(value, torch.Tensor):
+        return False
+    return not isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter))
+
+
+def written(value: torch.Tensor) -> dict[str, Any]:
+    """What the script, or the functions of its class, wrote on a tensor."""
+    return vars(value)
+
+
+def described(value: Any) -> Any:
+    """A tensor's class and a picture of what is written on it, as something to compare."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    kind, found = own_class(value), written(value)
+    return (kind and kind.__qualname__, picture(found) if found else None)
+
+
+def settings(value: torch.Tensor, names: Collection[str]) -> tuple[tuple[str, Any], ...] | None:
+    """What is written on a tensor under names that a model's code uses, as something to compare."""
+    found = written(value)
+    return tuple((name, contents(item)) for name, item in found.items() if name in names) if found else None
+
+
+def copied(value: torch.Tensor) -> dict[str, Any]:
+    """What is written on a tensor, of its own where that can be had."""
+    return {name: _copied(item) for name, item in written(value).items()}
+
+
+def _copied(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone()
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # an object's own, or a tensor in the midst of a graph inside
+        return item
+
+
+def as_plain(value: Any) -> AbstractContextManager[Any]:
+    """Inside, functions take the tensor for a plain one and give such, whatever its class would do."""
+    return nullcontext() if own_class(value) is None else DisableTorchFunctionSubclass()
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself as one of torch's own class, in the same memory and graph."""
+    if own_class(value) is None:
+        return value
+    with DisableTorchFunctionSubclass():
+        return value.view_as(value)
+
+
+def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`made` as a tensor of the class of `like`, with what is written on that."""
+    kind = own_class(like)
+    if kind is not None and type(made) is not kind:
+        made = made.as_subclass(kind)
+    if found := written(like):
+        vars(made).update(found)
+    return made
