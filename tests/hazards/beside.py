@@ -297,5 +297,5 @@ HAZARDS = {
     "is there when samples draw at last": Hazard(_augmented_at_last, "refused", "Use --loading full"),
     "is there when samples are augmented": Hazard(_augmented(Augmented), "right"),
     "is there when torch augments samples": Hazard(_augmented(AugmentedByTorch), "right"),
-    "works for a dataset": Hazard(_reads_ahead, "parts", "a thread works for it"),
+    "works for a dataset": Hazard(_reads_ahead, "right"),
 }

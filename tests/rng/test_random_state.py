@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ronde.rng.named_hosts import HOSTS, NUMPYS, PYTHONS
-from ronde.rng.random_state import preserved_random_state
+from ronde.rng.random_state import HOSTS, NUMPYS, PYTHONS, preserved_random_state
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": random.random,

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from both_ways import ROWS, Inputs, compare_all, flat, sharded
-from ronde.boundary.guards import memory
 from ronde.tensor import rules
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.kinds import VIEWS
+from ronde.tensor.memory import memory
 from ronde.testing.run_ranks import Rank
 
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ronde.boundary.members import attributes
-from ronde.boundary.reach import SIMPLE, is_users, names_in
+from ronde.boundary.reach import SIMPLE, names_in
+from ronde.patching.caller import is_users
 
 __all__ = ["blind_hooks", "is_blind"]
 

@@ -24,9 +24,10 @@ import torch
 
 from ronde.boundary.cached_functions import CACHED, kept_for_all
 from ronde.boundary.members import CELLS, LISTS, attributes, cells, copied, entries, holds_numbers
-from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data, is_users
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data
 from ronde.boundary.weak_references import WEAK, behind
 from ronde.modules.torchscript import is_training
+from ronde.patching.caller import is_users
 
 __all__ = ["SCALARS", "Length", "contents", "each_once", "without_lengths"]
 

@@ -15,9 +15,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.reach import is_users
+from ronde.patching.caller import is_users
 from ronde.patching.muted_warnings import muted_warnings
 from ronde.patching.thread_stream import redirected
+from ronde.tensor.memory import memory, tensors, written
 
 __all__ = [
     "ForeignWrites",
@@ -25,10 +26,7 @@ __all__ = [
     "Refusal",
     "apart",
     "irrevocable",
-    "memory",
     "short",
-    "tensors",
-    "written",
 ]
 
 
@@ -45,14 +43,6 @@ def short(error: Exception) -> str:
     """What an error says first."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
-
-
-def memory(value: Any) -> int | None:
-    """What two tensors that share memory have in common; None for a tensor without any of its own."""
-    try:
-        return value.untyped_storage().data_ptr() or None
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 class ForeignWrites(TorchDispatchMode):
@@ -96,32 +86,6 @@ class ForeignWrites(TorchDispatchMode):
         what = self._named.get(place, "a tensor that is none of its own")
         self.refused = f"it changes {what} in place ({func._schema.name.split('::')[1]})"
         raise Refusal(self.refused)
-
-
-def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The arguments of an operation that it says it changes."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
-            yield from tensors(value)
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """Those among the arguments or results of an operation: asked of each, so in one list."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    found: list[torch.Tensor] = []
-    if isinstance(value, (tuple, list)):
-        _add_tensors(found, value)
-    return found
-
-
-def _add_tensors(found: list[torch.Tensor], values: Iterable[Any]) -> None:
-    for item in values:
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, (tuple, list)):
-            _add_tensors(found, item)
 
 
 class Marks(TorchFunctionMode):

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ronde.boundary.guards import Refusal, memory, tensors
+from ronde.boundary.guards import Refusal
 from ronde.boundary.noted import is_noted
 from ronde.boundary.untouched import Untouched
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.memory import memory, tensors
 
 __all__ = ["Conversions", "HostReads"]
 

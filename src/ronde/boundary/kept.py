@@ -20,6 +20,7 @@ import torch
 
 from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.cached_functions import CACHED
+from ronde.boundary.changed_by_others import changed_by_others
 from ronde.boundary.irrevocable import irrevocable_among
 from ronde.boundary.members import (
     CELLS,
@@ -33,13 +34,14 @@ from ronde.boundary.members import (
     pairs,
     slots,
 )
-from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data, is_users
+from ronde.boundary.named_hosts import hosts_in_model
+from ronde.boundary.reach import BOOKKEEPING, GENERATORS, SIMPLE, Place, Reach, is_data
 from ronde.boundary.untouched import Untouched
 from ronde.boundary.ways_back import LARGEST, books, restored, ways_back
 from ronde.boundary.weak_references import WEAK, behind
-from ronde.patching.other_threads import changed_by_others, others_run
-from ronde.rng.named_hosts import HOSTS, hosts_in_model
-from ronde.rng.random_state import host_states, put_back
+from ronde.patching.caller import is_users
+from ronde.patching.other_threads import others_run
+from ronde.rng.random_state import HOSTS, host_states, put_back
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor
 

@@ -15,7 +15,6 @@ import dis
 import functools
 import random
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -29,6 +28,7 @@ import torch.utils.data
 from ronde.boundary.cached_functions import CACHED, results
 from ronde.boundary.members import CELLS, LISTS, attributes, entries, pairs
 from ronde.boundary.weak_references import behind
+from ronde.patching.caller import is_users, is_users_module
 
 __all__ = [
     "AROUND_A_METHOD",
@@ -39,8 +39,6 @@ __all__ = [
     "Reach",
     "imported_in",
     "is_data",
-    "is_users",
-    "is_users_module",
     "method_in",
     "names_in",
 ]
@@ -49,8 +47,6 @@ __all__ = [
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 
-_ROOT = __file__.rpartition("boundary")[0]
-_LIBRARIES = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")), "<frozen"})
 _ENOUGH = 20_000
 _FEW = 64
 # What every module of torch has for its own bookkeeping; the modules inside are followed apart.
@@ -127,23 +123,6 @@ class Place:
             setattr(self.owner, self.name, value)
         else:
             self.namespace[self.name] = value  # pyright: ignore[reportIndexIssue]
-
-
-def is_users(code: Any) -> bool:
-    """Whether a function, class or code object was written by the user, and is no library's."""
-    if isinstance(code, type):
-        return _is_users_class(code)
-    code = getattr(code, "__code__", code)
-    return _is_users_path(getattr(code, "co_filename", "<frozen"))
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_users_class(kind: type) -> bool:
-    """A class without methods, as many keep their settings in, is known by the file that it is in."""
-    module = sys.modules.get(kind.__module__)
-    if module is not None and is_users_module(module):
-        return True
-    return any(is_users(item) for item in vars(kind).values() if isinstance(item, types.FunctionType))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -442,18 +421,3 @@ def _is_a_librarys(kind: type, name: str) -> bool:
 _OF_TENSORS = frozenset({"device", "dtype", "to", "type", "float", "double", "half"})
 # Classes whose methods call nothing of a subclass but `forward`, or nothing while a model runs.
 _BASES = (object, torch.nn.Module, torch.utils.data.Dataset)
-
-
-def is_users_module(module: types.ModuleType) -> bool:
-    # `torch.ops` and its like, of a class of their own, name a file that is not there.
-    if type(module) is not types.ModuleType:
-        return False
-    # A folder without an `__init__.py` is a package, too.
-    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return _is_users_path(str(path or "<frozen"))
-
-
-@functools.lru_cache(maxsize=16_384)
-def _is_users_path(path: str) -> bool:
-    installed = "site-packages" in path or "dist-packages" in path
-    return not installed and not path.startswith(_LIBRARIES) and not path.startswith(_ROOT)

@@ -87,7 +87,7 @@ class _NoDraws(TorchDispatchMode):
     """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks.
 
     It moves the generator. Other threads of the script may move it too: while there are any, operations are
-    looked at, but for code that was compiled, until they are known to draw.
+    looked at, but for code that was compiled.
     """
 
     supports_higher_order_operators = True
@@ -95,11 +95,11 @@ class _NoDraws(TorchDispatchMode):
     def __init__(self, context: Context, module: torch.nn.Module) -> None:
         super().__init__()
         self._context = context
-        compiled = not context.others_draw and others_run() and any(map(is_compiled, module.modules()))
-        self._watches = context.others_draw or (others_run() and not compiled)
+        self._beside = others_run()
+        self._watches = self._beside and not any(map(is_compiled, module.modules()))
 
     def __enter__(self) -> Any:
-        self._before = torch.default_generator.get_state()
+        self._before = _generator()
         self._outside, self._context.draws_nothing = self._context.draws_nothing, True
         return super().__enter__() if self._watches else self
 
@@ -114,10 +114,11 @@ class _NoDraws(TorchDispatchMode):
         self._context.draws_nothing = self._outside
         if self._watches:
             super().__exit__(kind, *raised)
-        elif kind is None and not torch.equal(self._before, torch.default_generator.get_state()):
-            if not others_run():
-                raise _drew()
-            self._context.others_draw = True
+        elif kind is None and not (self._beside or torch.equal(self._before, _generator())):
+            raise _drew()
+
+
+_generator = torch.default_generator.get_state
 
 
 def _drew() -> RondeError:

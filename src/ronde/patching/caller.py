@@ -1,16 +1,18 @@
-"""Whether a call comes from the user's own code, or from a library or the interpreter."""
+"""What is the user's own code, and what a library's or the interpreter's."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
 from ronde.trace.script_line import RONDE, is_library
 
-__all__ = ["call_site", "called_by_script", "is_script", "is_standard"]
+__all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_users", "is_users_module"]
 
 
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -32,6 +34,32 @@ def is_script(filename: str) -> bool:
             known = not is_library(os.path.abspath(filename))
         _Known.files[filename] = known
     return known
+
+
+def is_users(code: Any) -> bool:
+    """Whether a function, class or code object was written by the user, and is no library's."""
+    if isinstance(code, type):
+        return _is_users_class(code)
+    code = getattr(code, "__code__", code)
+    return is_script(getattr(code, "co_filename", "<frozen"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users_class(kind: type) -> bool:
+    """A class without methods, as many keep their settings in, is known by the file that it is in."""
+    module = sys.modules.get(kind.__module__)
+    if module is not None and is_users_module(module):
+        return True
+    return any(is_users(item) for item in vars(kind).values() if isinstance(item, FunctionType))
+
+
+def is_users_module(module: ModuleType) -> bool:
+    # `torch.ops` and its like, of a class of their own, name a file that is not there.
+    if type(module) is not ModuleType:
+        return False
+    # A folder without an `__init__.py` is a package, too.
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return is_script(str(path or "<frozen"))
 
 
 def is_standard(filename: str) -> bool:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.reach import is_users
+from ronde.patching.caller import is_users
 from ronde.patching.other_threads import is_of_script
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context

@@ -15,18 +15,18 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ronde.boundary.host_reads import HostReads
 from ronde.rng.by_parts import carry_out, is_made_of_others
 from ronde.tensor.layout import Layout, memory_order
 
 __all__ = [
     "Draw",
-    "RecordedDraws",
     "SlicedDraws",
     "UnknownDraw",
     "draws_from_default",
     "find_axis",
+    "is_drawn_by_others",
     "is_random",
+    "recorded",
 ]
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ def draws_from_default(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | 
     return is_random(func, args, kwargs) and (kwargs or {}).get("generator") is None
 
 
-def _is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
+def is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
     """Whether a call that draws does so by other operations: dropout, attention, a recurrent layer.
 
     What an operation that takes functions does is seen there only.
@@ -110,6 +110,20 @@ def _drawn_shape(func: Any, args: Sequence[Any], result: Any) -> list[int]:
         return list(args[0].shape)
     first = result[0] if isinstance(result, (tuple, list)) else result
     return list(first.shape)
+
+
+def recorded(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[str, list[int]]:
+    """Of a call that has drawn: the operation's name and the shape of what was drawn.
+
+    Raises:
+        UnknownDraw: for one of which a part of the rows cannot be drawn.
+    """
+    name = _name(func)
+    if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
+        raise UnknownDraw(name)
+    if kwargs.get("generator") is not None:
+        raise UnknownDraw(f"{name} with a generator of its own")
+    return name, _drawn_shape(func, args, result)
 
 
 def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
@@ -142,38 +156,6 @@ def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: i
     if len(changed) > 1 or whole[dim] * part_rows != part[dim] * rows or whole[dim] % rows:
         raise UnknownDraw(f"shapes {list(whole)} and {list(part)} for {rows} and {part_rows} rows")
     return dim
-
-
-class RecordedDraws(TorchDispatchMode):
-    """Notes every random operation, and has what is read on the host watched.
-
-    Args:
-        reads: stops a model that reads a tensor there.
-    """
-
-    def __init__(self, reads: HostReads) -> None:
-        super().__init__()
-        self.draws: list[tuple[str, list[int]]] = []
-        self._reads = reads
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_drawn_by_others(func, args, kwargs):
-            return carry_out(self, func, args, kwargs)
-        self._reads.check(func, args)
-        result = func(*args, **(kwargs or {}))
-        self.seen(func, args, kwargs, result)
-        if is_random(func, args, kwargs):
-            name = _name(func)
-            if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
-                raise UnknownDraw(name)
-            if (kwargs or {}).get("generator") is not None:
-                raise UnknownDraw(f"{name} with a generator of its own")
-            self.draws.append((name, _drawn_shape(func, args, result)))
-        return result
-
-    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation that draws nothing has been carried out."""
-        self._reads.follow(func, args, kwargs, result)
 
 
 class SlicedDraws(TorchDispatchMode):
@@ -215,7 +197,7 @@ class SlicedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inner is None and _is_drawn_by_others(func, args, kwargs):
+        if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
         if self._inner is not None or not is_random(func, args, kwargs):
             return func(*args, **kwargs)

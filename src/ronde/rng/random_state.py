@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import draws_from_default
-from ronde.rng.named_hosts import HOSTS, NUMPYS, PYTHONS
 
 __all__ = [
+    "HOSTS",
+    "NUMPYS",
+    "PYTHONS",
     "Drawn",
     "Hosts",
     "host_states",
@@ -31,6 +33,10 @@ __all__ = [
     "put_back",
     "torch_states",
 ]
+
+
+PYTHONS, NUMPYS = "Python's", "numpy's"
+HOSTS = frozenset((PYTHONS, NUMPYS))
 
 
 def torch_states() -> list[torch.Tensor]:

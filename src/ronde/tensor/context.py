@@ -76,7 +76,6 @@ class Context:
         trial_backward: that of a trial, while one is under way.
         function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
         draws_nothing: the model that runs draws no random numbers, as its rehearsal has shown.
-        others_draw: other threads of the script draw from torch's generator, it seems.
         samples: samples of a data set are being read, and what modules do there is no call on a batch.
         others_began: the script has started threads or processes: what they give may differ between ranks.
         script_values: what the script puts into its computations, to be compared before backward.
@@ -119,7 +118,6 @@ class Context:
         self.trial_backward: TrialBackward | None = None
         self.function_tried = False
         self.draws_nothing = False
-        self.others_draw = False
         self.samples = False
         self.others_began = False
         self.script_values = ScriptValues()

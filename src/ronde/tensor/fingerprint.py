@@ -14,7 +14,7 @@ from ronde.tensor.context import Context
 from ronde.tensor.digest import KIND_OF_NUMBERS, numbers
 from ronde.tensor.global_tensor import GlobalTensor
 
-__all__ = ["apart", "compare_values", "end", "require_alike", "unlike"]
+__all__ = ["compare_values", "require_alike"]
 
 # Of the sum of all sizes: ranks may compute the same numbers with other roundings. A number of Python's is
 # one that was reduced, at most.
@@ -26,7 +26,7 @@ _SLACK_OF_LOSSES = 1e-4
 _MOST_ROOTS = 4
 
 
-def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
+def _unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
     """Which of the whole tensors among the values differ between ranks, and what this rank has, in short.
 
     A collective. Some thousand elements of each are looked at: whole numbers must be the same.
@@ -39,13 +39,6 @@ def unlike(comm: Comm, values: Sequence[Any]) -> tuple[list[bool], str]:
     return [bool(count) for count in comm.votes(flags)], _short(mine)
 
 
-def apart(values: Sequence[torch.Tensor], others: Sequence[torch.Tensor] | None) -> list[bool] | None:
-    """Which of the tensors differ from the others in their places; None where these are others altogether."""
-    if others is None or len(values) != len(others):
-        return None
-    return _differ(_table(values), _table(others)) if values else []
-
-
 def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
     """End the run where ranks were given different tensors.
 
@@ -53,9 +46,15 @@ def require_alike(comm: Comm, what: str, values: Sequence[Any]) -> None:
         DivergedError: with the lines of the script, on one host.
         RondeError: on several.
     """
-    flags, digest = unlike(comm, values)
-    if any(flags):
-        end(comm, f"{what} ({digest})")
+    flags, digest = _unlike(comm, values)
+    if not any(flags):
+        return
+    comm.mark(f"{what} ({digest})")
+    comm.barrier()  # one that came first hears of it here
+    raise RondeError(
+        "ranks were given different batches, by threads or processes of the script, or by a data set in no "
+        "fixed order or with samples that differ at each reading; take the same samples in one order"
+    )
 
 
 def compare_values(context: Context, *roots: Any) -> None:
@@ -112,16 +111,6 @@ def _of_roots(roots: Sequence[torch.Tensor]) -> list[tuple[float, float, float]]
 
 def _short(rows: torch.Tensor) -> str:
     return f"digest {zlib.crc32(rows.cpu().numpy().tobytes()):08x}"
-
-
-def end(comm: Comm, what: str) -> None:
-    """Ranks have come with different things to what is the same line."""
-    comm.mark(what)
-    comm.barrier()  # one that came first hears of it here
-    raise RondeError(
-        "ranks were given different batches, by threads or processes of the script, or by a data set in no "
-        "fixed order; take samples in a fixed order"
-    )
 
 
 def _table(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
-from ronde.boundary.guards import Refusal, memory
 from ronde.errors import RondeError
 from ronde.tensor.context import Context, Region
 from ronde.tensor.deferred import DeferredScalar, resolve
@@ -30,6 +29,7 @@ from ronde.tensor.kinds import (
     watches,
 )
 from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.memory import memory
 from ronde.tensor.spelling import spelled
 from ronde.tensor.tree import instances, map_leaves
 from ronde.tensor.views import (
@@ -45,13 +45,17 @@ from ronde.tensor.views import (
 from ronde.tensor.whole_value import whole_value
 from ronde.trace.step_clock import Part
 
-__all__ = ["GlobalTensor", "Rule", "gather_ahead", "localize", "materialize", "settled", "wrap"]
+__all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "materialize", "settled", "wrap"]
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
 _PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class StrayBatch(RondeError):
+    """A model that is tried uses a batch that is not among its arguments."""
 
 
 class GlobalTensor(torch.Tensor):
@@ -100,7 +104,7 @@ class GlobalTensor(torch.Tensor):
         context = first._context
         region = context.region
         if region is Region.REHEARSAL:
-            raise Refusal("it uses a batch that is not among its arguments")
+            raise StrayBatch("it uses a batch that is not among its arguments")
         if region is Region.SHARDED:
             raise RondeError(
                 "a model used a batch that is not among its arguments, as it did not in its rehearsal; "

@@ -7,28 +7,21 @@ an output that was put together again.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ronde.boundary.contents import contents
-from ronde.boundary.kept import picture
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor
 
 __all__ = [
     "alike",
     "as_plain",
-    "copied",
-    "described",
     "dispatches",
     "own_class",
     "plain",
-    "settings",
     "written",
 ]
 
@@ -57,34 +50,6 @@ def _is_foreign(value: Any) -> bool:
 def written(value: torch.Tensor) -> dict[str, Any]:
     """What the script, or the functions of its class, wrote on a tensor."""
     return vars(value)
-
-
-def described(value: Any) -> Any:
-    """A tensor's class and a picture of what is written on it, as something to compare."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    kind, found = own_class(value), written(value)
-    return (kind and kind.__qualname__, picture(found) if found else None)
-
-
-def settings(value: torch.Tensor, names: Collection[str]) -> tuple[tuple[str, Any], ...] | None:
-    """What is written on a tensor under names that a model's code uses, as something to compare."""
-    found = written(value)
-    return tuple((name, contents(item)) for name, item in found.items() if name in names) if found else None
-
-
-def copied(value: torch.Tensor) -> dict[str, Any]:
-    """What is written on a tensor, of its own where that can be had."""
-    return {name: _copied(item) for name, item in written(value).items()}
-
-
-def _copied(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return item.detach().clone()
-    try:
-        return copy.deepcopy(item)
-    except Exception:  # an object's own, or a tensor in the midst of a graph inside
-        return item
 
 
 def as_plain(value: Any) -> AbstractContextManager[Any]:

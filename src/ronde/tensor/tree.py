@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -13,8 +14,7 @@ from typing import Any, TypeVar
 import numpy
 import torch
 
-from ronde.boundary.members import LISTS, dictionary, entries, slots
-from ronde.boundary.reach import SIMPLE, is_users
+from ronde.patching.caller import is_users
 
 __all__ = ["Opaque", "instances", "leaves", "map_leaves", "structure"]
 
@@ -66,7 +66,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
 def _keeps_attributes(kind: type) -> bool:
     """Whether it is a class of the user's whose objects are their attributes, and are copied as such."""
     *own, last = kind.__mro__
-    if last is not object or type(kind) is not type or not own or slots(kind):
+    if last is not object or type(kind) is not type or not own:
+        return False
+    if any(vars(owner).get("__slots__") for owner in own):
         return False
     return all(is_users(each) and _SAYS_ITSELF.isdisjoint(vars(each)) for each in own)
 
@@ -97,7 +99,8 @@ def _within(value: Any, depth: int) -> Iterator[Any]:
 
 _DEPTH = 4
 _MOST = 256
-_PLAIN = (torch.Tensor, torch.device, torch.dtype, numpy.ndarray, numpy.generic, enum.Enum, *SIMPLE)
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (torch.Tensor, torch.device, torch.dtype, numpy.ndarray, numpy.generic, enum.Enum, *_SIMPLE)
 
 
 def _is_plain(value: Any) -> bool:
@@ -142,6 +145,7 @@ def map_leaves(fn: Callable[[Any], Any], value: Any, *, always: bool = False) ->
     return _rebuilt(value, mapped)
 
 
+_LISTS = (list, tuple, set, frozenset, collections.deque)
 # What may hold tensors without being a value made of them.
 _CODE = (
     type,
@@ -170,9 +174,9 @@ def _leads_to_tensors(value: Any, depth: int) -> bool:
         return False
     if isinstance(value, Mapping):
         return any(_hides_tensors(child, depth - 1) for child in value.values())
-    if isinstance(value, LISTS):
-        return any(_hides_tensors(child, depth - 1) for child in entries(value))
-    return any(_hides_tensors(child, depth - 1) for child in (dictionary(value) or {}).values())
+    if isinstance(value, _LISTS):
+        return any(_hides_tensors(child, depth - 1) for child in value)
+    return any(_hides_tensors(child, depth - 1) for child in getattr(value, "__dict__", {}).values())
 
 
 def _is_mask_of_all_rows(value: Any) -> bool:

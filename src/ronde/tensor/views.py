@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from ronde.boundary.guards import memory
 from ronde.tensor.kinds import VIEWS, leaves_graph, may_copy
+from ronde.tensor.memory import memory
 from ronde.tensor.whole_value import (
     note_changes,
     past_graph,

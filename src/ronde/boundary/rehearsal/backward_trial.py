@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from ronde.boundary.guards import Refusal, short
 from ronde.boundary.host_reads import Conversions
+from ronde.boundary.rehearsal.recorded_draws import RecordedDraws
 from ronde.boundary.rehearsal.trial import Run, Trial, same
 from ronde.modules.output_axis import OutputAxis
 from ronde.patching.other_threads import others_run
-from ronde.rng.draws import RecordedDraws
 from ronde.rng.random_state import torch_states
 from ronde.tensor.context import Context, TrialBackward
 from ronde.tensor.graph import custom_backwards, hides_functions, reached

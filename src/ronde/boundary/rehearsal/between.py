@@ -15,9 +15,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.guards import Refusal, tensors
+from ronde.boundary.guards import Refusal
 from ronde.boundary.rehearsal.rounding import TOLERANCE
 from ronde.rng.draws import UnknownDraw, find_axis
+from ronde.tensor.memory import tensors
 
 __all__ = ["Between", "Step", "axes_between", "compare_between"]
 

@@ -15,7 +15,7 @@ from ronde.boundary.contents import contents, without_lengths
 from ronde.boundary.members import in_cell
 from ronde.boundary.noted import is_notable
 from ronde.boundary.rehearsal.signature import Behaviour
-from ronde.tensor.tensor_class import settings
+from ronde.boundary.rehearsal.written_on import settings
 
 __all__ = ["Free", "differ_in_lengths", "digest", "numbers_of"]
 

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ronde.boundary.guards import tensors
+from ronde.tensor.memory import tensors
 
 __all__ = ["Operation", "Operations", "Origins", "are_alike", "use_the_same"]
 

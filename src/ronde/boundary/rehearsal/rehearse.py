@@ -19,20 +19,23 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ronde.boundary.guards import Refusal, memory, short
+from ronde.boundary.guards import Refusal, short
 from ronde.boundary.kept import kept_tensors
 from ronde.boundary.members import in_cell
 from ronde.boundary.rehearsal.backward_trial import compare_gradients
 from ronde.boundary.rehearsal.between import axes_between, compare_between
 from ronde.boundary.rehearsal.trial import Run, Trial, same
+from ronde.boundary.rehearsal.written_on import described
 from ronde.modules.compiled import aside
 from ronde.modules.joint import across_rows, without_batch
 from ronde.modules.output_axis import OutputAxis
 from ronde.rng.draws import Draw, SlicedDraws, UnknownDraw, find_axis
 from ronde.tensor.context import Context, Region
+from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import leaves_behind
 from ronde.tensor.layout import Layout, memory_order
-from ronde.tensor.tensor_class import described, dispatches
+from ronde.tensor.memory import memory
+from ronde.tensor.tensor_class import dispatches
 from ronde.tensor.tree import Opaque, leaves, structure
 
 __all__ = ["NO_AXIS", "ROWS", "Verdict", "prove", "rehearse"]
@@ -162,7 +165,7 @@ def _agreed(
         context.function_tried = False
         with context.enter(Region.REHEARSAL, rows), hooks, aside(module):
             verdict = judged()
-    except Refusal as refusal:
+    except (Refusal, StrayBatch) as refusal:
         verdict = Verdict(False, str(refusal))
     except UnknownDraw as draw:
         verdict = Verdict(False, f"its random draws cannot be cut ({draw})")

@@ -15,8 +15,9 @@ from torch.nn.modules import module as modules
 
 from ronde.boundary.blind_hooks import blind_hooks, is_blind
 from ronde.boundary.contents import SCALARS, each_once
-from ronde.boundary.reach import BOOKKEEPING, Place, Reach, is_users
+from ronde.boundary.reach import BOOKKEEPING, Place, Reach
 from ronde.modules.torchscript import is_training
+from ronde.patching.caller import is_users
 
 __all__ = ["Behaviour", "Number"]
 

@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch.nn.utils import parametrize
 
-from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, irrevocable, memory
+from ronde.boundary.guards import ForeignWrites, Marks, Refusal, apart, irrevocable
 from ronde.boundary.host_reads import Conversions, HostReads
 from ronde.boundary.kept import (
     Surroundings,
@@ -25,18 +25,19 @@ from ronde.boundary.kept import (
 from ronde.boundary.rehearsal.backward_counts import BackwardCounts
 from ronde.boundary.rehearsal.belongings import Belongings
 from ronde.boundary.rehearsal.between import Between, Step
+from ronde.boundary.rehearsal.recorded_draws import RecordedDraws
 from ronde.boundary.rehearsal.rounding import TOLERANCE
 from ronde.boundary.rehearsal.twin import SCRIPTED, is_shared, twin_of
+from ronde.boundary.rehearsal.written_on import copied
 from ronde.boundary.untouched import Untouched, used
 from ronde.boundary.ways_back import restored
 from ronde.modules.joint import Joint, Joints
 from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import ByParts
-from ronde.rng.draws import RecordedDraws
-from ronde.rng.named_hosts import HOSTS
-from ronde.rng.random_state import Hosts, preserved_random_state
+from ronde.rng.random_state import HOSTS, Hosts, preserved_random_state
 from ronde.tensor.graph import now, uses_older
-from ronde.tensor.tensor_class import alike, as_plain, copied, written
+from ronde.tensor.memory import memory
+from ronde.tensor.tensor_class import alike, as_plain, written
 from ronde.tensor.tree import leaves, structure
 
 __all__ = ["Run", "Trial", "same"]

@@ -12,12 +12,12 @@ from torch._C import DisableTorchFunction
 from ronde.boundary.blind_hooks import blind_hooks
 from ronde.boundary.guards import Refusal, irrevocable
 from ronde.boundary.kept import kept_by
-from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data, is_users
+from ronde.boundary.reach import BOOKKEEPING, SIMPLE, is_data
 from ronde.boundary.untouched import Untouched
 from ronde.boundary.ways_back import restored
 from ronde.boundary.weak_references import WEAK, astray, behind, follow_copies, put
-from ronde.rng.named_hosts import HOSTS
-from ronde.rng.random_state import preserved_random_state
+from ronde.patching.caller import is_users
+from ronde.rng.random_state import HOSTS, preserved_random_state
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.global_tensor import GlobalTensor
 

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Model
 
+from ronde.boundary.named_hosts import hosts_in_model, hosts_in_samples
 from ronde.boundary.reach import Reach
-from ronde.rng.named_hosts import HOSTS, NUMPYS, PYTHONS, hosts_in_model, hosts_in_samples
+from ronde.rng.random_state import HOSTS, NUMPYS, PYTHONS
 
 RANDOM: Any = np.random
 RNG, STATE, OWN = np.random.default_rng(0), np.random.RandomState(0), random.Random(0)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.reach import GENERATORS, Reach, is_users, is_users_module, names_in
+from ronde.boundary.reach import GENERATORS, Reach, names_in
+from ronde.patching.caller import is_users, is_users_module
+from ronde.rng.random_state import HOSTS, NUMPYS, PYTHONS
 
-__all__ = ["HOSTS", "NUMPYS", "PYTHONS", "hosts_in_model", "hosts_in_samples", "is_of_process"]
+__all__ = ["hosts_in_model", "hosts_in_samples"]
 
-PYTHONS, NUMPYS = "Python's", "numpy's"
-HOSTS = frozenset((PYTHONS, NUMPYS))
 _NONE = frozenset[str]()
 
 _RANDOM: Any = numpy.random  # whose stubs do not know all of it
@@ -35,11 +35,6 @@ _NUMPYS_NAMES = {"check_random_state", "rvs"}
 _STILL = {"builtins", "torch", "numpy", "collections", "functools", "types", "threading", "queue", "_thread"}
 _VARIABLES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
-
-
-def is_of_process(generator: Any) -> bool:
-    """Whether it is a generator from which everything draws that has none of its own."""
-    return generator is torch.default_generator or id(generator) in _GLOBAL
 
 
 def hosts_in_model(module: torch.nn.Module, reach: Reach) -> frozenset[str]:
