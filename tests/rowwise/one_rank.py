@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.randomness.draws import Draw
-from ronde.boundary.tree import leaves
+from ronde.rng.draws import Draw
+from ronde.tensor.tree import leaves
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.verdict import Verdict

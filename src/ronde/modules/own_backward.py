@@ -30,7 +30,6 @@ def install(patches: Patches, context: Context) -> None:
         plain_init(node)
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return
-        context.function_tried = True
         if context.is_in_step():
             setattr(node, _STANDING, here(context))
 
@@ -42,8 +41,7 @@ def install(patches: Patches, context: Context) -> None:
 
 def _standing(context: Context, plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(node: Any, *gradients: Any) -> Any:
-        trial = context.trial_backward
-        with getattr(node, _STANDING, nullcontext)(), nullcontext() if trial is None else trial.around():
+        with getattr(node, _STANDING, nullcontext)():
             return plain(node, *gradients)
 
     return apply

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ronde.modules.output_axis import OutputAxis
+from ronde.tensor.output_axis import OutputAxis
 from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
 from ronde.tensor.context import Context

@@ -33,7 +33,7 @@ class ParameterOrder:
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = plain(cls, *args, **kwargs)
-            if context.on_main_thread() and context.region is not Region.REHEARSAL:
+            if context.on_main_thread():
                 numbers[made] = next(count)
             return made
 

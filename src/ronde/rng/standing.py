@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ronde.rng.draws import SlicedDraws
-from ronde.tensor.context import Context
+from ronde.tensor.context import Context, Region
 
 __all__ = ["here"]
 
@@ -18,6 +18,8 @@ __all__ = ["here"]
 def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
     """Makes what to enter in order to stand again where execution stands now."""
     region, rows, batchless = context.region, context.rows, context.batchless
+    if region is Region.OBSERVED:  # by then nobody watches
+        region = Region.SHARDED
     active = SlicedDraws.active()
     draws: Callable[[], AbstractContextManager[Any]] = active.resuming() if active else nullcontext
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.boundary.randomness.draws import Draw
+from ronde.rng.draws import Draw, UnknownDraw, drawn_dims
 from ronde.rowwise.labels import Drawn, Label, along
 from ronde.rowwise.mixes_rows import MixesRows
 from ronde.rowwise.operation import Operation, tensors
@@ -33,7 +33,7 @@ def carry_out(watch: Watch, op: Operation) -> Any:
     if any(op.marks) and not all(type(mark) is Drawn for mark in op.marks if mark):
         raise _cannot_be_cut(op.facts.name)
     if sized is None:
-        result = op.run()
+        result = _without_rows(watch, op)
         if not op.written:
             watch.made(tensors((result,)))
         for each in op.written or tensors((result,)):
@@ -44,6 +44,17 @@ def carry_out(watch: Watch, op: Operation) -> Any:
     watch.made([result])
     watch.label(result, order, axis)
     return result
+
+
+def _without_rows(watch: Watch, op: Operation) -> Any:
+    """What every rank draws alike."""
+    try:
+        dims = drawn_dims(op.facts.name, op.args)
+    except UnknownDraw:
+        raise _cannot_be_cut(op.facts.name) from None
+    draw = Draw(op.facts.name, dims, None)
+    watch.draws.append(draw)
+    return watch.ranks.draw(op.func, op.args, op.kwargs, draw)
 
 
 def _size(op: Operation) -> Any:

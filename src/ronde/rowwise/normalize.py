@@ -43,7 +43,8 @@ def normalize(
     Args:
         running: the statistics that it keeps.
     """
-    label = watch.of(value)
+    with torch._C.DisableTorchFunction():
+        label = watch.of(value)
     if label is None:
         if running:
             raise MixesRows("its batch norm keeps statistics of something that has no batch axis")
@@ -57,11 +58,12 @@ def normalize(
     with watch.looking_away(noted=True):
         result = run()
     first, *others = tensors((result,))
-    watch.made([first, *others])
-    if type(label) is Label:
-        watch.put(first, label)
-        for each in others:
-            watch.put(each, Mixed("batch_norm"))
+    with torch._C.DisableTorchFunction():
+        watch.made([first, *others])
+        if type(label) is Label:
+            watch.put(first, label)
+            for each in others:
+                watch.put(each, Mixed("batch_norm"))
     return result
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.tree import Opaque, leaves
+from ronde.tensor.tree import Opaque, leaves
 from ronde.rowwise.backward import functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree
@@ -78,6 +78,10 @@ class Observation:
             watch.undo.unwind()
         return output, verdict, watch.sequence
 
+    def unwind(self) -> None:
+        """All as it was before the call."""
+        self._watch.undo.unwind()
+
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
         watch = self._watch
         self._put_labels()
@@ -105,6 +109,7 @@ class Observation:
         )
 
     def _refused(self, reason: str) -> Verdict:
+        import os, traceback; os.environ.get("DBG") and traceback.print_exc(file=open("/tmp/dbg.log","a"))
         return self._with_marks(Verdict(False, reason, self._axes))
 
     def _failed(self, error: Exception) -> Verdict:

@@ -8,9 +8,9 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.by_parts import carry_out as by_parts
-from ronde.boundary.by_parts import is_made_of_others
-from ronde.boundary.randomness.draws import is_random
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
+from ronde.rng.draws import is_random
 from ronde.rowwise import draws, normalize, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.layout import memory_order
-from ronde.boundary.output_axis import OutputAxis
+from ronde.tensor.layout import memory_order
+from ronde.tensor.output_axis import OutputAxis
 from ronde.rowwise.labels import Label, address
 from ronde.rowwise.mixes_rows import MIXES, NO_AXIS, MixesRows
 from ronde.rowwise.rows import Rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.randomness.draws import Draw
+from ronde.tensor.output_axis import OutputAxis
+from ronde.rng.draws import Draw
 
 __all__ = ["Verdict"]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ronde.boundary.randomness.draws import Draw
+from ronde.rng.draws import Draw
 from ronde.rowwise.labels import Label, Mark, Marks, along
 from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.operation import Operation

@@ -179,7 +179,14 @@ class Session:
         inside = Inside(self._inside_model, in_script, note, again, lambda: not self.context.draws_nothing)
         compute.install_inside(self.plan, self.patches, inside)
         way = compute.way(self.plan, again)
-        edge = ModelEdge(self.context, table, self._stream(), way, self._sharding.calling)
+        edge = ModelEdge(
+            self.context,
+            table,
+            self._stream(),
+            way,
+            self._sharding.calling,
+            sampled=self.plan.compute.recompute != "none",
+        )
         edge.install(self.patches)
         self._conclude = edge.conclude
         backward = Backward(self.context, self.reducer, self._sharding, self.memory, self._scaling)

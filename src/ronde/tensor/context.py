@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import threading
@@ -19,7 +18,7 @@ from ronde.tensor.layout import Layout
 from ronde.tensor.script_values import ScriptValues
 from ronde.trace.tally import Tally
 
-__all__ = ["Context", "Region", "TrialBackward"]
+__all__ = ["Context", "Region"]
 
 
 class Region(enum.Enum):
@@ -27,27 +26,14 @@ class Region(enum.Enum):
 
     SCRIPT: values are global (the script itself, and the body of a module run in parts).
     SHARDED: inside a model that runs on this rank's rows.
+    OBSERVED: the same, in a call that is watched, and unwound if the rows are not independent.
     REPLICATED: inside a model that runs on the whole batch on every rank.
-    REHEARSAL: inside a trial run of a copy of a model.
     """
 
     SCRIPT = "script"
     SHARDED = "sharded"
+    OBSERVED = "observed"
     REPLICATED = "replicated"
-    REHEARSAL = "rehearsal"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrialBackward:
-    """The backward of a trial, while it is under way.
-
-    Attributes:
-        nested: takes the place of `torch.autograd.backward` in it.
-        around: what is to stand around code of the user's that runs in it.
-    """
-
-    nested: Callable[..., None]
-    around: Callable[[], AbstractContextManager[object]]
 
 
 class Context:
@@ -73,9 +59,8 @@ class Context:
         batchless: what the sharded call under way normalizes has no rows of the batch.
         in_pieces: a model runs on a piece of its rows, and on the others before or after it.
         pieces: into how many of them each rank's rows are cut, at most.
-        trial_backward: that of a trial, while one is under way.
-        function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
-        draws_nothing: the model that runs draws no random numbers, as its rehearsal has shown.
+        together: in an observed call, has all ranks do what needs all of them, or none of them.
+        draws_nothing: the model that runs draws no random numbers, as its observed call has shown.
         samples: samples of a data set are being read, and what modules do there is no call on a batch.
         others_began: the script has started threads or processes: what they give may differ between ranks.
         script_values: what the script puts into its computations, to be compared before backward.
@@ -115,8 +100,7 @@ class Context:
         self.batchless = False
         self.in_pieces = False
         self.pieces = pieces
-        self.trial_backward: TrialBackward | None = None
-        self.function_tried = False
+        self.together: Callable[[Callable[[], Any]], Any] | None = None
         self.draws_nothing = False
         self.samples = False
         self.others_began = False

@@ -10,27 +10,18 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ronde.boundary.members import attributes
-from ronde.boundary.reach import SIMPLE, names_in
 from ronde.patching.caller import is_users
 
-__all__ = ["blind_hooks", "is_blind"]
+__all__ = ["is_blind"]
 
+# What holds nothing else.
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 # By these code may come by its arguments though it does not name them.
 _SPYING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack", "_current_frames"}
-
-
-def blind_hooks(module: torch.nn.Module) -> Iterator[Any]:
-    """Those of the user's on one module, without the modules inside it."""
-    own = vars(module)
-    for key, hook in own.get("_forward_pre_hooks", {}).items():
-        if is_blind(hook, kwargs=key in own.get("_forward_pre_hooks_with_kwargs", ())):
-            yield hook
 
 
 def is_blind(hook: Any, *, kwargs: bool) -> bool:
@@ -45,15 +36,15 @@ def is_blind(hook: Any, *, kwargs: bool) -> bool:
         function, own = type(hook).__call__, 1
         if not isinstance(function, types.FunctionType) or isinstance(hook, torch.nn.Module):
             return False
-        kept += attributes(hook).values()
+        kept += getattr(hook, "__dict__", {}).values()
     try:
         kept += [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # not assigned yet
         return False
     kept += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    named = (function.__globals__.get(name) for name in names_in(function.__code__))
+    named = (function.__globals__.get(name) for name in _names_in(function.__code__))
     return (
-        all(isinstance(each, SIMPLE) for each in kept)
+        all(isinstance(each, _SIMPLE) for each in kept)
         and not any(isinstance(each, torch.nn.Module) for each in named)
         and is_users(function)
         and _is_blind(function.__code__, own + 1, 2 if kwargs else 1)
@@ -63,7 +54,7 @@ def is_blind(hook: Any, *, kwargs: bool) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_blind(code: types.CodeType, first: int, count: int) -> bool:
     """Whether the code never names the arguments from `first` on."""
-    if not _SPYING.isdisjoint(names_in(code)):
+    if not _SPYING.isdisjoint(_names_in(code)):
         return False
     given = set(code.co_varnames[: code.co_argcount][first : first + count])
     if code.co_flags & inspect.CO_VARARGS:
@@ -73,3 +64,9 @@ def _is_blind(code: types.CodeType, first: int, count: int) -> bool:
         if step.opname != "LOAD_CONST" and any(each in given for each in mentioned if isinstance(each, str)):
             return False
     return True
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """All names that a piece of code uses, with the functions inside it."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*map(_names_in, inner))

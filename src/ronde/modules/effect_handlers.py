@@ -1,6 +1,6 @@
-"""Effect handlers of a probabilistic program (Pyro) record what a model samples, and see no rehearsal.
+"""Effect handlers of a probabilistic program (Pyro) record what a model samples, and see no observed call.
 
-A model that does so while it is rehearsed is refused, and the handlers see its one call, on the whole batch.
+A model that does so while it is observed is refused, and the handlers see its one call, on the whole batch.
 Pyro's protocol: a stack of messengers, each of which is given every message.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ronde.boundary.guards import Refusal
+from ronde.rowwise.mixes_rows import MixesRows
 
 __all__ = ["effects_refused"]
 
 
 class _Refusing:
     def _process_message(self, message: Any) -> None:
-        raise Refusal("it samples by Pyro, whose handlers are to see the whole batch, once")
+        raise MixesRows("it samples by Pyro, whose handlers are to see the whole batch, once")
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def effects_refused() -> Iterator[None]:
     """Nothing that is computed inside reaches the handlers around it.
 
     Raises:
-        Refusal: where something would have.
+        MixesRows: where something would have.
     """
     stack = getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_STACK", None)
     if not stack:
