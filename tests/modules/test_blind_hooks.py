@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 from torch.nn.utils import weight_norm
 
-from ronde.boundary.blind_hooks import blind_hooks, is_blind
+from ronde.modules.blind_hooks import is_blind
 
 NET = nn.Linear(2, 2)
 SEEN: list[Any] = []
