@@ -1,7 +1,7 @@
 """Runs scripts on two ranks under ddp, one after another, and tells how each ends.
 
-Hazards run in the processes of a pool, beside a plain run that says whether the answers are right; scripts are
-run by a host that has imported torch. Whether their answers are right is what test_parity.py and
+Hazards run in the processes of a pool, beside a plain run that says whether the answers are right; scripts
+are run by a host that has imported torch, and whether their answers are right is what test_parity.py and
 test_public.py ask.
 """
 

@@ -14,7 +14,7 @@ _WHOLE = re.compile(r"^(\S+) is computed whole where")
 # What differs between runs and machines: paths, addresses, numbers by themselves (not those in a name).
 _PATH = re.compile(r"(?<![\w/.])(?:/[\w.@+-]+){2,}/?")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]*[A-Za-z_])")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:x\d*)*(?![\w.]*[A-Za-z_])")
 # Enough to tell sentences apart; what is behind is advice.
 _LONGEST = 150
 
