@@ -11,6 +11,7 @@ from rowwise.rowwise_cases import CASES as ROWWISE
 from rowwise.rowwise_cases import Case
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("name", ROWWISE)
 def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
@@ -22,6 +23,7 @@ def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
     assert any(axis.dim is not None for axis in observed.verdict.outputs)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_meet_are_not_cut(name: str, gradients: bool) -> None:

@@ -54,8 +54,12 @@ def normalize(
         watch.joint = True
         if problem := watch.ranks.agree(""):
             raise Elsewhere(problem)
-    with watch.looking_away(noted=True):
-        result = run()
+    watch.keeping = True
+    try:
+        with watch.looking_away(noted=True):
+            result = run()
+    finally:
+        watch.keeping = False
     first, *others = tensors((result,))
     watch.made([first, *others])
     if type(label) is Label:
