@@ -11,7 +11,13 @@ from rowwise.rowwise_cases import CASES as ROWWISE
 from rowwise.rowwise_cases import Case
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
+
+
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("name", ROWWISE)
 def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
@@ -23,7 +29,6 @@ def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
     assert any(axis.dim is not None for axis in observed.verdict.outputs)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_meet_are_not_cut(name: str, gradients: bool) -> None:

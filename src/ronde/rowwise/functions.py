@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ronde.rowwise import repeat
 from ronde.rowwise.checks import only_checks
-from ronde.rowwise.labels import Label, Mixed, Relative
+from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
 from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows
 from ronde.rowwise.operation import Facts, Operation, replaced, tensors
 from ronde.rowwise.rows import Rows
@@ -145,7 +145,8 @@ class Functions(TorchFunctionMode):
         here = _with(args, kwargs, lambda rows: rows.here)
         if name == "randperm":
             raise MixesRows("its random draws cannot be cut (randperm)")
-        known = any(watch.of(each) is not None for each in tensors((*args, *kwargs.values())))
+        marks = map(watch.of, tensors((*args, *kwargs.values())))
+        known = any(mark is not None and type(mark) is not Drawn for mark in marks)
         if known and not name.startswith("new_"):
             return self._computed(func, name, args, here, rows)
         parts = self._parts(func, name, args, kwargs)

@@ -146,7 +146,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
         watch.put(result, label)
         return result
     if Relative not in kinds:
-        if op.facts.is_view or name in views.LIKE_VIEWS:
+        if _is_view(op):
             return views.carry_out_view(watch, op)
         if op.facts.is_pointwise:
             return views.carry_out_pointwise(watch, op)
@@ -156,7 +156,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
 def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
     result = op.run()
     results = tensors((result,))
-    if not op.facts.is_view and not op.facts.written:
+    if not op.facts.written and not _is_view(op):
         watch.made(results)
     if mark is not None:
         for each in op.written or results:
@@ -173,11 +173,15 @@ def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
         raise MixesRows(meet(how.how))
     result = op.run()
     results = op.written or tensors((result,))
-    if not op.facts.is_view and not op.facts.written:
+    if not op.facts.written and not _is_view(op):
         watch.made(results)
     for each in results:
         watch.overwrite(op, each, how) if op.written else watch.put(each, how)
     return result
+
+
+def _is_view(op: Operation) -> bool:
+    return op.facts.is_view or op.facts.name in views.LIKE_VIEWS
 
 
 def _shape_tells(op: Operation) -> bool:

@@ -138,8 +138,9 @@ def _of_joined(watch: Watch, op: Operation) -> list[Order] | None:
     if type(first) is Relative:
         return [watch.orders.batch]
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
-    own = dim % op.operands[0].dim() == first.axis and op.facts.name == "cat"
-    if own and len(op.labels) == len(op.operands) and all(each.order for each in op.labels):
+    own = dim % first.ids.dim() == first.axis and op.facts.name == "cat"
+    filled = sum(operand.numel() > 0 for operand in op.operands)
+    if own and len(op.labels) == filled and all(each.order for each in op.labels):
         return [watch.orders.of(torch.cat([each.order.rows for each in op.labels if each.order]))]
     alike = all(each.order is first.order for each in op.labels)
     return None if own or not alike or first.order is None else [first.order]
