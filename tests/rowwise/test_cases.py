@@ -11,6 +11,13 @@ from rowwise.rowwise_cases import CASES as ROWWISE
 from rowwise.rowwise_cases import Case
 
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
+
+
 @pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
 @pytest.mark.parametrize("name", ROWWISE)
 def test_rows_apart_are_cut(name: str, gradients: bool) -> None:

@@ -45,7 +45,8 @@ def functions_tried(watch: Watch) -> Iterator[None]:
             return run(*args)
         if watch.ranks.normalizes(kind):
             return _normalized(watch, args, run)
-        rows = [each for each in tensors(args) if watch.of(each) is not None]
+        with torch._C.DisableTorchFunction():
+            rows = [each for each in tensors(args) if watch.of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
@@ -82,7 +83,8 @@ class _Trial:
 
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
-    labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
+    with torch._C.DisableTorchFunction():
+        labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
     if not all(type(label) is Label and label.order is not None for label in labels):
         raise MixesRows(meet(name))
     with watch.looking_away(noted=True):
@@ -91,8 +93,8 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     given = {id(each) for each in tensors(args)}
     if any(id(each) in given for each in results):
         raise MixesRows(f"it changes its argument in place ({name})")
-    watch.made(results)
     with watch.looking_away(), _generators_kept(watch), torch._C.DisableTorchFunction():
+        watch.made(results)
         orders = _orders(watch, args)
         axes = _forward_axes(watch, args, run, orders)
         for each, found in zip(results, axes, strict=True):

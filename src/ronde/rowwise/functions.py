@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ronde.rowwise import repeat
 from ronde.rowwise.checks import only_checks
-from ronde.rowwise.labels import Label, Mixed, Relative
+from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
 from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows
-from ronde.rowwise.operation import replaced, tensors
-from ronde.rowwise.repeat import matched
+from ronde.rowwise.operation import Facts, Operation, replaced, tensors
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
 
@@ -63,7 +64,23 @@ class Functions(TorchFunctionMode):
                 self._check_stride(args[0])
             self._check(func, name, args)
         rows = list(_rows_in((args, kwargs)))
-        return self._counted(func, name, args, kwargs, rows) if rows else func(*args, **kwargs)
+        if rows:
+            return self._counted(func, name, args, kwargs, rows)
+        if func in _CHECK_RANGE:
+            return self._checked(func, args, kwargs)
+        if func in _ONE_OPERATION and self._watch.of(args[0]) is not None and not _keeps_statistics(args, kwargs):
+            op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
+            return repeat.carry_out(self._watch, op, noted=True)
+        return func(*args, **kwargs)
+
+    def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One that looks whether its operand is in range."""
+        watch = self._watch
+        watch.checking = len(args) > 1 or "num_classes" in kwargs
+        try:
+            return func(*args, **kwargs)
+        finally:
+            watch.checking = False
 
     def _check(self, func: Any, name: str, args: Any) -> None:
         if name in _HOOKS:
@@ -78,12 +95,10 @@ class Functions(TorchFunctionMode):
             self._check_set(func, name, args[0])
 
     def _check_set(self, func: Any, name: str, tensor: torch.Tensor) -> None:
-        undo = self._watch.undo
-        what = name if name != "__set__" else f".{func.__self__.__name__} ="
-        if undo.is_given(tensor):
-            raise MixesRows(f"it changes its argument ({what})")
-        if (held := undo.name_of(tensor)) is not None and not self._watch.marks.is_new(tensor):
-            raise MixesRows(f"it changes its {_kind(tensor)} {held} ({what})")
+        """Whether something is set on a tensor object that is not its own."""
+        if (called := self._watch.undo.called(tensor)) is not None:
+            what = name if name != "__set__" else f".{func.__self__.__name__} ="
+            raise MixesRows(f"it changes {called} ({what})")
 
     def _check_stride(self, tensor: torch.Tensor) -> None:
         """What lies outside of rows in memory is as far apart as there are rows."""
@@ -130,7 +145,8 @@ class Functions(TorchFunctionMode):
         here = _with(args, kwargs, lambda rows: rows.here)
         if name == "randperm":
             raise MixesRows("its random draws cannot be cut (randperm)")
-        known = any(watch.of(each) is not None for each in tensors((*args, *kwargs.values())))
+        marks = map(watch.of, tensors((*args, *kwargs.values())))
+        known = any(mark is not None and type(mark) is not Drawn for mark in marks)
         if known and not name.startswith("new_"):
             return self._computed(func, name, args, here, rows)
         parts = self._parts(func, name, args, kwargs)
@@ -210,7 +226,7 @@ class Functions(TorchFunctionMode):
             times, rest = divmod(made.shape[dims[0]], watch.counts.mine) if len(dims) == 1 else (0, 1)
             if not rest:
                 order = watch.orders.repeated(1, times)
-                found = matched(whole, others, [order])
+                found = repeat.matched(whole, others, [order])
                 if found.order is not None and torch.equal(order.pick(made, dims[0], 0), whole):
                     watch.label(made, order, dims[0])
                     return
@@ -227,13 +243,19 @@ class Functions(TorchFunctionMode):
             watch.label(made, watch.orders.repeated(1, times), dims[0])
 
 
+# They come as many operations, of which some take rows for something else.
+_ONE_OPERATION = {F.instance_norm, torch.instance_norm, F.embedding_bag, torch.embedding_bag}
+_CHECK_RANGE = {F.one_hot}
+
+
+def _keeps_statistics(args: Any, kwargs: Any) -> bool:
+    """Whether a norm of instances keeps what depends on the batch."""
+    return kwargs.get("running_mean") is not None and kwargs.get("use_input_stats", True)
+
+
 _LENGTHS = {"size", "numel", "nelement"}
 _NUMBERS_OF_ENTRIES = {"numel", "nelement"}
 _DRAWS = {"rand", "randn", "randint", "normal", "empty", "new_empty", "empty_strided", "new_empty_strided"}
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
 
 
 def _differ(made: torch.Tensor, parts: Sequence[torch.Tensor], dim: int) -> bool:

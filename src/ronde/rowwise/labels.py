@@ -122,9 +122,9 @@ class Marks:
         return memory is not None and bool(memory.marks.keys() - {_place(tensor)})
 
     def made(self, tensor: torch.Tensor) -> None:
-        """Its memory is new: whatever was known of that address is past."""
+        """Its memory is new, unless an operation gave back what it was given."""
         storage = _storage(tensor)
-        if storage is not None:
+        if storage is not None and storage._cdata not in self._memory:
             self._memory[storage._cdata] = _Memory(StorageWeakRef(storage), True)
 
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:

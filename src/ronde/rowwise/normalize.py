@@ -55,8 +55,12 @@ def normalize(
         watch.joint = True
         if problem := watch.ranks.agree(""):
             raise Elsewhere(problem)
-    with watch.looking_away(noted=True):
-        result = run()
+    watch.keeping = True
+    try:
+        with watch.looking_away(noted=True):
+            result = run()
+    finally:
+        watch.keeping = False
     first, *others = tensors((result,))
     with torch._C.DisableTorchFunction():
         watch.made([first, *others])

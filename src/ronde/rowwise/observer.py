@@ -53,20 +53,36 @@ class Observer(TorchDispatchMode):
         watch = self._watch
         if watch.away:
             if watch.noted:
-                watch.sequence.steps.append(step_of(func, args, kwargs))
-                op = Operation(func, args, kwargs, watch.of)
-                watch.undo.keep(op.written, watch.marks)
+                self._note(Operation(func, args, kwargs, watch.of))
             return func(*args, **kwargs)
-        watch.sequence.steps.append(step_of(func, args, kwargs))
         op = Operation(func, args, kwargs, watch.of)
+        watch.sequence.steps.append(step_of(func, args, kwargs))
         _check_operands(watch, op)
+        _check_words(op)
         if op.facts.written:
             _check_writes(watch, op)
         return _carry_out(watch, op)
 
+    def _note(self, op: Operation) -> None:
+        """It is a part of a function that is looked at as one."""
+        watch = self._watch
+        watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
+        _check_words(op)
+        for target in op.written:
+            name = watch.undo.name_of(target)
+            if name is not None and not watch.keeping and not watch.marks.is_new(target):
+                raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+        watch.undo.keep(op.written, watch.marks)
+
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out by itself."""
         raise NotImplementedError
+
+
+def _check_words(op: Operation) -> None:
+    names = op.facts.names
+    if op.facts.name in ("embedding", "_embedding_bag") and op.given(names.index("scale_grad_by_freq")):
+        raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
 
 
 def _check_operands(watch: Watch, op: Operation) -> None:
@@ -110,7 +126,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
             raise MixesRows("its forward reads a random draw on the host")
         return _without_rows(watch, op, Drawn())
     if name in _READS or _shape_tells(op):
-        if name in _READS and only_checks():
+        if name in _READS and (watch.checking or only_checks()):
             return op.run()
         raise MixesRows(HOST_READ)
     if name.startswith("new_"):
@@ -130,7 +146,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
         watch.put(result, label)
         return result
     if Relative not in kinds:
-        if op.facts.is_view or name == "_unsafe_view":
+        if _is_view(op):
             return views.carry_out_view(watch, op)
         if op.facts.is_pointwise:
             return views.carry_out_pointwise(watch, op)
@@ -140,7 +156,7 @@ def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
 def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
     result = op.run()
     results = tensors((result,))
-    if not op.facts.is_view and not op.facts.written:
+    if not op.facts.written and not _is_view(op):
         watch.made(results)
     if mark is not None:
         for each in op.written or results:
@@ -157,11 +173,15 @@ def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
         raise MixesRows(meet(how.how))
     result = op.run()
     results = op.written or tensors((result,))
-    if not op.facts.is_view and not op.facts.written:
+    if not op.facts.written and not _is_view(op):
         watch.made(results)
     for each in results:
         watch.overwrite(op, each, how) if op.written else watch.put(each, how)
     return result
+
+
+def _is_view(op: Operation) -> bool:
+    return op.facts.is_view or op.facts.name in views.LIKE_VIEWS
 
 
 def _shape_tells(op: Operation) -> bool:

@@ -29,12 +29,12 @@ class Facts:
     """
 
     name: str
-    is_view: bool
-    is_pointwise: bool
-    written: tuple[tuple[int, str], ...]
-    sizes: frozenset[int]
-    numbers: frozenset[int]
-    names: tuple[str, ...]
+    is_view: bool = False
+    is_pointwise: bool = False
+    written: tuple[tuple[int, str], ...] = ()
+    sizes: frozenset[int] = frozenset()
+    numbers: frozenset[int] = frozenset()
+    names: tuple[str, ...] = ()
 
 
 @functools.lru_cache(maxsize=None)
@@ -74,6 +74,10 @@ def _kind(declared: Any) -> str:
 class Operation:
     """An operation with what it is given.
 
+    Args:
+        of: what is known of a tensor.
+        facts: of what has no schema.
+
     Attributes:
         operands: the tensors among that, and those in lists.
         marks: what is known of each.
@@ -81,9 +85,16 @@ class Operation:
 
     __slots__ = ("args", "facts", "func", "kwargs", "marks", "operands")
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, of: Callable[[torch.Tensor], Mark | None]) -> None:
+    def __init__(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        of: Callable[[torch.Tensor], Mark | None],
+        facts: Facts | None = None,
+    ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.facts = facts_of(func)
+        self.facts = facts_of(func) if facts is None else facts
         self.operands = tensors(args)
         if kwargs:
             self.operands += tensors(kwargs.values())

@@ -52,10 +52,19 @@ class _Found:
 _MIXED = _Found(mixed=True)
 
 
-def carry_out(watch: Watch, op: Operation) -> Any:
-    """The operation itself, of which the results are marked by what its parts show."""
-    found = _learnt(watch, op)
-    result = op.run()
+def carry_out(watch: Watch, op: Operation, *, noted: bool = False) -> Any:
+    """The operation itself, of which the results are marked by what its parts show.
+
+    Args:
+        noted: it is a function, of which the operations are noted but not looked at.
+    """
+    with torch.no_grad(), watch.looking_away():
+        found = _learnt(watch, op)
+    if noted:
+        with watch.looking_away(noted=True):
+            result = op.run()
+    else:
+        result = op.run()
     results = op.written or tensors((result,))
     if not op.written:
         watch.made(results)
@@ -118,7 +127,9 @@ def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
     if op.facts.name == "repeat" and orders:
         times = op.args[1][len(op.args[1]) - op.args[0].dim() + op.labels[0].axis]
         return [watch.orders.of(orders[0].rows.repeat(times))]
-    return orders or [watch.orders.batch]
+    if any(type(mark) is Relative for mark in op.marks):
+        orders.append(watch.orders.batch)
+    return orders
 
 
 def _of_joined(watch: Watch, op: Operation) -> list[Order] | None:
@@ -127,8 +138,9 @@ def _of_joined(watch: Watch, op: Operation) -> list[Order] | None:
     if type(first) is Relative:
         return [watch.orders.batch]
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
-    own = dim % op.operands[0].dim() == first.axis and op.facts.name == "cat"
-    if own and len(op.labels) == len(op.operands) and all(each.order for each in op.labels):
+    own = dim % first.ids.dim() == first.axis and op.facts.name == "cat"
+    filled = sum(operand.numel() > 0 for operand in op.operands)
+    if own and len(op.labels) == filled and all(each.order for each in op.labels):
         return [watch.orders.of(torch.cat([each.order.rows for each in op.labels if each.order]))]
     alike = all(each.order is first.order for each in op.labels)
     return None if own or not alike or first.order is None else [first.order]
@@ -149,6 +161,8 @@ def _tried(
         if not variation.is_telling(results[0]):
             return None
         failed = False
+        if any(len(each) != len(results[0]) for each in results):
+            continue
         found = list(_matched(op, results, candidates))
         if found and not found[0].mixed:
             return found
@@ -174,7 +188,8 @@ def _variations(op: Operation, lengths: Mapping[int, Any]) -> Iterator[tuple[fro
 def _results(op: Operation, variation: _Actual, part: int) -> list[torch.Tensor]:
     args = [variation.of(value, place, part) for place, value in enumerate(op.args)]
     kwargs = {
-        name: variation.of(value, op.facts.names.index(name), part) for name, value in op.kwargs.items()
+        name: variation.of(value, op.facts.names.index(name) if name in op.facts.names else -1, part)
+        for name, value in op.kwargs.items()
     }
     result = op.func(*args, **kwargs)
     written = [args[place] if place < len(args) else kwargs[name] for place, name in op.facts.written]
@@ -225,7 +240,7 @@ class _Actual:
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """For an operand that has no rows."""
-        return tensor.clone() if any(tensor is each for each in self._op.written) else tensor
+        return tensor.clone() if self._op.written else tensor
 
     def _tensor(self, tensor: torch.Tensor, part: int) -> torch.Tensor:
         mark = self._op.mark(tensor)
@@ -260,7 +275,9 @@ class _Random(_Actual):
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         blank = _is_real(tensor) and not bool(tensor.flatten()[:64].count_nonzero())
-        return self._drawn(tensor) if blank else super().constant(tensor)
+        if blank and id(tensor) not in self._made:
+            self._made[id(tensor)] = self._drawn(tensor)
+        return super().constant(self._made.get(id(tensor), tensor))
 
     def is_telling(self, results: Sequence[torch.Tensor]) -> bool:
         return all(bool(each.isfinite().all()) for each in results if _is_real(each))

@@ -62,7 +62,12 @@ class Held:
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
         """What a module and those in it hold."""
-        return Held((name, vars(part)) for name, part in module.named_modules())
+        held = Held((name, vars(part)) for name, part in module.named_modules())
+        # TorchScript keeps them elsewhere.
+        known = {id(tensor) for _, tensor in held.tensors}
+        own = (*module.named_parameters(), *module.named_buffers())
+        held.tensors += [(name, tensor) for name, tensor in own if id(tensor) not in known]
+        return held
 
     def _add(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, torch.Tensor):
@@ -80,11 +85,12 @@ class Held:
         if not isinstance(content, (*_CONTAINERS, tuple)) or id(content) in self._containers:
             return
         self._containers[id(content)] = content, _copy(content)
-        inside = content.items() if isinstance(content, dict) else ((name, each) for each in content)
-        for key, each in list(inside):
-            of_module = not name or key in ("_parameters", "_buffers", "_modules")
-            named = f"{name}.{key}" if isinstance(key, str) and not of_module else name
-            self._add(named if named else str(key), each, depth - 1)
+        if isinstance(content, dict):
+            for key, each in list(content.items()):
+                self._add(_joined(name, key), each, depth - 1)
+        else:
+            for each in list(content):
+                self._add(name, each, depth - 1)
 
     def changed(self) -> bool:
         """Whether a container holds something else by now."""
@@ -94,6 +100,13 @@ class Held:
         for now, before in self._containers.values():
             if not _is_same(now, before):
                 _refill(now, before)
+
+
+def _joined(name: str, key: Any) -> str:
+    """The name of an entry; a module's parameters, buffers and modules have it as attributes do."""
+    if not isinstance(key, str) or key in ("_parameters", "_buffers", "_modules"):
+        return name
+    return f"{name}.{key}" if name else key
 
 
 def _copy(content: Any) -> Any:
@@ -184,6 +197,8 @@ class Undo:
         self.generators = Generators(self.module.generators)
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
+        self._objects = {id(tensor): f"its {_kind(tensor)} {name}" for name, tensor in self.module.tensors}
+        self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -193,6 +208,10 @@ class Undo:
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in the memory of an argument."""
         return address(tensor) in self._given
+
+    def called(self, tensor: torch.Tensor) -> str | None:
+        """What a tensor of the module's, or an argument, is called: this one, whatever lies in its memory."""
+        return self._objects.get(id(tensor))
 
     def keep(self, written: Iterable[torch.Tensor], marks: Marks) -> None:
         """Before they are written to: copies of those that were there before the call."""
@@ -209,6 +228,10 @@ class Undo:
         self.module.restore()
         self.arguments.restore()
         self.generators.restore()
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

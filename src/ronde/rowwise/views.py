@@ -13,8 +13,10 @@ from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.watch import Watch
 
-__all__ = ["carry_out_pointwise", "carry_out_view", "is_constant_along"]
+__all__ = ["LIKE_VIEWS", "carry_out_pointwise", "carry_out_view", "is_constant_along"]
 
+# Views in all but their memory.
+LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
 _RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy"}
 _AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
 
@@ -23,8 +25,6 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
     """A view, or what is one for its entries: the same is done with the numbers of their rows."""
     label = op.labels[0]
     result = op.run()
-    if op.facts.name == "_unsafe_view":
-        watch.made([result])
     for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
         made = label if ids is label.ids else labelled(ids, watch.orders, label)
         if label.order is not None and label.order.is_even and not _is_even(made) and each.numel():

@@ -54,6 +54,8 @@ class Watch:
         draws: random operations on rows, in order.
         away: while this is not nought operations are carried out unseen.
         noted: operations that are carried out unseen are parts of the model nevertheless.
+        keeping: and may keep statistics.
+        checking: what is under way looks at values only to check them.
         drawn: where the rows of the next random operation lie, when sizes tell.
         counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
@@ -72,6 +74,8 @@ class Watch:
     draws: list[Draw] = dataclasses.field(default_factory=list)
     away: int = 0
     noted: bool = False
+    keeping: bool = False
+    checking: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
     joint: bool = False
