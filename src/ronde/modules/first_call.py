@@ -12,6 +12,7 @@ import torch
 
 from ronde.modules.candidates import Batch
 from ronde.modules.explanations import Explanations
+from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call, Known, Observations
 from ronde.modules.observed_call import Around, Observed, carry_out_one_row, few_rows, observe, try_out
@@ -137,7 +138,8 @@ class FirstCalls:
             if not seen.verdict.sharded or self._is_sampled():
                 return seen
             return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), self._around)
-        if self._is_sampled():
+        # In an observed call torch's transformers do not take their fast path, which gives something else.
+        if self._is_sampled() or any(map(may_take_fast_path, call.module.modules())):
             rows = min(self._context.fewest(batch.rows), _FEW)
             return try_out(made, self._around, few_rows(made.given, batch.axes, rows, batch.inner), rows)
         return observe(made, self._around)

@@ -74,9 +74,17 @@ class Observer(TorchDispatchMode):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
         watch.undo.keep(op.written, watch.marks)
 
-    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation was carried out by itself."""
-        raise NotImplementedError
+    def carry_out_layer(self, func: Any, args: Any) -> Any:
+        """A recurrent layer as one operation, which draws nothing: its dropout comes by itself."""
+        watch = self._watch
+        with torch._C.DisableTorchFunction():
+            if watch.away and not watch.noted:
+                return func(*args)
+            watch.sequence.steps.append(step_of(func, args, {}))
+            op = Operation(func, args, {}, watch.of)
+            if watch.away or not any(op.marks):
+                return op.run()
+            return repeat.carry_out(watch, op)
 
 
 def _check_words(op: Operation) -> None:

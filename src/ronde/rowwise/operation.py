@@ -50,12 +50,18 @@ def facts_of(func: Any) -> Facts:
         func.is_view,
         torch.Tag.pointwise in func.tags or name in _POINTWISE,
         () if func.is_view else written,
-        frozenset(place for place, each in arguments if _kind(each.real_type) == "SymIntType"),
+        frozenset(
+            place
+            for place, each in arguments
+            if _kind(each.real_type) == "SymIntType" and each.name not in _NO_LENGTHS
+        ),
         frozenset(place for place, each in arguments if _kind(each.real_type) in _NUMBERS),
         tuple(each.name for _, each in arguments),
     )
 
 
+# Of a type that lengths have, too.
+_NO_LENGTHS = {"shifts", "index"}
 # They are, though torch has no tag on them.
 _POINTWISE = {
     *("_to_copy", "copy_", "fill_", "zero_", "masked_fill_", "native_dropout_backward", "lift_fresh_copy"),
