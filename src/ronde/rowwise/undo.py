@@ -6,6 +6,7 @@ random generators of torch, numpy and Python.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import random
@@ -16,6 +17,7 @@ from typing import Any
 import numpy
 import torch
 
+from ronde.patching.caller import is_users
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
 
@@ -26,11 +28,35 @@ _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, coll
 
 
 def attributes_of(value: Any) -> dict[Any, Any] | None:
-    """The attributes of an object that is nothing but these."""
-    plain = type(value) is types.SimpleNamespace or (
-        dataclasses.is_dataclass(value) and not isinstance(value, type)
-    )
-    return getattr(value, "__dict__", None) if plain else None
+    """The attributes of an object of the user's, or one that is nothing but these."""
+    kind = type(value)
+    plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
+    if not plain and (isinstance(value, (type, torch.nn.Module)) or callable(value) or not is_users(kind)):
+        return None
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else _Slots.of(value)
+
+
+class _Slots(dict[Any, Any]):
+    """The attributes of an object that keeps them in slots; what is set here is set there."""
+
+    @staticmethod
+    def of(value: Any) -> _Slots | None:
+        names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        if not names:
+            return None
+        found = _Slots({name: getattr(value, name) for name in names if hasattr(value, name)})
+        found.owner = value
+        return found
+
+    owner: Any = None
+
+    def now(self) -> dict[str, Any]:
+        return {name: getattr(self.owner, name) for name in self if hasattr(self.owner, name)}
+
+    def put_back(self) -> None:
+        for name, value in self.items():
+            setattr(self.owner, name, value)
 
 
 def within(value: Any) -> Iterable[Any]:
@@ -94,12 +120,18 @@ class Held:
 
     def changed(self) -> bool:
         """Whether a container holds something else by now."""
-        return any(not _is_same(now, before) for now, before in self._containers.values())
+        return any(not _is_same(_now(held), before) for held, before in self._containers.values())
 
     def restore(self) -> None:
-        for now, before in self._containers.values():
-            if not _is_same(now, before):
-                _refill(now, before)
+        for held, before in self._containers.values():
+            if isinstance(held, _Slots):
+                held.put_back()
+            elif not _is_same(held, before):
+                _refill(held, before)
+
+
+def _now(held: Any) -> Any:
+    return held.now() if isinstance(held, _Slots) else held
 
 
 def _joined(name: str, key: Any) -> str:
@@ -185,14 +217,19 @@ class Undo:
 
     Args:
         arguments: what it is given.
+        outside: variables beside the module that its code names, and what they hold.
 
     Attributes:
         module: what the tree of modules holds.
+        outside: what these variables hold.
         arguments: what the arguments hold.
     """
 
-    def __init__(self, module: torch.nn.Module, arguments: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, arguments: Any, outside: Iterable[tuple[str, Any]] = ()
+    ) -> None:
         self.module = Held.by(module)
+        self.outside = Held(outside)
         self.arguments = Held([("", arguments)])
         self.generators = Generators(self.module.generators)
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
@@ -226,6 +263,7 @@ class Undo:
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
         self.module.restore()
+        self.outside.restore()
         self.arguments.restore()
         self.generators.restore()
 
