@@ -45,9 +45,12 @@ def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
 
         def carry_out(*args: Any) -> Any:
             with _disable_current_modes():
-                # One that observes a call looks at the layer, too.
-                observed = getattr(modes[-1], "carry_out_layer", None)
-                return plain(*args) if observed is None else observed(func, args)
+                result = plain(*args)
+            for mode in reversed(modes):
+                tell = getattr(mode, "seen", None)
+                if tell is not None:
+                    tell(func, args, {}, result)
+            return result
 
         layers, dropout, training = args[4:7]
         return _by_layers(carry_out, args) if dropout and training and layers > 1 else carry_out(*args)

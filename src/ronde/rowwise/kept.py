@@ -13,13 +13,14 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ronde.rowwise.labels import Drawn
 from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.rows import Counts
 from ronde.rowwise.undo import Held
 from ronde.rowwise.watch import Watch
 
@@ -50,9 +51,11 @@ class Kept:
 
     Args:
         given: the leaves of the arguments.
+        counts: knows of numbers of rows that are still there.
     """
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[Any], counts: Counts) -> None:
+        self._counts = counts
         self._given = [
             (weakref.ref(tensor), _holders(tensor)) for tensor in given if isinstance(tensor, torch.Tensor)
         ]
@@ -70,36 +73,47 @@ class Kept:
         """
         if torch.is_grad_enabled() and not _tells_of_graphs():
             return
-        if self._too_many(output):
+        expected = _references_from(output)
+        if self._kept(expected) or self._counts.alive:
             gc.collect()
-            if self._too_many(output):
+            kept = tuple(self._kept(expected))
+            for tensor in kept:
+                _take_back(tensor)
+            if kept or self._counts.alive:
                 raise MixesRows(_ELSEWHERE)
 
-    def _too_many(self, output: list[Any]) -> bool:
-        expected = _references_from(output)
+    def _kept(self, expected: Counter[int]) -> list[torch.Tensor]:
+        """Tensors that have more holders than are accounted for.
+
+        Args:
+            expected: how often the output refers to each.
+        """
+        found: list[torch.Tensor] = []
         given = {id(ref()) for ref, _ in self._given}
         for ref, before in self._given:
             tensor = ref()
-            if tensor is not None and _holders(tensor) > before + expected[id(tensor)]:
-                return True
-        for key, ref in self._made.items():
+            if tensor is not None:
+                self._judge(tensor, before - 1 + expected[id(tensor)], found)
+        for ref in self._made.values():
             tensor = ref()
-            if tensor is None or key in given or id(tensor) != key:
-                continue
-            if _holders(tensor) > expected[key] + 1:
-                if not _is_held_by_graph(tensor, expected[key]):
-                    return True
-        return False
+            if tensor is not None and id(tensor) not in given:
+                self._judge(tensor, expected[id(tensor)], found)
+        return found
+
+    def _judge(self, tensor: torch.Tensor, expected: int, found: list[torch.Tensor]) -> None:
+        excess = _holders(tensor) - 2 - expected  # this function and its caller hold it too
+        if excess > 0 and excess > _held_for_backward(tensor):
+            found.append(tensor)
 
     def after_step(self) -> list[str]:
-        """What is still there of a training step when it has ended: described by shape."""
+        """What is held of this call when a training step has ended, as "a tensor of shape [8, 6]"."""
+        self._given = []
         gc.collect()
-        alive = [ref() for ref in self._made.values()]
-        return [f"a tensor of shape {list(each.shape)}" for each in alive if each is not None]
+        return [f"a tensor of shape {list(each.shape)}" for each in self._kept(Counter())]
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """References to a tensor from Python, those of the asking function and of what it was called by too."""
+    """References to a tensor from Python, that of the asking function too."""
     return sys.getrefcount(tensor) - (tensor._use_count() > 1) - 2
 
 
@@ -137,7 +151,36 @@ def _references_from(output: list[Any]) -> Counter[int]:
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
 
 
-def _is_held_by_graph(tensor: torch.Tensor, expected: int) -> bool:
-    """Whether what holds a tensor is there for backward only."""
-    holders = [each for each in gc.get_referrers(tensor) if not isinstance(each, types.FrameType)]
-    return False and bool(holders) and bool(expected)
+def _held_for_backward(tensor: torch.Tensor) -> int:
+    """How many objects hold a tensor that are there for backward only."""
+    return sum(_is_for_backward(each, 2) for each in gc.get_referrers(tensor))
+
+
+def _is_for_backward(holder: Any, depth: int) -> bool:
+    """Whether it is, or is held by, a context of a function or a part of a checkpoint, or by no object at all:
+    what a hook has packed is held by the graph."""
+    if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
+        return True
+    if not depth or not isinstance(holder, (dict, list, tuple, types.CellType)):
+        return False
+    holders = [each for each in gc.get_referrers(holder) if not _is_ours(each)]
+    return all(_is_for_backward(each, depth - 1) for each in holders)
+
+
+def _home(holder: Any) -> str:
+    return holder.__module__ if isinstance(holder, types.FunctionType) else type(holder).__module__
+
+
+def _is_ours(holder: Any) -> bool:
+    """Whether it is what looks for holders itself."""
+    return isinstance(holder, types.FrameType) or type(holder).__name__ in ("list_iterator", "generator")
+
+
+def _take_back(tensor: torch.Tensor) -> None:
+    """Out of the containers that it was put into."""
+    for holder in gc.get_referrers(tensor):
+        if isinstance(holder, list):
+            holder[:] = [each for each in holder if each is not tensor]
+        elif isinstance(holder, dict):
+            for key in [key for key, each in holder.items() if each is tensor]:
+                del holder[key]

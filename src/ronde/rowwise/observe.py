@@ -85,7 +85,7 @@ class Observation:
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
         watch = self._watch
         self._put_labels()
-        kept = Kept(self._values)
+        kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
         with _watched(watch, self._module, kept):
             box = [plain()]

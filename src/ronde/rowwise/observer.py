@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
@@ -74,17 +74,20 @@ class Observer(TorchDispatchMode):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
         watch.undo.keep(op.written, watch.marks)
 
-    def carry_out_layer(self, func: Any, args: Any) -> Any:
-        """A recurrent layer as one operation, which draws nothing: its dropout comes by itself."""
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation was carried out without being handed over: a recurrent layer."""
         watch = self._watch
-        with torch._C.DisableTorchFunction():
-            if watch.away and not watch.noted:
-                return func(*args)
-            watch.sequence.steps.append(step_of(func, args, {}))
-            op = Operation(func, args, {}, watch.of)
-            if watch.away or not any(op.marks):
-                return op.run()
-            return repeat.carry_out(watch, op)
+        if watch.away:
+            return
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            op = Operation(func, args, kwargs, watch.of)
+            watch.sequence.steps.append(step_of(func, args, kwargs))
+            _check_operands(watch, op)
+            kinds = {type(mark) for mark in op.marks} - {type(None), Drawn}
+            if Mixed in kinds or Relative in kinds:
+                raise MixesRows(meet(op.facts.name))
+            if kinds:
+                repeat.mark_results(watch, op, result, repeat.learn(watch, op))
 
 
 def _check_words(op: Operation) -> None:

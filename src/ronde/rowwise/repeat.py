@@ -20,7 +20,7 @@ from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.watch import Watch
 
-__all__ = ["carry_out"]
+__all__ = ["carry_out", "learn", "mark_results", "matched"]
 
 _PARTS = (0, 1, 2)
 
@@ -58,41 +58,68 @@ def carry_out(watch: Watch, op: Operation, *, noted: bool = False) -> Any:
     Args:
         noted: it is a function, of which the operations are noted but not looked at.
     """
-    with torch.no_grad(), watch.looking_away():
-        found = _learnt(watch, op)
+    learnt = learn(watch, op)
     if noted:
         with watch.looking_away(noted=True):
             result = op.run()
     else:
         result = op.run()
+    mark_results(watch, op, result, learnt)
+    return result
+
+
+def learn(watch: Watch, op: Operation) -> _Learnt:
+    """What its parts show, before it is carried out."""
+    with torch.no_grad(), watch.looking_away():
+        return _learnt(watch, op)
+
+
+def mark_results(watch: Watch, op: Operation, result: Any, learnt: _Learnt) -> None:
+    """Know of the results what was learnt, if the few first rows are as they were by themselves."""
     results = op.written or tensors((result,))
     if not op.written:
         watch.made(results)
     for place, each in enumerate(results):
-        outcome = found[place] if place < len(found) else _MIXED
+        outcome = learnt.found[place] if place < len(learnt.found) else _MIXED
         mark = outcome.mark(each, op.facts.name)
+        if type(mark) is Label and mark.order is not None and place < len(learnt.few):
+            with torch.no_grad(), watch.looking_away():
+                same = alike(mark.order.pick(each, mark.axis, 0), learnt.few[place])
+            mark = mark if same else Mixed(op.facts.name)
         watch.overwrite(op, each, mark) if op.written else watch.put(each, mark)
-    return result
 
 
-def _learnt(watch: Watch, op: Operation) -> Sequence[_Found]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Learnt:
+    """What was learnt of an operation before it is carried out.
+
+    Attributes:
+        found: of each result; of others, that rows meet there.
+        few: what the results are of the few first rows by themselves, where that is to be compared.
+    """
+
+    found: Sequence[_Found] = ()
+    few: Sequence[torch.Tensor] = ()
+
+
+def _learnt(watch: Watch, op: Operation) -> _Learnt:
     candidates = _candidates(watch, op)
     if candidates is None:
-        return ()
+        return _Learnt()
     relative = any(type(mark) is Relative for mark in op.marks)
-    exact = relative or any(mark and not _is_real(operand) for operand, mark in op.pairs())
-    key = None if relative else _form(op)
-    if key is None or key not in watch.forms:
-        found = None if relative else _tried(watch, op, candidates, _Random)
-        if found is None:
-            return _tried(watch, op, candidates, _Actual) or ()
-        if key is not None:
-            watch.forms[key] = found
-    else:
-        found = watch.forms[key]
-    if exact and found:
-        return _tried(watch, op, candidates, _Actual) or ()
-    return found
+    if relative:
+        return _tried(watch, op, candidates, _Actual) or _Learnt()
+    form = _form(op)
+    known = watch.forms.get(form)
+    if known is None:
+        tried = _tried(watch, op, candidates, _Random)
+        if tried is None:  # nor can the next of this form be
+            return _tried(watch, op, candidates, _Actual) or _Learnt()
+        watch.forms[form] = tried.found
+    if known is None or any(mark and not _is_real(operand) for operand, mark in op.pairs()):
+        found = known if known is not None else watch.forms[form]
+        return (_tried(watch, op, candidates, _Actual) or _Learnt()) if found else _Learnt()
+    return _Learnt(known)
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
@@ -148,8 +175,8 @@ def _of_joined(watch: Watch, op: Operation) -> list[Order] | None:
 
 def _tried(
     watch: Watch, op: Operation, candidates: Sequence[Order], kind: type[_Actual]
-) -> Sequence[_Found] | None:
-    """What is found of the results; empty where rows meet, None where it cannot be carried out so."""
+) -> _Learnt | None:
+    """What is found of the results; nothing where rows meet, None where it cannot be carried out so."""
     failed = True
     lengths = dict(_lengths(op))
     for sizes, constants in _variations(op, lengths):
@@ -165,8 +192,8 @@ def _tried(
             continue
         found = list(_matched(op, results, candidates))
         if found and not found[0].mixed:
-            return found
-    return None if failed and kind is _Random else ()
+            return _Learnt(found, results[0])
+    return None if failed and kind is _Random else _Learnt()
 
 
 def _variations(op: Operation, lengths: Mapping[int, Any]) -> Iterator[tuple[frozenset[int], bool]]:

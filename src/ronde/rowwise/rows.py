@@ -41,7 +41,7 @@ class Branch:
         return bool(self.compare(self.left(rows), self.right(rows)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Counts:
     """How many rows there are.
 
@@ -50,12 +50,14 @@ class Counts:
         mine: here.
         parts: those of the few first rows on which operations are tried, and of two parts of these.
         branches: comparisons with a number of rows that were made, in order.
+        alive: how many of these numbers there are.
     """
 
     whole: int
     mine: int
     parts: tuple[int, int, int] = (0, 0, 0)
     branches: list[Branch] = dataclasses.field(default_factory=list)
+    alive: int = 0
 
     @staticmethod
     def of(whole: int, mine: int) -> Counts:
@@ -74,7 +76,11 @@ class Rows(int):
     def __new__(cls, counts: Counts, at: Callable[[int], int]) -> Rows:
         self = super().__new__(cls, at(counts.mine))
         self.counts, self.at = counts, at
+        counts.alive += 1
         return self
+
+    def __del__(self) -> None:
+        self.counts.alive -= 1
 
     @property
     def here(self) -> int:
