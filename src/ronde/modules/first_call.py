@@ -15,7 +15,16 @@ from ronde.modules.explanations import Explanations
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call, Known, Observations
-from ronde.modules.observed_call import Around, Observed, carry_out_one_row, few_rows, observe, try_out
+from ronde.modules.observed_call import (
+    Around,
+    Noting,
+    Observed,
+    Watching,
+    carry_out_one_row,
+    few_rows,
+    observe,
+    try_out,
+)
 from ronde.modules.sharded_call import ShardedCall
 from ronde.modules.traits import used_up_by
 from ronde.rowwise.verdict import Verdict
@@ -76,11 +85,13 @@ class FirstCalls:
             return _CHANGED_BESIDE, None
         if known is not None:
             return known.verdict, None
-        seen = self._observe(plain, call)
+        notes = self._observations.notes(call, place)
+        seen = self._observe(plain, call, notes)
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
-        self._observations.keep(place, Known(verdict, seen.steps if verdict.sharded else None))
+        found = Known(verdict, seen.steps if verdict.sharded else None)
+        self._observations.keep(place, found, notes and notes[0])
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:
             self._second.add(call.module)
@@ -99,7 +110,7 @@ class FirstCalls:
         told = comm.all_gather(torch.tensor(mine, dtype=torch.int64, device=comm.control_device))
         return bool((told == told[0]).all())
 
-    def _observe(self, plain: Callable[..., Any], call: Call) -> Observed:
+    def _observe(self, plain: Callable[..., Any], call: Call, notes: Noting) -> Observed:
         """The first candidate that holds, or what is wrong with the likeliest.
 
         Likeliest of all is one whose rows came out apart: what is wrong with it is not that it is no batch.
@@ -109,7 +120,7 @@ class FirstCalls:
             return Observed(Verdict(False, reason))
         first: Observed | None = None
         for place, batch in enumerate(call.batches):
-            seen = self._on(plain, call, batch)
+            seen = self._on(plain, call, batch, notes)
             seen = dataclasses.replace(seen, verdict=dataclasses.replace(seen.verdict, candidate=place))
             if seen.verdict.sharded:
                 return seen
@@ -129,20 +140,21 @@ class FirstCalls:
             return f"it reads {name}, which is used up as it is read"
         return ""
 
-    def _on(self, plain: Callable[..., Any], call: Call, batch: Batch) -> Observed:
+    def _on(self, plain: Callable[..., Any], call: Call, batch: Batch, notes: Noting) -> Observed:
         """What comes of it if this is the batch."""
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
+        watch = Watching(self._around, self._observations.traits(call.module).outside, notes)
         if self._context.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
-            seen = try_out(made, self._around, few_rows(whole, batch.axes, 2, batch.inner), 2)
+            seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
             if not seen.verdict.sharded or self._is_sampled():
                 return seen
-            return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), self._around)
+            return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), watch)
         # In an observed call torch's transformers do not take their fast path, which gives something else.
         if self._is_sampled() or any(map(may_take_fast_path, call.module.modules())):
             rows = min(self._context.fewest(batch.rows), _FEW)
-            return try_out(made, self._around, few_rows(made.given, batch.axes, rows, batch.inner), rows)
-        return observe(made, self._around)
+            return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
+        return observe(made, watch)
 
     def _is_sampled(self) -> bool:
         return self._sampled or self._context.pieces > 1

@@ -1,9 +1,8 @@
 """What is known of how models are called: for each form of call, what its observed first call has found.
 
-A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these and among
-the module's attributes. A number that is another one from call to call is left out of the form once a few of its
-values have made no difference. Which rows come out of which is found out once; calls 2, 4, 8, ... are compared
-with that call, operation by operation.
+A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among the
+module's attributes, and among the variables that its code names. A number that is another one from call to call is
+left out of the form once a few of its values have made no difference and it was seen to decide nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import PLAIN, Traits
+from ronde.rowwise.noted import Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
@@ -52,54 +52,66 @@ class Known:
 
     Attributes:
         steps: of its observed call; None where it was not cut.
-        calls: so many so far.
     """
 
     verdict: Verdict
     steps: Sequence | None = None
-    calls: int = 1
-
-    def is_due(self) -> bool:
-        """Whether this call, the next one, is to be compared with the observed one."""
-        self.calls += 1
-        return self.steps is not None and self.calls & (self.calls - 1) == 0
 
 
 class _Form:
     """Calls that differ in numbers only.
 
     Attributes:
+        known: what was found, by the numbers.
         free: numbers that make no difference, by their place.
+        values: the numbers of each observed call.
+        steers: a number that changes decides something.
     """
 
-    __slots__ = ("free", "known", "values")
+    __slots__ = ("free", "known", "steers", "values")
 
     def __init__(self) -> None:
         self.known: dict[Any, Known] = {}
         self.free: frozenset[int] = frozenset()
         self.values: list[tuple[Any, ...]] = []
+        self.steers = False
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.free:
             return numbers
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
-    def learn(self, numbers: tuple[Any, ...], known: Known) -> None:
-        """Remember one more, and leave out what has made no difference."""
+    def learn(self, numbers: tuple[Any, ...], known: Known, *, noted: bool) -> None:
+        """Remember one more, and leave out what has made no difference.
+
+        Args:
+            noted: numbers that change have noted what they decide.
+        """
         self.known[self.key(numbers)] = known
         self.values.append(numbers)
-        if len(self.known) < _FEW:
+        if self.steers or not noted:
             return
         verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.known.values()}
         operations = {_operations(each.steps) for each in self.known.values()}
         if len(verdicts) == 1 and len(operations) == 1:
-            self.free |= self.changing()
+            self.free |= self.changing().keys()
             self.known = {self.key(numbers): known}
 
-    def changing(self) -> frozenset[int]:
-        """Places of numbers that are not always the same."""
-        columns = enumerate(zip(*self.values, strict=True))
-        return frozenset(place for place, column in columns if len(set(column)) > 1)
+    def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
+        """The values of numbers that are not always the same, by their place."""
+        columns = enumerate(zip(*self.values, *now, strict=True))
+        return {
+            place: column
+            for place, column in columns
+            if place not in self.free and any(each != column[0] for each in column)
+        }
+
+
+def _is_open(column: tuple[Any, ...]) -> bool:
+    """Whether what changes is a number, of which can be told what it decides, or how long something is."""
+    if all(map(is_notable, column)):
+        return True
+    return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
 
 
 def _operations(steps: Sequence | None) -> Any:
@@ -130,22 +142,35 @@ class Observations:
             known = Known(Verdict(False, _changes(traits, form), ()))
         return known, (form, numbers)
 
-    def keep(self, place: Any, known: Known) -> None:
-        form, numbers = place
-        form.learn(numbers, known)
+    def notes(self, call: Call, place: Any) -> tuple[Notes, frozenset[int]] | None:
+        """What makes numbers that change note what they decide, and which leaves of the arguments are such.
 
-    def forget(self, place: Any) -> None:
-        """A later call was not like the observed one: the next is observed again."""
+        None while too few of their values were observed, or where it is no number that changes.
+        """
         form, numbers = place
-        form.known.pop(form.key(numbers), None)
-        form.free = frozenset()
+        if form.steers or len(form.known) < _FEW - 1:
+            return None
+        changing = form.changing(numbers)
+        if not all(_is_open(column) for column in changing.values()):
+            form.steers = True
+            return None
+        places = self.traits(call.module).places
+        plain = [number for number, value in enumerate(call.values) if type(value) in PLAIN]
+        named = [places[each] for each in changing if each < len(places)]
+        leaves = frozenset(plain[each - len(places)] for each in changing if each >= len(places))
+        return Notes(named), leaves
+
+    def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
+        form, numbers = place
+        form.steers |= notes is not None and bool(notes.decisions)
+        form.learn(numbers, known, noted=notes is not None)
 
 
 def _changes(traits: Traits, form: _Form) -> str:
     verdicts = [each.verdict for each in form.known.values()]
     if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
-    places = sorted(form.changing() - form.free)
+    places = sorted(form.changing())
     names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
     return (
         f"what it does may depend on a number that changes again and again "

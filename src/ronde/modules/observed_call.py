@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.rng.draws import Draw
 from ronde.rowwise.normalize import Elsewhere
+from ronde.rowwise.noted import Notes, plain_number
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.undo import Undo
@@ -28,6 +30,8 @@ from ronde.tensor.tree import leaves, map_leaves
 __all__ = ["Around", "Observed", "carry_out_one_row", "few_rows", "observe", "try_out"]
 
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
+# What makes numbers note what they decide, and which leaves of the arguments are such.
+Noting = tuple[Notes, frozenset[int]] | None
 _ONE_ROW = "of a single row it makes something else than of one of several"
 
 
@@ -48,6 +52,21 @@ class Observed:
     stands: bool = False
     steps: Steps | None = None
     start: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watching:
+    """How a call is watched.
+
+    Attributes:
+        around: what is to stand around the call of the module.
+        outside: gives the variables that its code names, and what they hold.
+        notes: of numbers that change from call to call.
+    """
+
+    around: Around
+    outside: Callable[[], list[tuple[str, Any]]]
+    notes: Noting
 
 
 @dataclasses.dataclass
@@ -94,34 +113,34 @@ class _Ranks:
             self.context.together = None
 
 
-def observe(call: ShardedCall, around: Around) -> Observed:
+def observe(call: ShardedCall, watching: Watching) -> Observed:
     """Carry a call out and watch it. It stands if rows are independent, and is unwound if they are not.
 
     Args:
         call: with the axes of its arguments in the verdict, of which nothing else is known.
-        around: what is to stand around the call of the module.
     """
     mine = call.cut.count(call.context.rank)
     ranks = _Ranks(call.context, call.cut.rows, mine)
     with drawing(call.context, call.stream, ranks.draws, call.cut):
-        return _observed(call, call.given, ranks, around, stands=True)
+        return _observed(call, call.given, ranks, watching, stands=True)
 
 
-def try_out(call: ShardedCall, around: Around, given: Any, rows: int) -> Observed:
+def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Observed:
     """Find out on a few rows what the verdict is, and unwind that; nothing stands.
 
     Args:
         given: the arguments, of a batch as many rows as `rows` says.
     """
     ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows)
-    return _observed(call, given, ranks, around, stands=False)
+    return _observed(call, given, ranks, watching, stands=False)
 
 
-def _observed(call: ShardedCall, given: Any, ranks: _Ranks, around: Around, *, stands: bool) -> Observed:
-    observation = Observation(call.module, given, call.verdict.inputs, ranks)
+def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
+    notes, noted = watching.notes or (None, frozenset())
+    observation = Observation(call.module, given, call.verdict.inputs, ranks, watching.outside, notes)
     said, start = HeldOutput(), now()
-    args, kwargs = given
-    with around(Region.OBSERVED, call), ranks.observing(), said.holding(), effects_refused():
+    args, kwargs = _with_notes(given, notes, noted) if notes else given
+    with watching.around(Region.OBSERVED, call), ranks.observing(), said.holding(), effects_refused():
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
     error = verdict.raised
     if isinstance(error, StrayBatch):
@@ -130,22 +149,24 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, around: Around, *, s
         raise error
     if verdict.sharded and stands:
         said.release()
+        if notes:
+            output = map_leaves(plain_number, output)
         return Observed(verdict, output, True, steps, start)
     if verdict.sharded:
         observation.unwind()
     return Observed(verdict, steps=steps)
 
 
-def carry_out_one_row(call: ShardedCall, around: Around) -> Observed:
+def carry_out_one_row(call: ShardedCall, watching: Watching) -> Observed:
     """Carry out a call on a single row, of which it is known what becomes of several.
 
     It is unwound where it fails, or gives something of another form.
     """
-    undo, said, start = Undo(call.module, call.given), HeldOutput(), now()
+    undo, said, start = Undo(call.module, call.given, watching.outside()), HeldOutput(), now()
     args, kwargs = call.given
     problem = ""
     output: Any = None
-    with around(Region.SHARDED, call), said.holding():
+    with watching.around(Region.SHARDED, call), said.holding():
         try:
             with call.drawing(call.cut):
                 output = call.run(args, kwargs)
@@ -165,6 +186,11 @@ def carry_out_one_row(call: ShardedCall, around: Around) -> Observed:
 def _is_as_found(output: Any, verdict: Verdict) -> bool:
     dims = [value.dim() if isinstance(value, torch.Tensor) else None for value in leaves(output)]
     return dims == [axis.dims for axis in verdict.outputs]
+
+
+def _with_notes(given: Any, notes: Notes, noted: frozenset[int]) -> Any:
+    place = itertools.count()
+    return map_leaves(lambda value: notes.of(value) if next(place) in noted else value, given, always=True)
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:

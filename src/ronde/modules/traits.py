@@ -5,18 +5,22 @@ Asked at every call of a model, so the places to look at are found once, and ask
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.modules.blind_hooks import is_blind
+from ronde.modules.named_places import Place, named_places
 from ronde.modules.torchscript import is_training
+from ronde.patching.caller import is_users
 
-__all__ = ["PLAIN", "Traits", "used_up_by"]
+__all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -32,6 +36,8 @@ class Traits:
 
     Attributes:
         kind: how it is built: modules that are built alike share what is found of them.
+        places: of plain attributes and variables that may be numbers: the namespace and the name there.
+        variables: what its code names beside the module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -53,7 +59,9 @@ class Traits:
             for name, value in own.items()
             if name not in _BOOKKEEPING and callable(value) and not isinstance(value, torch.nn.Module)
         ]
-        self.places = [(own, name) for part in parts for own, name in _plain_attributes(part)]
+        self.variables = named_places(module)
+        self.places = [place for part in parts for place in _plain_attributes(part)]
+        self.places += [(each.namespace, each.name) for each in self.variables]
         self.kind = tuple((path, *_built(part)) for path, part in module.named_modules())
 
     def outdated(self) -> bool:
@@ -96,7 +104,11 @@ class Traits:
 
     def numbers(self) -> tuple[Any, ...]:
         """What is at each place now, as something to compare."""
-        return tuple([_comparable(own.get(name)) for own, name in self.places])
+        return tuple([comparable(_read(namespace, name)) for namespace, name in self.places])
+
+    def outside(self) -> list[tuple[str, Any]]:
+        """The variables that its code names, and what they hold."""
+        return [(each.name, each.read()) for each in self.variables]
 
     def name_of(self, place: int) -> str:
         return self.places[place][1]
@@ -122,30 +134,47 @@ def _plain_attributes(part: torch.nn.Module) -> Iterator[tuple[Mapping[str, Any]
     for name, value in own.items():
         if name in _BOOKKEEPING:
             continue
-        if isinstance(value, float) if torchs else _comparable(value) is not None or value is None:
+        if isinstance(value, float) if torchs else comparable(value) is not None or value is None:
             yield own, name
 
 
-def _comparable(value: Any, depth: int = _DEEP) -> Any:
+def comparable(value: Any, depth: int = _DEEP) -> Any:
     """A plain value, a short container of such, or the settings in an object, as a key; None for all else."""
     kind = type(value)
     if kind in PLAIN:
         return value if value == value else repr(value)  # not a number
+    if isinstance(value, (numpy.generic, enum.Enum)):
+        return repr(value)
     if not depth or isinstance(value, (torch.Tensor, torch.nn.Module)):
         return None
+    if kind is numpy.ndarray:
+        return (value.shape, *value.ravel().tolist()) if value.size <= _LONG else None
     if kind in (list, tuple, set, frozenset):
         return _comparable_items(value, depth) if len(value) <= _LONG else None
     if kind is dict:
         return _comparable_items([*value, *value.values()], depth) if len(value) <= _LONG else None
     settings = getattr(value, "__dict__", None)
-    if settings is None or callable(value):
+    if settings is None or callable(value) or isinstance(value, types.ModuleType):
+        return _in_slots(value, kind)
+    plain = [(name, comparable(each, 0)) for name, each in settings.items()]
+    return kind.__qualname__, *[each for each in plain if each[1] is not None]
+
+
+def _in_slots(value: Any, kind: type) -> Any:
+    names = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
+    if not names or callable(value) or not is_users(kind):
         return None
-    plain = [(name, each) for name, each in settings.items() if type(each) in PLAIN]
-    return kind.__qualname__, *plain
+    return kind.__qualname__, *[(name, comparable(getattr(value, name), 0)) for name in names]
+
+
+def _read(namespace: Any, name: str) -> Any:
+    if isinstance(namespace, types.CellType):
+        return Place(name, namespace).read()
+    return namespace.get(name)
 
 
 def _comparable_items(values: Any, depth: int) -> Any:
-    found = [_comparable(each, depth - 1) for each in values]
+    found = [comparable(each, depth - 1) for each in values]
     known = all(each is not None or own is None for each, own in zip(found, values))
     return (len(found), *found) if known else None
 

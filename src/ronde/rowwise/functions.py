@@ -19,6 +19,7 @@ from ronde.rowwise import repeat
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
 from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows
+from ronde.rowwise.noted import without_notes
 from ronde.rowwise.operation import Facts, Operation, replaced, tensors
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
@@ -30,6 +31,7 @@ _READS = {
     *("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "__reduce_ex__", "__contains__"),
     *("data_ptr", "storage", "untyped_storage", "__deepcopy__"),
 }
+_NOT_OF_ROWS = (type(None), Drawn)
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 _SPREADS = {"expand", "broadcast_to", "repeat", "tile"}
 
@@ -47,9 +49,16 @@ class Functions(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._result(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        steered = False
+        if self._watch.noting:
+            args, kwargs, steered = without_notes(args, kwargs)
+        result = self._result(func, args, kwargs)
         for each in tensors((result,)):
-            if self._watch.of(each) is not None:
+            mark = self._watch.of(each)
+            if mark is None and steered:
+                self._watch.put(each, Drawn("a number that changes again and again"))
+            elif type(mark) not in _NOT_OF_ROWS:
                 self._note(each)
         return result
 

@@ -13,7 +13,7 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from ronde.rowwise.rows import Counts
 from ronde.rowwise.undo import Held
 from ronde.rowwise.watch import Watch
 
-__all__ = ["Kept", "check_tree"]
+__all__ = ["Kept", "check_tree", "check_variables"]
 
 _ELSEWHERE = "it keeps values of the batch in a variable or object that is not its own"
 
@@ -39,6 +39,14 @@ def check_tree(watch: Watch, module: torch.nn.Module) -> None:
         raise MixesRows(f"it keeps {held.counts[0]}, which depends on the batch, on itself")
     if watch.undo.arguments.changed():
         raise MixesRows("it changes a list, dict or object among its arguments")
+
+
+def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
+    """Refuse what variables that the code names hold of the batch, or of the number of its rows."""
+    held = Held(variables)
+    found = [*held.counts, *(name for name, tensor in held.tensors if _is_of_rows(watch, tensor))]
+    if found:
+        raise MixesRows(f"the variable {found[0]} depends on the batch")
 
 
 def _is_of_rows(watch: Watch, tensor: torch.Tensor) -> bool:

@@ -86,7 +86,13 @@ class Mixed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drawn:
-    """Made of random numbers that have nothing to do with rows."""
+    """Made of what has nothing to do with rows, but may be something else in a later call.
+
+    Attributes:
+        what: such as "a random draw".
+    """
+
+    what: str = "a random draw"
 
 
 Mark = Label | Relative | Mixed | Drawn

@@ -3,15 +3,20 @@
 A number that is another one at every call cannot be observed at each of its values. It need not be, when it only
 ever goes into arithmetic: what steers Python is a comparison, and these numbers note that.
 """
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
 
-__all__ = ["is_notable", "noted", "plain_number"]
+from ronde.rowwise.operation import replaced
+
+__all__ = ["Notes", "is_notable", "noted", "plain_number", "without_notes"]
 
 _ARITHMETIC = """
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
@@ -76,3 +81,57 @@ def plain_number(value: Any) -> Any:
     if isinstance(value, _Float):
         return float.__pos__(value)
     return int.__pos__(value) if isinstance(value, _Int) else value
+
+
+def without_notes(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any], bool]:
+    """Arguments for torch, to which all numbers are plain, and whether one of them was not."""
+    steered = False
+
+    def plain(value: Any) -> Any:
+        nonlocal steered
+        if not isinstance(value, (_Float, _Int)):
+            return value
+        steered = True
+        return plain_number(value)
+
+    return replaced(args, plain), replaced(kwargs, plain), steered
+
+
+class Notes:
+    """Numbers of a call that note what they decide.
+
+    Args:
+        places: where numbers are that are others at each call: a namespace and a name in it.
+
+    Attributes:
+        decisions: what was asked of one of them.
+    """
+
+    def __init__(self, places: Sequence[tuple[Any, str]]) -> None:
+        self._places = places
+        self.decisions: list[str] = []
+
+    def of(self, value: Any) -> Any:
+        return noted(value, self.decisions) if is_notable(value) else value
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """Inside, the numbers at these places are such."""
+        for namespace, name in self._places:
+            _write(namespace, name, self.of(_read(namespace, name)))
+        try:
+            yield
+        finally:
+            for namespace, name in self._places:
+                _write(namespace, name, plain_number(_read(namespace, name)))
+
+
+def _read(namespace: Any, name: str) -> Any:
+    return namespace.cell_contents if isinstance(namespace, types.CellType) else namespace.get(name)
+
+
+def _write(namespace: Any, name: str, value: Any) -> None:
+    if isinstance(namespace, types.CellType):
+        namespace.cell_contents = value
+    elif isinstance(namespace, dict) and name in namespace:
+        namespace[name] = value

@@ -17,10 +17,13 @@ import torch
 from ronde.tensor.tree import Opaque, leaves
 from ronde.rowwise.backward import functions_tried
 from ronde.rowwise.functions import Functions
-from ronde.rowwise.kept import Kept, check_tree
+from ronde.rowwise.kept import Kept, check_tree, check_variables
+from ronde.rowwise.labels import Drawn
 from ronde.rowwise.mixes_rows import MixesRows
 from ronde.rowwise.normalize import Elsewhere
+from ronde.rowwise.noted import Notes
 from ronde.rowwise.observer import Observer
+from ronde.rowwise.operation import tensors
 from ronde.rowwise.order import Orders
 from ronde.rowwise.outputs import axes_of, same_as
 from ronde.rowwise.rows import Counts
@@ -31,6 +34,7 @@ from ronde.rowwise.watch import Ranks, Watch
 
 __all__ = ["Observation"]
 
+Outside = Callable[[], "list[tuple[str, Any]]"]
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
@@ -42,15 +46,25 @@ class Observation:
         call: its positional arguments and those by name; what is a batch holds this rank's rows.
         axes: the batch axis of each leaf of these, None for leaves that enter whole.
         ranks: the run in which it is called.
+        outside: gives the variables beside the module that its code names, and what they hold.
+        notes: makes numbers note what they decide.
     """
 
     def __init__(
-        self, module: torch.nn.Module, call: Any, axes: Sequence[int | None], ranks: Ranks
+        self,
+        module: torch.nn.Module,
+        call: Any,
+        axes: Sequence[int | None],
+        ranks: Ranks,
+        outside: Outside = list,
+        notes: Notes | None = None,
     ) -> None:
-        self._module, self._axes = module, tuple(axes)
+        self._module, self._axes, self._outside = module, tuple(axes), outside
         self._values = list(leaves(call))
         counts = Counts.of(ranks.rows, ranks.mine)
-        self._watch = Watch(counts, ranks, Undo(module, call), Orders(counts))
+        self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
+        self._notes = notes
+        self._watch.noting = notes is not None
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
         self.kept: Kept | None = None
 
@@ -87,7 +101,7 @@ class Observation:
         self._put_labels()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
-        with _watched(watch, self._module, kept):
+        with _watched(watch, self._module, kept), self._notes.put() if self._notes else nullcontext():
             box = [plain()]
         watch.away = 1
         results = list(leaves(box[0]))
@@ -95,6 +109,7 @@ class Observation:
         same = same_as(results, self._values)
         del results
         check_tree(watch, self._module)
+        check_variables(watch, self._outside())
         kept.check(box)
         if watch.undo.generators.others_moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
@@ -124,6 +139,10 @@ class Observation:
 
     def _put_labels(self) -> None:
         watch = self._watch
+        others = [value for value, axis in zip(self._values, self._axes, strict=True) if axis is None]
+        for tensor in (*[each for _, each in watch.undo.module.tensors], *tensors(others)):
+            if tensor.layout is torch.strided:
+                watch.put(tensor, Drawn(watch.undo.called(tensor) or "a tensor of its own"))
         for value, axis in zip(self._values, self._axes, strict=True):
             if axis is None or not isinstance(value, torch.Tensor):
                 continue

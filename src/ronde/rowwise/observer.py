@@ -133,9 +133,11 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     if not kinds:
         return _without_rows(watch, op, None)
     if kinds == {Drawn}:
+        mark = next(mark for mark in op.marks if type(mark) is Drawn)
         if name in _READS or torch.Tag.dynamic_output_shape in op.func.tags:
-            raise MixesRows("its forward reads a random draw on the host")
-        return _without_rows(watch, op, Drawn())
+            if not only_checks():
+                raise MixesRows(f"its forward reads {mark.what} on the host")
+        return _without_rows(watch, op, mark)
     if name in _READS or _shape_tells(op):
         if name in _READS and (watch.checking or only_checks()):
             return op.run()

@@ -57,6 +57,7 @@ class Watch:
         keeping: and may keep statistics.
         checking: what is under way looks at values only to check them.
         drawn: where the rows of the next random operation lie, when sizes tell.
+        noting: numbers are given to the model that note what they decide.
         counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
         foreign: leaves with a gradient were used that are not the module's.
@@ -78,6 +79,7 @@ class Watch:
     checking: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
+    noting: bool = False
     joint: bool = False
     batchless: bool = False
     foreign: bool = False
