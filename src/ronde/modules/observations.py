@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ronde.modules.candidates import Batch
-from ronde.modules.traits import PLAIN, Traits
+from ronde.modules.traits import Traits, comparable
 from ronde.rowwise.noted import Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import Verdict
@@ -136,7 +136,7 @@ class Observations:
         """What is known of calls like this one, and where what is found of it is to be kept."""
         traits = self.traits(call.module)
         form = self._forms.setdefault(_form(self._context, traits, call), _Form())
-        numbers = (*traits.numbers(), *[value for value in call.values if type(value) in PLAIN])
+        numbers = (*traits.numbers(), *[found for value in call.values if (found := comparable(value, 0)) is not None])
         known = form.known.get(form.key(numbers))
         if known is None and len(form.known) >= _MANY:
             known = Known(Verdict(False, _changes(traits, form), ()))
@@ -155,7 +155,7 @@ class Observations:
             form.steers = True
             return None
         places = self.traits(call.module).places
-        plain = [number for number, value in enumerate(call.values) if type(value) in PLAIN]
+        plain = [number for number, value in enumerate(call.values) if comparable(value, 0) is not None]
         named = [places[each] for each in changing if each < len(places)]
         leaves = frozenset(plain[each - len(places)] for each in changing if each >= len(places))
         return Notes(named), leaves

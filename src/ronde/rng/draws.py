@@ -209,7 +209,8 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
-        if self._inner is not None or not is_random(func, args, kwargs):
+        # One with a generator of its own draws the same on every rank.
+        if self._inner is not None or not draws_from_default(func, args, kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 

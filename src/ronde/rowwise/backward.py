@@ -8,11 +8,13 @@ there are no rows. On shards gradients are as many times larger as there are ran
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Label, Mixed, along
@@ -100,9 +102,19 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
         for each, found in zip(results, axes, strict=True):
             fits = found is not None and each.shape[found[0]] == len(found[1])
             watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
-        if torch.is_grad_enabled() and any(each.requires_grad for each in results):
+        if _has_backward(args, results):
             _compare_backward(watch, args, run, axes)
     return result
+
+
+def _has_backward(args: Any, results: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients will pass; a reentrant checkpoint carries out its forward without."""
+    if torch.is_grad_enabled():
+        return any(each.requires_grad for each in results)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and any(each.requires_grad for each in tensors(args))
 
 
 @contextmanager

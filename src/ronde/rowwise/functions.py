@@ -171,6 +171,8 @@ class Functions(TorchFunctionMode):
     def _computed(self, func: Any, name: str, args: Any, here: Any, rows: Sequence[Rows]) -> Any:
         """One that is given rows of the batch too: the number must be a size there."""
         watch = self._watch
+        if not all(each.is_size() for each in rows) or (name == "__getitem__" and self._is_counted_beside(args)):
+            raise MixesRows(COUNTS)
         before, watch.counted = watch.counted, frozenset(each.here for each in rows)
         try:
             result = func(*here[0], **here[1])
@@ -179,6 +181,13 @@ class Functions(TorchFunctionMode):
         if name in _SPREADS:
             self._check_spread(name, args, tensors((result,))[0])
         return result
+
+    def _is_counted_beside(self, args: Any) -> bool:
+        """Whether numbers of rows say what is taken along another axis than theirs."""
+        mark = self._watch.of(args[0])
+        axis = mark.axis if type(mark) is Label else None
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(any(True for _ in _rows_in(each)) for place, each in enumerate(index) if place != axis)
 
     def _check_spread(self, name: str, args: Any, result: torch.Tensor) -> None:
         """Rows must not be repeated as often as there are rows."""

@@ -19,4 +19,4 @@ class MixesRows(BaseException):
 
 def meet(name: str) -> str:
     """That an operation makes something of several rows."""
-    return f"rows of the batch meet inside it ({name})"
+    return f"{MIXES} ({name})"

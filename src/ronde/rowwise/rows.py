@@ -63,7 +63,8 @@ class Counts:
     def of(whole: int, mine: int) -> Counts:
         """Two parts of different sizes where there are rows enough: halves would hide what pairs them."""
         few = min(mine, 5)
-        first = few // 2 if few != 4 else 1
+        # Odd, so that the second part does not begin where a pattern of two does.
+        first = 3 if few == 5 else 1
         return Counts(whole, mine, (few, first, few - first))
 
 
@@ -90,6 +91,11 @@ class Rows(int):
     def part(self, number: int) -> int:
         """What it would be for the few first rows (0) or one of their parts (1, 2)."""
         return self.at(self.counts.parts[number])
+
+    def is_size(self) -> bool:
+        """Whether it is as many times larger for the whole batch as that has rows."""
+        whole, mine = self.counts.whole, self.counts.mine
+        return self.at(whole) * mine == self.at(mine) * whole
 
     def __hash__(self) -> int:
         return hash(self.here)

@@ -18,19 +18,38 @@ __all__ = ["LIKE_VIEWS", "carry_out_pointwise", "carry_out_view", "is_constant_a
 # Views in all but their memory.
 LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
 _RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy"}
+_TAKES = {"slice", "split", "narrow", "unsafe_split"}
 _AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
 
 
 def carry_out_view(watch: Watch, op: Operation) -> Any:
     """A view, or what is one for its entries: the same is done with the numbers of their rows."""
     label = op.labels[0]
+    _check_places(watch, op, label)
     result = op.run()
     for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
         made = label if ids is label.ids else labelled(ids, watch.orders, label)
         if label.order is not None and label.order.is_even and not _is_even(made) and each.numel():
-            raise MixesRows(f"it takes rows of the batch by their number ({op.facts.name})")
+            raise MixesRows(meet(op.facts.name))
         watch.put(each, made)
     return result
+
+
+def _check_places(watch: Watch, op: Operation, label: Label) -> None:
+    """Whether rows are taken by their number: what takes all of these may not take all of the whole batch's."""
+    name = op.facts.name
+    if label.order is None or name not in _TAKES:
+        return
+    place = op.facts.names.index("dim")
+    dim = op.given(place) if op.given(place) is not None else 0
+    if dim % len(label.ids.shape) != label.axis:
+        return
+    whole = len(label.order) // watch.counts.mine * watch.counts.whole
+    bounds = [each for each in op.facts.names if each in ("end", "split_size", "length")]
+    for bound in bounds:
+        number = op.given(op.facts.names.index(bound))
+        if isinstance(number, int) and number < whole and number not in watch.counted:
+            raise MixesRows(meet(name))
 
 
 def _is_even(label: Label) -> bool:
