@@ -47,7 +47,11 @@ class Functions(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._result(func, args, kwargs or {})
+        try:
+            result = self._result(func, args, kwargs or {})
+        except MixesRows as found:
+            self._watch.counts.problem = self._watch.counts.problem or str(found)
+            raise
         for each in tensors((result,)):
             if self._watch.of(each) is not None:
                 self._note(each)
