@@ -23,7 +23,7 @@ from ronde.rowwise.normalize import normalize
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.repeat import matched
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["functions_tried"]
 
@@ -46,7 +46,7 @@ def functions_tried(watch: Watch) -> Iterator[None]:
                 raise MixesRows(meet(kind.__name__))
             return run(*args)
         if watch.ranks.normalizes(kind):
-            return _normalized(watch, args, run)
+            return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
@@ -64,7 +64,8 @@ def _is_users(kind: Any) -> bool:
     return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
 
 
-def _normalized(watch: Watch, args: Any, run: Callable[..., Any]) -> Any:
+def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+    watch.sequence.steps.append((kind.__name__, ()))
     value, *others = tensors(args)
     running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
     return normalize(watch, value, running, lambda: run(*args))
@@ -89,7 +90,7 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
         labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
     if not all(type(label) is Label and label.order is not None for label in labels):
         raise MixesRows(meet(name))
-    with watch.looking_away(noted=True):
+    with watch.looking_away(Away.NOTED):
         result = run(*args)
     results = tensors((result,))
     given = {id(each) for each in tensors(args)}

@@ -53,7 +53,11 @@ class Functions(TorchFunctionMode):
         steered = False
         if self._watch.noting:
             args, kwargs, steered = without_notes(args, kwargs)
-        result = self._result(func, args, kwargs)
+        try:
+            result = self._result(func, args, kwargs)
+        except MixesRows as found:
+            self._watch.counts.problem = self._watch.counts.problem or str(found)
+            raise
         for each in tensors((result,)):
             mark = self._watch.of(each)
             if mark is None and steered:

@@ -9,23 +9,26 @@ import torch
 
 from ronde.rowwise.labels import Label, Mixed
 from ronde.rowwise.mixes_rows import MixesRows
-from ronde.rowwise.operation import Operation, tensors
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.operation import Operation, facts_of, tensors
+from ronde.rowwise.sequence import NORMS
+from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["carry_out", "is_norm_of_batch", "normalize"]
 
-_NAMES = {
-    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
-    *("cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_with_update_functional"),
-}
-
-
 def is_norm_of_batch(watch: Watch, op: Operation) -> bool:
     """Whether it is a batch norm in training that ranks carry out together."""
-    if op.facts.name not in _NAMES:
+    return op.facts.name in NORMS and is_training(op.func, op.args, op.kwargs) and watch.ranks.normalizes(op.func)
+
+
+def is_training(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a batch norm, as an operation of torch, makes statistics of what it is given."""
+    facts = facts_of(func)
+    if facts.name not in NORMS:
         return False
-    training = "training" not in op.facts.names or op.given(op.facts.names.index("training"))
-    return bool(training) and watch.ranks.normalizes(op.func)
+    if "training" not in facts.names:
+        return True
+    place = facts.names.index("training")
+    return bool(args[place] if place < len(args) else kwargs.get("training"))
 
 
 def carry_out(watch: Watch, op: Operation) -> Any:
@@ -55,12 +58,8 @@ def normalize(
         watch.joint = True
         if problem := watch.ranks.agree(""):
             raise Elsewhere(problem)
-    watch.keeping = True
-    try:
-        with watch.looking_away(noted=True):
-            result = run()
-    finally:
-        watch.keeping = False
+    with watch.looking_away(Away.JOINED):
+        result = run()
     first, *others = tensors((result,))
     with torch._C.DisableTorchFunction():
         watch.made([first, *others])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ from ronde.rowwise.order import Orders
 from ronde.rowwise.outputs import axes_of, same_as
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.sequence import Sequence as Steps
+from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import Verdict
-from ronde.rowwise.watch import Ranks, Watch
+from ronde.rowwise.watch import Away, Ranks, Watch
 
 __all__ = ["Observation"]
 
@@ -103,7 +104,9 @@ class Observation:
         torch.clear_autocast_cache()
         with _watched(watch, self._module, kept), self._notes.put() if self._notes else nullcontext():
             box = [plain()]
-        watch.away = 1
+        watch.away = Away.ENDED
+        if watch.counts.problem:  # and the model has gone on
+            raise MixesRows(watch.counts.problem)
         results = list(leaves(box[0]))
         outputs = axes_of(watch, results)
         same = same_as(results, self._values)
@@ -128,8 +131,8 @@ class Observation:
         return self._with_marks(Verdict(False, reason, self._axes))
 
     def _failed(self, error: Exception) -> Verdict:
-        if self._watch.problem:  # TorchScript tells of an error of its own in place of what ended it
-            return self._refused(self._watch.problem)
+        if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
+            return self._refused(self._watch.counts.problem)
         if isinstance(error, Opaque):
             return self._refused(f"it returns tensors inside a {error}")
         lines = str(error).strip().splitlines() or [""]
@@ -156,7 +159,7 @@ class Observation:
 @contextmanager
 def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None]:
     with ExitStack() as around:
-        around.enter_context(_uncompiled(module))
+        around.enter_context(uncompiled(module))
         around.enter_context(functions_tried(watch))
         around.enter_context(_lengths_watched(watch))
         around.enter_context(Observer(watch))
@@ -179,17 +182,3 @@ def _lengths_watched(watch: Watch) -> Iterator[None]:
         yield
     finally:
         builtins.len = plain
-
-
-def _uncompiled(module: torch.nn.Module) -> AbstractContextManager[Any]:
-    """Inside, what of a module was compiled runs as it was written: a mode sees nothing of a graph."""
-    if not any(map(_is_compiled, module.modules())):
-        return nullcontext()
-    stance: Any = torch.compiler.set_stance("force_eager")
-    return stance
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules

@@ -17,7 +17,7 @@ from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
 from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["Observer"]
 
@@ -45,14 +45,13 @@ class Observer(TorchDispatchMode):
             try:
                 return self._carried_out(func, args, kwargs)
             except MixesRows as found:
-                # TorchScript tells of an error of its own in its place.
-                self._watch.problem = self._watch.problem or str(found)
+                self._watch.counts.problem = self._watch.counts.problem or str(found)
                 raise
 
     def _carried_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
         if watch.away:
-            if watch.noted:
+            if watch.away is not Away.TRIED:
                 self._note(Operation(func, args, kwargs, watch.of))
             return func(*args, **kwargs)
         op = Operation(func, args, kwargs, watch.of)
@@ -66,13 +65,15 @@ class Observer(TorchDispatchMode):
     def _note(self, op: Operation) -> None:
         """It is a part of a function that is looked at as one."""
         watch = self._watch
+        watch.undo.keep(op.written, watch.marks)
+        if watch.away is not Away.NOTED:
+            return
         watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
         _check_words(op)
         for target in op.written:
             name = watch.undo.name_of(target)
-            if name is not None and not watch.keeping and not watch.marks.is_new(target):
+            if name is not None and not watch.marks.is_new(target):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-        watch.undo.keep(op.written, watch.marks)
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out without being handed over: a recurrent layer."""

@@ -42,7 +42,7 @@ class Order:
         others = (self.rows != self.rows[0]).nonzero()
         inner = int(others[0]) if len(others) else len(self)
         outer, rest = divmod(len(self), mine * inner)
-        expected = torch.arange(mine).repeat_interleave(inner).repeat(outer)
+        expected = torch.arange(mine, device="cpu").repeat_interleave(inner).repeat(outer)
         return None if rest or not torch.equal(expected, self.rows) else (outer, inner)
 
     def places(self, part: int) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Orders:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._known: dict[bytes, Order] = {}
-        self.batch = self.of(torch.arange(counts.mine))
+        self.batch = self.of(torch.arange(counts.mine, device="cpu"))
 
     def of(self, rows: torch.Tensor) -> Order:
         rows = rows.contiguous()
@@ -90,4 +90,4 @@ class Orders:
 
     def repeated(self, outer: int, inner: int) -> Order:
         """Each row so many times one after the other, and all of that again."""
-        return self.of(torch.arange(self._counts.mine).repeat_interleave(inner).repeat(outer))
+        return self.of(torch.arange(self._counts.mine, device="cpu").repeat_interleave(inner).repeat(outer))

@@ -18,7 +18,7 @@ from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Label, Mark, Mixed, Relative, along
 from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
 from ronde.rowwise.order import Order
-from ronde.rowwise.watch import Watch
+from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["carry_out", "learn", "mark_results", "matched"]
 
@@ -60,7 +60,7 @@ def carry_out(watch: Watch, op: Operation, *, noted: bool = False) -> Any:
     """
     learnt = learn(watch, op)
     if noted:
-        with watch.looking_away(noted=True):
+        with watch.looking_away(Away.NOTED):
             result = op.run()
     else:
         result = op.run()
@@ -76,15 +76,18 @@ def learn(watch: Watch, op: Operation) -> _Learnt:
 
 def mark_results(watch: Watch, op: Operation, result: Any, learnt: _Learnt) -> None:
     """Know of the results what was learnt, if the few first rows are as they were by themselves."""
-    results = op.written or tensors((result,))
+    with torch.no_grad(), watch.looking_away():
+        _mark_results(watch, op, op.written or tensors((result,)), learnt)
+
+
+def _mark_results(watch: Watch, op: Operation, results: Sequence[torch.Tensor], learnt: _Learnt) -> None:
     if not op.written:
         watch.made(results)
     for place, each in enumerate(results):
         outcome = learnt.found[place] if place < len(learnt.found) else _MIXED
         mark = outcome.mark(each, op.facts.name)
         if type(mark) is Label and mark.order is not None and place < len(learnt.few):
-            with torch.no_grad(), watch.looking_away():
-                same = alike(mark.order.pick(each, mark.axis, 0), learnt.few[place])
+            same = alike(mark.order.pick(each, mark.axis, 0), learnt.few[place])
             mark = mark if same else Mixed(op.facts.name)
         watch.overwrite(op, each, mark) if op.written else watch.put(each, mark)
 

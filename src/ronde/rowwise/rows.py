@@ -51,6 +51,7 @@ class Counts:
         parts: those of the few first rows on which operations are tried, and of two parts of these.
         branches: comparisons with a number of rows that were made, in order.
         alive: how many of these numbers there are.
+        problem: why the call must not be cut; kept here, as a model may go on after any exception.
     """
 
     whole: int
@@ -58,6 +59,7 @@ class Counts:
     parts: tuple[int, int, int] = (0, 0, 0)
     branches: list[Branch] = dataclasses.field(default_factory=list)
     alive: int = 0
+    problem: str = ""
 
     @staticmethod
     def of(whole: int, mine: int) -> Counts:
@@ -116,15 +118,20 @@ class Rows(int):
         return self
 
     def _refuse(self, *_: Any) -> Any:
-        raise MixesRows(COUNTS)
+        raise _counted(self.counts)
 
     def _as_number(self, other: Any = None, *_: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        raise MixesRows(COUNTS)
+        raise _counted(self.counts)
 
     __int__ = __float__ = __str__ = __repr__ = __format__ = __round__ = __trunc__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _as_number
+
+
+def _counted(counts: Counts) -> MixesRows:
+    counts.problem = counts.problem or COUNTS
+    return MixesRows(COUNTS)
 
 
 _Binary = Callable[[Any, Any], Any]
@@ -136,7 +143,7 @@ def _compared(number: Rows, other: Any, compare: _Binary) -> Any:
     counts = number.counts
     branch = Branch(compare, number.at, _function_of(other))
     if not branch.holds_for_both(counts.whole, counts.mine):
-        raise MixesRows(COUNTS)
+        raise _counted(counts)
     counts.branches.append(branch)
     return branch.at(counts.mine)
 
@@ -144,9 +151,9 @@ def _compared(number: Rows, other: Any, compare: _Binary) -> Any:
 def _combined(number: Rows, other: Any, combine: _Binary) -> Any:
     if isinstance(other, (torch.Tensor, list, tuple, str, bytes)):
         return NotImplemented
-    if not isinstance(other, int):
-        raise MixesRows(COUNTS)
     counts, left, right = number.counts, number.at, _function_of(other)
+    if not isinstance(other, int):
+        raise _counted(counts)
 
     def at(rows: int) -> int:
         return combine(left(rows), right(rows))
@@ -154,7 +161,7 @@ def _combined(number: Rows, other: Any, combine: _Binary) -> Any:
     try:
         values = {at(rows) for rows in (counts.whole, counts.mine, *counts.parts)}
     except ArithmeticError:
-        raise MixesRows(COUNTS) from None
+        raise _counted(counts) from None
     return values.pop() if len(values) == 1 else Rows(counts, at)
 
 

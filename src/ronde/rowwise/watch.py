@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,7 +19,16 @@ from ronde.rowwise.rows import Counts
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.undo import Undo
 
-__all__ = ["Ranks", "Watch"]
+__all__ = ["Away", "Ranks", "Watch"]
+
+
+class Away(enum.Enum):
+    """Why operations are not looked at."""
+
+    TRIED = "they are not the model's: something is tried, or rows are compared"
+    NOTED = "they are parts of something that is looked at as one operation"
+    JOINED = "they normalize by statistics of the whole batch"
+    ENDED = "the call has ended"
 
 
 class Ranks(Protocol):
@@ -52,9 +62,7 @@ class Watch:
     Attributes:
         forms: of operations that were tried: what was found of their results.
         draws: random operations on rows, in order.
-        away: while this is not nought operations are carried out unseen.
-        noted: operations that are carried out unseen are parts of the model nevertheless.
-        keeping: and may keep statistics.
+        away: why operations are carried out without being looked at; None where they are looked at.
         checking: what is under way looks at values only to check them.
         drawn: where the rows of the next random operation lie, when sizes tell.
         noting: numbers are given to the model that note what they decide.
@@ -62,7 +70,6 @@ class Watch:
         joint, batchless: rows were, or something else was, normalized over the batch.
         foreign: leaves with a gradient were used that are not the module's.
         drew: something was drawn.
-        problem: why it must not be cut.
     """
 
     counts: Counts
@@ -73,9 +80,7 @@ class Watch:
     sequence: Sequence = dataclasses.field(default_factory=Sequence)
     forms: dict[Any, Any] = dataclasses.field(default_factory=dict)
     draws: list[Draw] = dataclasses.field(default_factory=list)
-    away: int = 0
-    noted: bool = False
-    keeping: bool = False
+    away: Away | None = None
     checking: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
@@ -84,23 +89,16 @@ class Watch:
     batchless: bool = False
     foreign: bool = False
     drew: bool = False
-    problem: str = ""
     _generators: dict[torch.device, torch.Generator] = dataclasses.field(default_factory=dict)
 
     @contextmanager
-    def looking_away(self, *, noted: bool = False) -> Iterator[None]:
-        """Inside, operations are carried out unseen.
-
-        Args:
-            noted: they are the model's own, so calls are compared by them and what they write is kept.
-        """
-        before, self.noted = self.noted, noted
-        self.away += 1
+    def looking_away(self, kind: Away = Away.TRIED) -> Iterator[None]:
+        """Inside, operations are carried out without being looked at."""
+        before, self.away = self.away, kind
         try:
             yield
         finally:
-            self.away -= 1
-            self.noted = before
+            self.away = before
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Of random values to try operations on."""
