@@ -44,7 +44,8 @@ def functions_tried(watch: Watch) -> Iterator[None]:
                 raise MixesRows(meet(kind.__name__))
             return run(*args)
         if watch.ranks.normalizes(kind):
-            return _normalized(watch, kind, args, run)
+            with torch._C.DisableTorchFunction():
+                return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
@@ -187,7 +188,9 @@ def _backward(
         results = tensors((run(*args),))
         if not given:
             given += [
-                torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(each.dtype)
+                torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(
+                    each.dtype
+                )
                 if each.requires_grad
                 else None
                 for each in results
@@ -195,9 +198,7 @@ def _backward(
         wanted = [each for each in tensors(args) if each.requires_grad]
         pairs = [(a, b * factor) for a, b in zip(results, given, strict=True) if b is not None]
         found = iter(
-            torch.autograd.grad(
-                [a for a, _ in pairs], wanted, [b for _, b in pairs], allow_unused=True
-            )
+            torch.autograd.grad([a for a, _ in pairs], wanted, [b for _, b in pairs], allow_unused=True)
         )
         gradients = [next(found) if each.requires_grad else None for each in tensors(args)]
     return [each if each is None else each.detach() / factor for each in gradients]

@@ -21,8 +21,8 @@ from ronde.rowwise.labels import Marks
 from ronde.rowwise.normalize import is_training
 from ronde.rowwise.operation import facts_of, tensors
 from ronde.rowwise.sequence import Sequence, Step, difference, step_of
-from ronde.rowwise.undo import Undo
 from ronde.rowwise.uncompiled import uncompiled
+from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
 
 __all__ = ["Comparison"]

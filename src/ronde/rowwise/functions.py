@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ronde.rowwise import repeat
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
-from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows
+from ronde.rowwise.mixes_rows import BACKWARD, COUNTS, HOST_READ, MixesRows
 from ronde.rowwise.operation import Facts, Operation, replaced, tensors
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
@@ -27,8 +27,17 @@ __all__ = ["Functions"]
 
 _shape: Any = torch.Tensor.shape.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _READS = {
-    *("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "__reduce_ex__", "__contains__"),
-    *("data_ptr", "storage", "untyped_storage", "__deepcopy__"),
+    *(
+        "tolist",
+        "numpy",
+        "__array__",
+        "__dlpack__",
+        "__repr__",
+        "__format__",
+        "__reduce_ex__",
+        "__contains__",
+    ),
+    *("data_ptr", "__deepcopy__"),
 }
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 _SPREADS = {"expand", "broadcast_to", "repeat", "tile"}
@@ -70,29 +79,32 @@ class Functions(TorchFunctionMode):
         rows = list(_rows_in((args, kwargs)))
         if rows:
             return self._counted(func, name, args, kwargs, rows)
-        if func in _CHECK_RANGE:
-            return self._checked(func, args, kwargs)
-        if func in _ONE_OPERATION and self._watch.of(args[0]) is not None and not _keeps_statistics(args, kwargs):
+        if func in _CHECK_RANGE and (len(args) > 1 or "num_classes" in kwargs):
+            return self._within(func, args, kwargs, "checking")
+        if name in _NOISES:
+            return self._within(func, args, kwargs, "makes_noise")
+        if (
+            func in _ONE_OPERATION
+            and self._watch.of(args[0]) is not None
+            and not _keeps_statistics(args, kwargs)
+        ):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
             return repeat.carry_out(self._watch, op, noted=True)
         return func(*args, **kwargs)
 
-    def _checked(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """One that looks whether its operand is in range."""
-        watch = self._watch
-        watch.checking = len(args) > 1 or "num_classes" in kwargs
+    def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
+        """One of which the operations are taken for something else than by themselves."""
+        setattr(self._watch, what, True)
         try:
             return func(*args, **kwargs)
         finally:
-            watch.checking = False
+            setattr(self._watch, what, False)
 
     def _check(self, func: Any, name: str, args: Any) -> None:
         if name in _HOOKS:
-            raise MixesRows(
-                f"it asks for gradients inside ({name}), which would be those of one rank's rows"
-            )
+            raise MixesRows(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
         if name == "backward":
-            raise MixesRows("its forward runs backward")
+            raise MixesRows(BACKWARD)
         if name in _READS and self._watch.of(args[0]) is not None and not only_checks():
             raise MixesRows(HOST_READ)
         if name == "__set__" or name == "requires_grad_":
@@ -226,7 +238,9 @@ class Functions(TorchFunctionMode):
             whole, *others = parts
             if all(each.shape == made.shape and torch.equal(each, made) for each in parts):
                 return
-            dims = [dim for dim in range(made.dim()) if made.dim() == whole.dim() and _differ(made, parts, dim)]
+            dims = [
+                dim for dim in range(made.dim()) if made.dim() == whole.dim() and _differ(made, parts, dim)
+            ]
             times, rest = divmod(made.shape[dims[0]], watch.counts.mine) if len(dims) == 1 else (0, 1)
             if not rest:
                 order = watch.orders.repeated(1, times)
@@ -249,7 +263,10 @@ class Functions(TorchFunctionMode):
 
 # They come as many operations, of which some take rows for something else.
 _ONE_OPERATION = {F.instance_norm, torch.instance_norm, F.embedding_bag, torch.embedding_bag}
+# It looks whether its operand is in range.
 _CHECK_RANGE = {F.one_hot}
+# They make noise for each row and channel, of a size that Python does not see.
+_NOISES = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout"}
 
 
 def _keeps_statistics(args: Any, kwargs: Any) -> bool:
@@ -263,7 +280,10 @@ _DRAWS = {"rand", "randn", "randint", "normal", "empty", "new_empty", "empty_str
 
 
 def _differ(made: torch.Tensor, parts: Sequence[torch.Tensor], dim: int) -> bool:
-    return any(each.shape[dim] != made.shape[dim] for each in parts) or parts[1].shape[dim] != parts[0].shape[dim]
+    return (
+        any(each.shape[dim] != made.shape[dim] for each in parts)
+        or parts[1].shape[dim] != parts[0].shape[dim]
+    )
 
 
 def _times(counts: Any, length: int) -> int:
@@ -299,4 +319,3 @@ def _rows_in(value: Any) -> Iterator[Rows]:
         yield from _rows_in(tuple(value.values()))
     elif isinstance(value, slice):
         yield from _rows_in((value.start, value.stop, value.step))
-

@@ -153,27 +153,33 @@ _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionTyp
 
 def _held_for_backward(tensor: torch.Tensor) -> int:
     """How many objects hold a tensor that are there for backward only."""
-    return sum(_is_for_backward(each, 2) for each in gc.get_referrers(tensor))
+    ours: list[Any] = []
+    return sum(_is_for_backward(each, 2, ours) for each in _referrers(tensor, ours))
 
 
-def _is_for_backward(holder: Any, depth: int) -> bool:
+def _is_for_backward(holder: Any, depth: int, ours: list[Any]) -> bool:
     """Whether it is, or is held by, a context of a function or a part of a checkpoint, or by no object at all:
     what a hook has packed is held by the graph."""
     if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
         return True
     if not depth or not isinstance(holder, (dict, list, tuple, types.CellType)):
         return False
-    holders = [each for each in gc.get_referrers(holder) if not _is_ours(each)]
-    return all(_is_for_backward(each, depth - 1) for each in holders)
+    return all(_is_for_backward(each, depth - 1, ours) for each in _referrers(holder, ours))
+
+
+def _referrers(value: Any, ours: list[Any]) -> list[Any]:
+    """What holds a value, without those that look for it here: frames, and lists of what was found."""
+    found = gc.get_referrers(value)
+    ours += [ours, found]
+    passing = (types.FrameType, types.GeneratorType, type(iter(found)))
+    found[:] = [
+        each for each in found if not isinstance(each, passing) and all(each is not one for one in ours)
+    ]
+    return found
 
 
 def _home(holder: Any) -> str:
     return holder.__module__ if isinstance(holder, types.FunctionType) else type(holder).__module__
-
-
-def _is_ours(holder: Any) -> bool:
-    """Whether it is what looks for holders itself."""
-    return isinstance(holder, types.FrameType) or type(holder).__name__ in ("list_iterator", "generator")
 
 
 def _take_back(tensor: torch.Tensor) -> None:

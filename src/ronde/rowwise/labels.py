@@ -48,7 +48,9 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
     """
     axes = [axis for axis in range(ids.dim()) if ids.shape[axis] > 1 and ids.stride(axis)]
     if len(axes) > 1:
-        axes = [axis for axis in axes if not torch.equal(ids.select(axis, 0).unsqueeze(axis).expand_as(ids), ids)]
+        axes = [
+            axis for axis in axes if not torch.equal(ids.select(axis, 0).unsqueeze(axis).expand_as(ids), ids)
+        ]
     if len(axes) != 1:
         return Label(ids)
     rows = ids[tuple(slice(None) if axis == axes[0] else 0 for axis in range(ids.dim()))]
@@ -59,7 +61,9 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
 
 
 def _is_same_view(rows: torch.Tensor, others: torch.Tensor) -> bool:
-    return len(rows) == len(others) and rows.data_ptr() == others.data_ptr() and rows.stride() == others.stride()
+    return (
+        len(rows) == len(others) and rows.data_ptr() == others.data_ptr() and rows.stride() == others.stride()
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

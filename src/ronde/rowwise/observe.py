@@ -18,7 +18,7 @@ from ronde.boundary.tree import Opaque, leaves
 from ronde.rowwise.backward import functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.mixes_rows import BACKWARD, MixesRows
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observer import Observer
 from ronde.rowwise.order import Orders
@@ -45,9 +45,7 @@ class Observation:
         ranks: the run in which it is called.
     """
 
-    def __init__(
-        self, module: torch.nn.Module, call: Any, axes: Sequence[int | None], ranks: Ranks
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, call: Any, axes: Sequence[int | None], ranks: Ranks) -> None:
         self._module, self._axes = module, tuple(axes)
         self._values = list(leaves(call))
         counts = Counts.of(ranks.rows, ranks.mine)
@@ -89,6 +87,8 @@ class Observation:
         watch.away = Away.ENDED
         if watch.counts.problem:  # and the model has gone on
             raise MixesRows(watch.counts.problem)
+        if watch.undo.has_gradients():
+            raise MixesRows(BACKWARD)
         results = list(leaves(box[0]))
         outputs = axes_of(watch, results)
         same = same_as(results, self._values)

@@ -176,9 +176,7 @@ def _of_joined(watch: Watch, op: Operation) -> list[Order] | None:
     return None if own or not alike or first.order is None else [first.order]
 
 
-def _tried(
-    watch: Watch, op: Operation, candidates: Sequence[Order], kind: type[_Actual]
-) -> _Learnt | None:
+def _tried(watch: Watch, op: Operation, candidates: Sequence[Order], kind: type[_Actual]) -> _Learnt | None:
     """What is found of the results; nothing where rows meet, None where it cannot be carried out so."""
     failed = True
     lengths = dict(_lengths(op))
@@ -342,7 +340,11 @@ def _matched(
         found = matched(whole, parts, candidates)
         if not labels and all(part.shape == whole.shape and alike(whole, part) for part in parts):
             found = _Found()
-        if relative and found.mixed and (not labels or (not _is_real(whole) and whole.dtype is not torch.bool)):
+        if (
+            relative
+            and found.mixed
+            and (not labels or (not _is_real(whole) and whole.dtype is not torch.bool))
+        ):
             found = _Found(parts=(whole, *parts))
         yield found
 

@@ -64,6 +64,7 @@ class Watch:
         draws: random operations on rows, in order.
         away: why operations are carried out without being looked at; None where they are looked at.
         checking: what is under way looks at values only to check them.
+        makes_noise: what is under way makes it for each row.
         drawn: where the rows of the next random operation lie, when sizes tell.
         counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
@@ -81,6 +82,7 @@ class Watch:
     draws: list[Draw] = dataclasses.field(default_factory=list)
     away: Away | None = None
     checking: bool = False
+    makes_noise: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
     joint: bool = False
