@@ -75,6 +75,11 @@ def contrasted(self: Any, x: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(made @ made.T, torch.arange(len(x)))
 
 
+def total(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.count += len(x)
+    return self.layer(x)
+
+
 class Mixed(Doubled):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -181,6 +186,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "mixing hook": lambda: hooked(lambda gradient: gradient / gradient.norm()),
     "clipping hook": lambda: hooked(lambda gradient: gradient.clamp(-1, 1)),
+    "sparse": lambda: of_table(lambda self, x: torch.sparse.mm(x.to_sparse_csr(), self.layer.weight)),
     "writes back": lambda: of_table(
         lambda self, x: x.index_copy_(0, torch.arange(len(x)).flip(0), x.clone())
     ),
@@ -196,7 +202,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "entries": lambda: of_table(lambda self, x: x * x.mean(1).numel()),
     "stride": lambda: of_table(lambda self, x: x / x.T.contiguous().stride(0)),
     "int of count": lambda: of_table(lambda self, x: x / int(x.shape[0])),
-    "list of shape": lambda: of_table(lambda self, x: x / list(x.shape)[0]),
+    "list of shape": lambda: of_table(lambda self, x: x / next(iter(x.shape))),
     "text of count": lambda: of_table(lambda self, x: x / int(str(x.shape[0]))),
     "ones summed": lambda: of_table(lambda self, x: x / torch.ones(len(x)).sum()),
     "dropout by count": lambda: of_table(lambda self, x: F.dropout(x, 1 / x.shape[0])),
@@ -206,6 +212,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "rows numbered": lambda: of_table(lambda self, x: x + [i for i, _ in enumerate(x)][-1]),
     "pieces": lambda: of_table(lambda self, x: x * len(x.split(1))),
     "count written down": lambda: of_table(lambda self, x: x.view(4 * ROWS, 6)),
+    "total": lambda: of_table(total, count=torch.zeros(1)),
     # Rows are kept.
     "count kept": lambda: of_table(
         lambda self, x: then(self, lambda: setattr(self, "n", self.n + len(x)), lambda: self.layer(x)), n=0

@@ -1,4 +1,4 @@
-"""Models as people write them are cut, whichever number of rows a rank has, and give what they give unobserved."""
+"""Models as people write them are cut, however many rows a rank has, and give what they give unobserved."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """An `autograd.Function` of the script's: its forward and its backward are tried as one operation each.
 
-What torch's own operations do in backward follows from what they do in forward. What a script's function does must
-be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and their sum where
-there are no rows. On shards gradients are as many times larger as there are ranks, so it must be linear, too.
+What torch's own operations do in backward follows from what they do in forward. What a script's function
+does must be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and
+their sum where there are no rows. On shards gradients are as many times larger as there are ranks, so it
+must be linear, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Label, Mixed, along
@@ -103,8 +105,13 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
             fits = found is not None and each.shape[found[0]] == len(found[1])
             watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
         if torch.is_grad_enabled() and any(each.requires_grad for each in results):
-            _compare_backward(watch, args, run, axes)
+            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+                _compare_backward(watch, args, run, axes)
     return result
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A later call is compared with the observed one, before anything that differs is carried out.
 
-A counter that decides a branch, a factor that is another one at each call: an observed call shows none of these. So
-some later calls are compared by their operations and the numbers in them. One that differs is unwound as an observed
-one is, and then observed anew.
+A counter that decides a branch, a factor that is another one at each call: an observed call shows none of
+these. So some later calls are compared by their operations and the numbers in them. One that differs is
+unwound as an observed one is, and then observed anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random operations: those on rows are carried out as one device would, and this rank's rows of them taken."""
+"""Random operations: those on rows are carried out as one device would, and our rows of them taken."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rows that are still there when an observed call has ended, and are not its output: something keeps them.
 
-What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function) is
-found by counting references: a tensor that the script can reach has more of them than the gradient graph and the
-output account for.
+What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function)
+is found by counting references: a tensor that the script can reach has more of them than the gradient graph
+and the output account for.
 """
 
 from __future__ import annotations
@@ -32,18 +32,11 @@ _ELSEWHERE = "it keeps values of the batch in a variable or object that is not i
 def check_tree(watch: Watch, module: torch.nn.Module) -> None:
     """Refuse what the module's tree holds of the batch, or of the number of its rows."""
     held = Held.by(module)
-    for name, tensor in held.tensors:
-        if _is_of_rows(watch, tensor):
-            raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-    if held.counts:
-        raise MixesRows(f"it keeps {held.counts[0]}, which depends on the batch, on itself")
+    kept = [name for name, tensor in held.tensors if type(watch.of(tensor)) not in (type(None), Drawn)]
+    for name in (*kept, *held.counts):
+        raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
     if watch.undo.arguments.changed():
         raise MixesRows("it changes a list, dict or object among its arguments")
-
-
-def _is_of_rows(watch: Watch, tensor: torch.Tensor) -> bool:
-    mark = watch.of(tensor)
-    return mark is not None and type(mark) is not Drawn
 
 
 class Kept:
@@ -73,48 +66,76 @@ class Kept:
         """
         if torch.is_grad_enabled() and not _tells_of_graphs():
             return
-        expected = _references_from(output)
-        if self._kept(expected) or self._counts.alive:
+        returned = _Returned(output)
+        if self._held(returned) or self._counts.alive:
             gc.collect()
-            kept = tuple(self._kept(expected))
-            for tensor in kept:
+            held = tuple(self._held(returned))
+            for tensor in held:
                 _take_back(tensor)
-            if kept or self._counts.alive:
+            if held or self._counts.alive:
                 raise MixesRows(_ELSEWHERE)
-
-    def _kept(self, expected: Counter[int]) -> list[torch.Tensor]:
-        """Tensors that have more holders than are accounted for.
-
-        Args:
-            expected: how often the output refers to each.
-        """
-        found: list[torch.Tensor] = []
-        given = {id(ref()) for ref, _ in self._given}
-        for ref, before in self._given:
-            tensor = ref()
-            if tensor is not None:
-                self._judge(tensor, before - 1 + expected[id(tensor)], found)
-        for ref in self._made.values():
-            tensor = ref()
-            if tensor is not None and id(tensor) not in given:
-                self._judge(tensor, expected[id(tensor)], found)
-        return found
-
-    def _judge(self, tensor: torch.Tensor, expected: int, found: list[torch.Tensor]) -> None:
-        excess = _holders(tensor) - 2 - expected  # this function and its caller hold it too
-        if excess > 0 and excess > _held_for_backward(tensor):
-            found.append(tensor)
 
     def after_step(self) -> list[str]:
         """What is held of this call when a training step has ended, as "a tensor of shape [8, 6]"."""
         self._given = []
         gc.collect()
-        return [f"a tensor of shape {list(each.shape)}" for each in self._kept(Counter())]
+        return [f"a tensor of shape {list(each.shape)}" for each in self._held(_Returned([]))]
+
+    def _held(self, returned: _Returned) -> list[torch.Tensor]:
+        """Tensors that have more holders than are accounted for."""
+        found: list[torch.Tensor] = []
+        given = {id(ref()) for ref, _ in self._given}
+        for ref, before in self._given:
+            tensor = ref()
+            if tensor is not None and returned.is_held_elsewhere(tensor, before - 1):
+                found.append(tensor)
+        for ref in self._made.values():
+            tensor = ref()
+            if tensor is not None and id(tensor) not in given and returned.is_held_elsewhere(tensor, 0):
+                found.append(tensor)
+        return found
+
+
+class _Returned:
+    """What a call returned: the containers, and how often they refer to which tensors.
+
+    Args:
+        output: a list that holds it.
+    """
+
+    def __init__(self, output: list[Any]) -> None:
+        self._references: Counter[int] = Counter()
+        self._containers = {id(self)}
+        pending: list[Any] = [output]
+        while pending:
+            each = pending.pop()
+            if id(each) in self._containers:
+                continue
+            self._containers.add(id(each))
+            for held in gc.get_referents(each):
+                if isinstance(held, torch.Tensor):
+                    self._references[id(held)] += 1
+                elif not isinstance(held, _NO_DATA):
+                    pending.append(held)
+
+    def is_held_elsewhere(self, tensor: torch.Tensor, before: int) -> bool:
+        """Whether it has more holders than before, these and what is there for backward only."""
+        # This function and its caller hold it too.
+        excess = _holders(tensor) - 2 - before - self._references[id(tensor)]
+        return excess > 0 and excess > sum(_is_for_backward(each, 2) for each in self._referrers(tensor))
+
+    def _referrers(self, tensor: torch.Tensor) -> list[Any]:
+        return [each for each in _referrers(tensor) if id(each) not in self._containers]
+
+
+_NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
+_PASSING = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """References to a tensor from Python, that of the asking function too."""
-    return sys.getrefcount(tensor) - (tensor._use_count() > 1) - 2
+    """References to a tensor from Python, that of the asking function too, but not that of the graph."""
+    held: Any = tensor
+    return sys.getrefcount(tensor) - (held._use_count() > 1) - 3
 
 
 @functools.cache
@@ -130,52 +151,28 @@ def _tells_of_graphs() -> bool:
         return result.requires_grad and both == alone + 1
 
 
-def _references_from(output: list[Any]) -> Counter[int]:
-    """How often tensors are referred to by what was returned."""
-    found: Counter[int] = Counter()
-    seen: set[int] = set()
-    pending: list[Any] = [output]
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        for held in gc.get_referents(each):
-            if isinstance(held, torch.Tensor):
-                found[id(held)] += 1
-            elif not isinstance(held, _NO_DATA):
-                pending.append(held)
-    return found
+def _referrers(value: Any) -> list[Any]:
+    """What holds a value, without what looks for it here."""
+    return [each for each in gc.get_referrers(value) if not isinstance(each, _PASSING)]
 
 
-_NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
+def _is_for_backward(holder: Any, depth: int) -> bool:
+    """Whether it is, or is held by, a function's context or a part of a checkpoint, or by no object at all.
 
-
-def _held_for_backward(tensor: torch.Tensor) -> int:
-    """How many objects hold a tensor that are there for backward only."""
-    ours: list[Any] = []
-    return sum(_is_for_backward(each, 2, ours) for each in _referrers(tensor, ours))
-
-
-def _is_for_backward(holder: Any, depth: int, ours: list[Any]) -> bool:
-    """Whether it is, or is held by, a context of a function or a part of a checkpoint, or by no object at all:
-    what a hook has packed is held by the graph."""
+    What a hook for saved tensors has packed is held by the graph, which is none of Python's.
+    """
     if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
         return True
     if not depth or not isinstance(holder, (dict, list, tuple, types.CellType)):
         return False
-    return all(_is_for_backward(each, depth - 1, ours) for each in _referrers(holder, ours))
+    found = _referrers(holder)
+    # Of a list that was found on the way there is nothing to know.
+    return all(_is_for_backward(each, depth - 1) for each in found if not _is_passing(each, holder))
 
 
-def _referrers(value: Any, ours: list[Any]) -> list[Any]:
-    """What holds a value, without those that look for it here: frames, and lists of what was found."""
-    found = gc.get_referrers(value)
-    ours += [ours, found]
-    passing = (types.FrameType, types.GeneratorType, type(iter(found)))
-    found[:] = [
-        each for each in found if not isinstance(each, passing) and all(each is not one for one in ours)
-    ]
-    return found
+def _is_passing(holder: Any, held: Any) -> bool:
+    """Whether it is a list of holders, made here."""
+    return isinstance(holder, list) and any(each is held for each in holder) and not _referrers(holder)
 
 
 def _home(holder: Any) -> str:

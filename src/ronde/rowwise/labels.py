@@ -1,17 +1,20 @@
-"""What is known of a tensor: which row of the batch each of its entries belongs to, or what else it is made of.
+"""What is known of a tensor: which row of the batch each of its entries belongs to, or what else it is made
+of.
 
-It is known by memory, not by tensor: `.data`, `detach` and the copies that autograd makes of a tensor are other
-objects for the same numbers. A tensor of which nothing is known does not depend on the batch.
+It is known by memory, not by tensor: `.data`, `detach` and the copies that autograd makes of a tensor are
+other objects for the same numbers. A tensor of which nothing is known does not depend on the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.order import Order, Orders
 
 __all__ = ["Drawn", "Label", "Mark", "Marks", "Mixed", "Relative", "along", "labelled"]
@@ -94,7 +97,7 @@ class Drawn:
 
 
 Mark = Label | Relative | Mixed | Drawn
-_Place = tuple[int, torch.Size, tuple[int, ...]]
+_Place = tuple[Any, ...]
 
 
 @dataclasses.dataclass(slots=True)
@@ -134,6 +137,8 @@ class Marks:
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         storage = _storage(tensor)
         if storage is None:
+            if mark is not None:
+                raise MixesRows(meet("sparse"))
             return
         memory = self._memory.get(storage._cdata)
         if memory is None:

@@ -1,4 +1,5 @@
-"""Batch norm joins the rows of a batch on purpose, with statistics of all ranks: its result has the same rows."""
+"""Batch norm joins the rows of a batch on purpose, with statistics of all ranks: its result has the same
+rows."""
 
 from __future__ import annotations
 

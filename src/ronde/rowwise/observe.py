@@ -1,7 +1,7 @@
 """The first call of a module, watched: is each row of its output made of one row of the batch?
 
-It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and the
-caller carries it out in another way.
+It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and
+the caller carries it out in another way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Observation:
 
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
         watch = self._watch
-        self._put_labels()
+        self._begin()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
         with _watched(watch, self._module, kept):
@@ -120,8 +120,10 @@ class Observation:
         found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")
         return dataclasses.replace(found, raised=error.with_traceback(None))
 
-    def _put_labels(self) -> None:
+    def _begin(self) -> None:
         watch = self._watch
+        if any(part._backward_hooks or part._backward_pre_hooks for part in self._module.modules()):
+            raise MixesRows("it has hooks, which are to see the whole batch")
         for value, axis in zip(self._values, self._axes, strict=True):
             if axis is None or not isinstance(value, torch.Tensor):
                 continue

@@ -1,4 +1,5 @@
-"""What later calls are compared by: the operations that the observed one carried out, and the numbers in them."""
+"""What later calls are compared by: the operations that the observed one carried out, and the numbers in
+them."""
 
 from __future__ import annotations
 

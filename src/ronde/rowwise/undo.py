@@ -1,7 +1,7 @@
 """The way back from an observed call that must not be cut: what it changed is as before.
 
-That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers; and the
-random generators of torch, numpy and Python.
+That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers;
+and the random generators of torch, numpy and Python.
 """
 
 from __future__ import annotations
