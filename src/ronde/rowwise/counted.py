@@ -52,7 +52,8 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "randperm":
         raise MixesRows("its random draws cannot be cut (randperm)")
     parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in _PARTS]
-    lies = _spread(watch, parts)
+    with torch._C.DisableTorchFunction(), watch.looking_away():
+        lies = _spread(watch, parts)
     if name in _DRAWS:
         if lies is None or lies[1] is not watch.orders.batch:
             raise MixesRows(f"its random draws cannot be cut ({name})")

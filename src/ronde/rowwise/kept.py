@@ -83,53 +83,51 @@ class Kept:
 
     def _held(self, returned: _Returned) -> list[torch.Tensor]:
         """Tensors that have more holders than are accounted for."""
-        found: list[torch.Tensor] = []
-        given = {id(ref()) for ref, _ in self._given}
-        for ref, before in self._given:
+        before = {id(tensor): holders - 1 for ref, holders in self._given if (tensor := ref()) is not None}
+        excess: dict[int, int] = {}
+        suspects: list[torch.Tensor] = []
+        for ref in {**self._made, **{id(ref()): ref for ref, _ in self._given}}.values():
             tensor = ref()
-            if tensor is not None and returned.is_held_elsewhere(tensor, before - 1):
-                found.append(tensor)
-        for ref in self._made.values():
-            tensor = ref()
-            if tensor is not None and id(tensor) not in given and returned.is_held_elsewhere(tensor, 0):
-                found.append(tensor)
-        return found
+            if tensor is None:
+                continue
+            # What refers to it here is one more.
+            more = _holders(tensor) - 1 - before.get(id(tensor), 0) - returned.references[id(tensor)]
+            if more > 0:
+                excess[id(tensor)] = more
+                suspects.append(tensor)
+        del tensor
+        innocent = _held_for_backward(suspects, returned.containers) if suspects else {}
+        return [each for each in suspects if excess[id(each)] > innocent.get(id(each), 0)]
 
 
 class _Returned:
-    """What a call returned: the containers, and how often they refer to which tensors.
+    """What a call returned.
 
     Args:
         output: a list that holds it.
+
+    Attributes:
+        references: how often it refers to which tensors, by their ids.
+        containers: ids of what they are in.
     """
 
     def __init__(self, output: list[Any]) -> None:
-        self._references: Counter[int] = Counter()
-        self._containers = {id(self)}
+        self.references: Counter[int] = Counter()
+        self.containers: set[int] = set()
         pending: list[Any] = [output]
         while pending:
             each = pending.pop()
-            if id(each) in self._containers:
+            if id(each) in self.containers:
                 continue
-            self._containers.add(id(each))
+            self.containers.add(id(each))
             for held in gc.get_referents(each):
                 if isinstance(held, torch.Tensor):
-                    self._references[id(held)] += 1
+                    self.references[id(held)] += 1
                 elif not isinstance(held, _NO_DATA):
                     pending.append(held)
 
-    def is_held_elsewhere(self, tensor: torch.Tensor, before: int) -> bool:
-        """Whether it has more holders than before, these and what is there for backward only."""
-        # This function and its caller hold it too.
-        excess = _holders(tensor) - 2 - before - self._references[id(tensor)]
-        return excess > 0 and excess > sum(_is_for_backward(each, 2) for each in self._referrers(tensor))
-
-    def _referrers(self, tensor: torch.Tensor) -> list[Any]:
-        return [each for each in _referrers(tensor) if id(each) not in self._containers]
-
 
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
-_PASSING = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
 def _holders(tensor: torch.Tensor) -> int:
@@ -151,28 +149,44 @@ def _tells_of_graphs() -> bool:
         return result.requires_grad and both == alone + 1
 
 
-def _referrers(value: Any) -> list[Any]:
-    """What holds a value, without what looks for it here."""
-    return [each for each in gc.get_referrers(value) if not isinstance(each, _PASSING)]
+def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
+    """How many objects hold each that are there for backward only.
 
+    That is a function's context, or a part of a checkpoint; or a container that no object holds: what a hook for
+    saved tensors has packed is held by the graph, which is none of Python's.
 
-def _is_for_backward(holder: Any, depth: int) -> bool:
-    """Whether it is, or is held by, a function's context or a part of a checkpoint, or by no object at all.
-
-    What a hook for saved tensors has packed is held by the graph, which is none of Python's.
+    Args:
+        known: ids of holders that are accounted for.
     """
-    if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
-        return True
-    if not depth or not isinstance(holder, (dict, list, tuple, types.CellType)):
+    holders = [each for each in _referrers(tensors) if id(each) not in known]
+    containers = [each for each in holders if isinstance(each, (dict, list, tuple, types.CellType))]
+    outer = _referrers(containers) if containers else []
+    found: Counter[int] = Counter()
+    for holder in holders:
+        around = [each for each in outer if any(held is holder for held in gc.get_referents(each))]
+        is_container = any(holder is each for each in containers)
+        if _is_of_backward(holder) or (is_container and all(map(_is_of_backward, around))):
+            found.update(id(held) for held in gc.get_referents(holder) if isinstance(held, torch.Tensor))
+    return found
+
+
+def _referrers(values: list[Any]) -> list[Any]:
+    """What holds any of these, but frames, and lists of these."""
+    passing = (types.FrameType, types.GeneratorType, type(iter([])))
+    found = gc.get_referrers(*values)
+    return [each for each in found if not isinstance(each, passing) and not _lists(each, values)]
+
+
+def _lists(holder: Any, values: list[Any]) -> bool:
+    """Whether it is a list of these, as is made here in looking for them."""
+    if not isinstance(holder, (list, tuple)) or len(holder) < len(values):
         return False
-    found = _referrers(holder)
-    # Of a list that was found on the way there is nothing to know.
-    return all(_is_for_backward(each, depth - 1) for each in found if not _is_passing(each, holder))
+    ids = set(map(id, holder))
+    return all(id(value) in ids for value in values)
 
 
-def _is_passing(holder: Any, held: Any) -> bool:
-    """Whether it is a list of holders, made here."""
-    return isinstance(holder, list) and any(each is held for each in holder) and not _referrers(holder)
+def _is_of_backward(holder: Any) -> bool:
+    return isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint"
 
 
 def _home(holder: Any) -> str:
