@@ -75,6 +75,11 @@ def contrasted(self: Any, x: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(made @ made.T, torch.arange(len(x)))
 
 
+def total(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.count += len(x)
+    return self.layer(x)
+
+
 class Mixed(Doubled):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -111,9 +116,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "norm clipped, not reached": lambda: of_table(lambda self, x: x * (100 / x.norm()).clamp(max=1)),
     "nought times another row": lambda: of_table(lambda self, x: x + 0 * x.flip(0)),
     "cumsum": lambda: of_table(lambda self, x: x.cumsum(0)),
-    "cumsum of noughts": lambda: of_table(
-        lambda self, x: x + (self.gate * x).cumsum(0), gate=torch.zeros(1)
-    ),
+    "cumsum of noughts": lambda: of_table(lambda self, x: x + (self.gate * x).cumsum(0), gate=torch.zeros(1)),
     "softmax": lambda: of_table(lambda self, x: x.softmax(0)),
     "sort": lambda: of_table(lambda self, x: x.sort(0)[0]),
     "sort of sorted rows": lambda: Case(
@@ -141,18 +144,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "first row to all": lambda: of_table(lambda self, x: x + x[:1]),
     "first row to all, no axis": lambda: of_table(lambda self, x: x + x[0]),
     "first rows otherwise": lambda: of_table(lambda self, x: torch.cat([x[:4] * 2, x[4:]])),
-    "sums so far": lambda: of_table(
-        lambda self, x: torch.stack([x[: i + 1].sum(0) for i in range(len(x))])
-    ),
+    "sums so far": lambda: of_table(lambda self, x: torch.stack([x[: i + 1].sum(0) for i in range(len(x))])),
     "row before": lambda: of_table(lambda self, x: torch.stack([x[i] + x[i - 1] for i in range(len(x))])),
     # Right for each row, but what is done with which is seen of plain numbers only.
     "loop over rows": lambda: of_table(
         lambda self, x: torch.stack([self.layer(x[i]).relu() for i in range(len(x))])
     ),
     "with a queue": lambda: of_table(lambda self, x: torch.cat([x, self.queue]), queue=torch.zeros(4, 6)),
-    "ghost norm": lambda: of_table(
-        lambda self, x: torch.cat([each - each.mean(0) for each in x.split(4)])
-    ),
+    "ghost norm": lambda: of_table(lambda self, x: torch.cat([each - each.mean(0) for each in x.split(4)])),
     "halves paired": lambda: of_table(lambda self, x: x + torch.cat(x.chunk(2)[::-1])),
     "even rows first": lambda: of_table(lambda self, x: torch.cat([x[::2], x[1::2]])),
     "convolution over the batch": lambda: of_table(
@@ -181,14 +180,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "embedding renormalized": lambda: Case(
         nn.Embedding(9, 4, max_norm=0.1), (torch.randint(0, 9, (ROWS, 5)),)
     ),
-    "mixing backward": lambda: with_gradients(
-        of_table(lambda self, x: Mixed.apply(x, self.layer.weight))
-    ),
+    "mixing backward": lambda: with_gradients(of_table(lambda self, x: Mixed.apply(x, self.layer.weight))),
     "clipping backward": lambda: with_gradients(
         of_table(lambda self, x: Clipped.apply(x, self.layer.weight))
     ),
     "mixing hook": lambda: hooked(lambda gradient: gradient / gradient.norm()),
     "clipping hook": lambda: hooked(lambda gradient: gradient.clamp(-1, 1)),
+    "sparse": lambda: of_table(lambda self, x: torch.sparse.mm(x.to_sparse_csr(), self.layer.weight)),
     "writes back": lambda: of_table(
         lambda self, x: x.index_copy_(0, torch.arange(len(x)).flip(0), x.clone())
     ),
@@ -204,18 +202,17 @@ CASES: dict[str, Callable[[], Case]] = {
     "entries": lambda: of_table(lambda self, x: x * x.mean(1).numel()),
     "stride": lambda: of_table(lambda self, x: x / x.T.contiguous().stride(0)),
     "int of count": lambda: of_table(lambda self, x: x / int(x.shape[0])),
-    "list of shape": lambda: of_table(lambda self, x: x / list(x.shape)[0]),
+    "list of shape": lambda: of_table(lambda self, x: x / next(iter(x.shape))),
     "text of count": lambda: of_table(lambda self, x: x / int(str(x.shape[0]))),
     "ones summed": lambda: of_table(lambda self, x: x / torch.ones(len(x)).sum()),
     "dropout by count": lambda: of_table(lambda self, x: F.dropout(x, 1 / x.shape[0])),
-    "spread as often as there are": lambda: of_table(
-        lambda self, x: x[None].expand(len(x), -1, -1).sum(0)
-    ),
+    "spread as often as there are": lambda: of_table(lambda self, x: x[None].expand(len(x), -1, -1).sum(0)),
     "list of rows": lambda: of_table(lambda self, x: x / len(list(x))),
     "rows one by one": lambda: of_table(lambda self, x: x / sum(1 for _ in x)),
     "rows numbered": lambda: of_table(lambda self, x: x + [i for i, _ in enumerate(x)][-1]),
     "pieces": lambda: of_table(lambda self, x: x * len(x.split(1))),
     "count written down": lambda: of_table(lambda self, x: x.view(4 * ROWS, 6)),
+    "total": lambda: of_table(total, count=torch.zeros(1)),
     # Rows are kept.
     "count kept": lambda: of_table(
         lambda self, x: then(self, lambda: setattr(self, "n", self.n + len(x)), lambda: self.layer(x)), n=0
@@ -237,9 +234,7 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda self, x: then(self, lambda: NAMED.update(a=self.layer(x)), lambda: x * 2)
     ),
     "cached function": lambda: of_table(lambda self, x: remembered(self.layer(x)) * 1),
-    "input kept": lambda: of_table(
-        lambda self, x: then(self, lambda: KEPT.append(x), lambda: self.layer(x))
-    ),
+    "input kept": lambda: of_table(lambda self, x: then(self, lambda: KEPT.append(x), lambda: self.layer(x))),
     "view of input kept": lambda: of_table(
         lambda self, x: then(self, lambda: KEPT.append(x[:, :2]), lambda: self.layer(x))
     ),

@@ -130,9 +130,7 @@ class GPT(nn.Module):
     def __init__(self, words: int, width: int, heads: int, layers: int, longest: int, dropout: float) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(longest, width)
-        self.layers = nn.ModuleList(
-            Layer(width, heads, causal=True, dropout=dropout) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(Layer(width, heads, causal=True, dropout=dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.words.weight
@@ -358,7 +356,7 @@ class Translator(nn.Module):
         self.head = nn.Linear(16, 50)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(target.size(1))
+        mask = torch.ones(target.size(1), target.size(1), dtype=torch.bool).triu(1)
         hidden = source == 0
         made = self.layers(
             self.words(source),
@@ -592,7 +590,10 @@ MODELS: dict[str, Callable[[int], Made]] = {
     "GPT": lambda rows: (GPT(50, 16, 4, 2, 16, 0.1), (words(rows),)),
     "VAE": lambda rows: (VAE(), (images(rows),)),
     "DenseNet": lambda rows: (nn.Sequential(nn.Conv2d(3, 8, 3, 2), Dense(8, 4, 3)), (images(rows),)),
-    "ShuffleNet": lambda rows: (nn.Sequential(nn.Conv2d(3, 8, 3, 2), Shuffled(8), Shuffled(8)), (images(rows),)),
+    "ShuffleNet": lambda rows: (
+        nn.Sequential(nn.Conv2d(3, 8, 3, 2), Shuffled(8), Shuffled(8)),
+        (images(rows),),
+    ),
     "Mixer": lambda rows: (nn.Sequential(Mixer(5, 6), Mixer(5, 6)), (torch.randn(rows, 5, 6),)),
     "TextCNN": lambda rows: (TextCNN(), (padded(rows),)),
     "Translator": lambda rows: (Translator(), (padded(rows), padded(rows, 9))),

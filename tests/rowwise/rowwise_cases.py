@@ -305,6 +305,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "autocast": lambda: of_table(autocast, layer=nn.Sequential(linear(6, 64), nn.GELU(), linear(64, 6))),
     "TorchScript": lambda: Case(torch.jit.script(nn.Sequential(linear(), nn.ReLU())), (table(),)),
     "fourier": lambda: of_table(lambda self, x: torch.fft.rfft(self.layer(x)).abs()),
+    "windows' spectra": lambda: Case(
+        Written(
+            lambda self, x: torch.stft(x, 16, 8, window=self.window, return_complex=True).abs()[:, :8],
+            window=torch.hann_window(16),
+        ),
+        (torch.randn(ROWS, 64),),
+    ),
     "rotation": lambda: Case(Rotation(), (series(),)),
     "distances within": lambda: of_series(lambda self, x: torch.cdist(x, x).triu() @ x),
     "positions": lambda: of_series(

@@ -10,7 +10,6 @@ from rowwise.one_rank import observe
 from rowwise.rowwise_cases import CASES as ROWWISE
 from rowwise.rowwise_cases import Case
 
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
     pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),

@@ -1,8 +1,9 @@
 """An `autograd.Function` of the script's: its forward and its backward are tried as one operation each.
 
-What torch's own operations do in backward follows from what they do in forward. What a script's function does must
-be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and their sum where
-there are no rows. On shards gradients are as many times larger as there are ranks, so it must be linear, too.
+What torch's own operations do in backward follows from what they do in forward. What a script's function
+does must be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and
+their sum where there are no rows. On shards gradients are as many times larger as there are ranks, so it
+must be linear, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
+from torch.autograd.graph import saved_tensors_hooks
 
 from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Label, Mixed, along
@@ -25,11 +27,16 @@ from ronde.rowwise.order import Order
 from ronde.rowwise.repeat import matched
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["functions_tried"]
+__all__ = ["ends_recomputation", "functions_tried"]
 
 MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
 # A power of two, which leaves digits alone, and large, for thresholds.
 _FACTOR = 2.0**10
+
+
+def ends_recomputation(error: Exception) -> bool:
+    """Whether it is no error, but how torch breaks off what a checkpoint computes again."""
+    return isinstance(error, _StopRecomputationError)
 
 
 @contextmanager
@@ -46,7 +53,8 @@ def functions_tried(watch: Watch) -> Iterator[None]:
                 raise MixesRows(meet(kind.__name__))
             return run(*args)
         if watch.ranks.normalizes(kind):
-            return _normalized(watch, kind, args, run)
+            with torch._C.DisableTorchFunction():
+                return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
@@ -104,7 +112,8 @@ def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
             fits = found is not None and each.shape[found[0]] == len(found[1])
             watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
         if _has_backward(args, results):
-            _compare_backward(watch, args, run, axes)
+            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+                _compare_backward(watch, args, run, axes)
     return result
 
 
@@ -116,6 +125,10 @@ def _has_backward(args: Any, results: Sequence[torch.Tensor]) -> bool:
     while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and any(each.requires_grad for each in tensors(args))
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 @contextmanager
@@ -199,7 +212,9 @@ def _backward(
         results = tensors((run(*args),))
         if not given:
             given += [
-                torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(each.dtype)
+                torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(
+                    each.dtype
+                )
                 if each.requires_grad
                 else None
                 for each in results
@@ -207,9 +222,7 @@ def _backward(
         wanted = [each for each in tensors(args) if each.requires_grad]
         pairs = [(a, b * factor) for a, b in zip(results, given, strict=True) if b is not None]
         found = iter(
-            torch.autograd.grad(
-                [a for a, _ in pairs], wanted, [b for _, b in pairs], allow_unused=True
-            )
+            torch.autograd.grad([a for a, _ in pairs], wanted, [b for _, b in pairs], allow_unused=True)
         )
         gradients = [next(found) if each.requires_grad else None for each in tensors(args)]
     return [each if each is None else each.detach() / factor for each in gradients]

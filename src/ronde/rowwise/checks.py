@@ -1,4 +1,4 @@
-"""Code that looks at values only to check them, or to choose a faster kernel: what it does to rows is the same."""
+"""Code that looks at values only to check them or to choose a kernel: what it does to rows is the same."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _CHECKS = {
     ("torch.nn.modules.transformer", "_detect_is_causal_mask"),
     ("torch.nn.modules.batchnorm", "forward"),
     ("transformers.masking_utils", ""),
+    ("transformers.modeling_utils", "warn_if_padding_and_no_attention_mask"),
     ("transformers.modeling_attn_mask_utils", ""),
 }
 

@@ -1,8 +1,8 @@
 """A later call is compared with the observed one, before anything that differs is carried out.
 
-A counter that decides a branch, a factor that is another one at each call: an observed call shows none of these. So
-some later calls are compared by their operations and the numbers in them. One that differs is unwound as an observed
-one is, and then observed anew.
+A counter that decides a branch, a factor that is another one at each call: an observed call shows none of
+these. So some later calls are compared by their operations and the numbers in them. One that differs is
+unwound as an observed one is, and then observed anew.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
+from ronde.rowwise.backward import ends_recomputation
 from ronde.rowwise.labels import Marks
 from ronde.rowwise.normalize import is_training
 from ronde.rowwise.operation import facts_of, tensors
 from ronde.rowwise.sequence import Sequence, Step, difference, step_of
-from ronde.rowwise.undo import Undo
 from ronde.rowwise.uncompiled import uncompiled
+from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
 
 __all__ = ["Comparison"]
@@ -70,7 +71,10 @@ class Comparison:
             problem = self._compared.problem or self._compared.missing()
         except _Differs as found:
             problem = str(found)
-        except Exception as error:  # TorchScript tells of an error of its own in place of what differs
+        except Exception as error:
+            if ends_recomputation(error):
+                raise
+            # TorchScript tells of an error of its own in place of what differs
             problem = self._compared.problem or f"it failed ({type(error).__name__})"
         if not self._compared.agreed:
             problem = ranks.agree(problem)

@@ -1,4 +1,4 @@
-"""Random operations: those on rows are carried out as one device would, and this rank's rows of them taken."""
+"""Random operations: those on rows are carried out as one device would, and our rows of them taken."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["carry_out"]
 
 # What is drawn for each entry of a first operand, or for each of its rows.
 _OF_FIRST = {
-    *("native_dropout", "_fused_dropout", "bernoulli", "multinomial", "rrelu_with_noise", "rand_like"),
+    *("native_dropout", "_fused_dropout", "bernoulli", "multinomial", "rand_like"),
     *("randn_like", "randint_like", "bernoulli_", "uniform_", "normal_", "exponential_", "random_"),
-    *("geometric_", "cauchy_", "log_normal_", "normal", "rrelu_with_noise_", "poisson", "binomial"),
+    *("geometric_", "cauchy_", "log_normal_", "normal", "poisson", "binomial"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
     *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 }
@@ -65,7 +65,12 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
     drawn, label = next((operand, mark) for operand, mark in op.pairs() if type(mark) is Label)
     others = [each for each in op.labels if each.order is not label.order]
     written = op.written
-    if op.facts.name not in _OF_FIRST or label.order is None or others or (written and drawn is not written[0]):
+    if (
+        op.facts.name not in _OF_FIRST
+        or label.order is None
+        or others
+        or (written and drawn is not written[0])
+    ):
         raise _cannot_be_cut(op.facts.name)
     result = _drawn(watch, op, label.order, label.axis, drawn.dim())
     for each in written or tensors((result,)):

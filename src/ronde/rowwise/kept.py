@@ -1,8 +1,8 @@
 """Rows that are still there when an observed call has ended, and are not its output: something keeps them.
 
-What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function) is
-found by counting references: a tensor that the script can reach has more of them than the gradient graph and the
-output account for.
+What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function)
+is found by counting references: a tensor that the script can reach has more of them than the gradient graph
+and the output account for.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ _ELSEWHERE = "it keeps values of the batch in a variable or object that is not i
 def check_tree(watch: Watch, module: torch.nn.Module) -> None:
     """Refuse what the module's tree holds of the batch, or of the number of its rows."""
     held = Held.by(module)
-    for name, tensor in held.tensors:
-        if _is_of_rows(watch, tensor):
-            raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-    if held.counts:
-        raise MixesRows(f"it keeps {held.counts[0]}, which depends on the batch, on itself")
+    for name in (*_of_rows(watch, held), *held.counts):
+        raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
     if watch.undo.arguments.changed():
         raise MixesRows("it changes a list, dict or object among its arguments")
 
@@ -44,14 +41,13 @@ def check_tree(watch: Watch, module: torch.nn.Module) -> None:
 def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
     """Refuse what variables that the code names hold of the batch, or of the number of its rows."""
     held = Held(variables)
-    found = [*held.counts, *(name for name, tensor in held.tensors if _is_of_rows(watch, tensor))]
-    if found:
-        raise MixesRows(f"the variable {found[0]} depends on the batch")
+    for name in (*_of_rows(watch, held), *held.counts):
+        raise MixesRows(f"the variable {name} depends on the batch")
 
 
-def _is_of_rows(watch: Watch, tensor: torch.Tensor) -> bool:
-    mark = watch.of(tensor)
-    return mark is not None and type(mark) is not Drawn
+def _of_rows(watch: Watch, held: Held) -> list[str]:
+    """Names of the tensors that depend on the batch."""
+    return [name for name, tensor in held.tensors if type(watch.of(tensor)) not in (type(None), Drawn)]
 
 
 class Kept:
@@ -81,48 +77,74 @@ class Kept:
         """
         if torch.is_grad_enabled() and not _tells_of_graphs():
             return
-        expected = _references_from(output)
-        if self._kept(expected) or self._counts.alive:
+        returned = _Returned(output)
+        if self._held(returned) or self._counts.alive:
             gc.collect()
-            kept = tuple(self._kept(expected))
-            for tensor in kept:
+            held = tuple(self._held(returned))
+            for tensor in held:
                 _take_back(tensor)
-            if kept or self._counts.alive:
+            if held or self._counts.alive:
                 raise MixesRows(_ELSEWHERE)
-
-    def _kept(self, expected: Counter[int]) -> list[torch.Tensor]:
-        """Tensors that have more holders than are accounted for.
-
-        Args:
-            expected: how often the output refers to each.
-        """
-        found: list[torch.Tensor] = []
-        given = {id(ref()) for ref, _ in self._given}
-        for ref, before in self._given:
-            tensor = ref()
-            if tensor is not None:
-                self._judge(tensor, before - 1 + expected[id(tensor)], found)
-        for ref in self._made.values():
-            tensor = ref()
-            if tensor is not None and id(tensor) not in given:
-                self._judge(tensor, expected[id(tensor)], found)
-        return found
-
-    def _judge(self, tensor: torch.Tensor, expected: int, found: list[torch.Tensor]) -> None:
-        excess = _holders(tensor) - 2 - expected  # this function and its caller hold it too
-        if excess > 0 and excess > _held_for_backward(tensor):
-            found.append(tensor)
 
     def after_step(self) -> list[str]:
         """What is held of this call when a training step has ended, as "a tensor of shape [8, 6]"."""
         self._given = []
         gc.collect()
-        return [f"a tensor of shape {list(each.shape)}" for each in self._kept(Counter())]
+        return [f"a tensor of shape {list(each.shape)}" for each in self._held(_Returned([]))]
+
+    def _held(self, returned: _Returned) -> list[torch.Tensor]:
+        """Tensors that have more holders than are accounted for."""
+        before = {id(tensor): holders - 1 for ref, holders in self._given if (tensor := ref()) is not None}
+        excess: dict[int, int] = {}
+        suspects: list[torch.Tensor] = []
+        for ref in {**self._made, **{id(ref()): ref for ref, _ in self._given}}.values():
+            tensor = ref()
+            if tensor is None:
+                continue
+            # What refers to it here is one more.
+            more = _holders(tensor) - 1 - before.get(id(tensor), 0) - returned.references[id(tensor)]
+            if more > 0:
+                excess[id(tensor)] = more
+                suspects.append(tensor)
+        del tensor
+        innocent = _held_for_backward(suspects, returned.containers) if suspects else {}
+        return [each for each in suspects if excess[id(each)] > innocent.get(id(each), 0)]
+
+
+class _Returned:
+    """What a call returned.
+
+    Args:
+        output: a list that holds it.
+
+    Attributes:
+        references: how often it refers to which tensors, by their ids.
+        containers: ids of what they are in.
+    """
+
+    def __init__(self, output: list[Any]) -> None:
+        self.references: Counter[int] = Counter()
+        self.containers: set[int] = set()
+        pending: list[Any] = [output]
+        while pending:
+            each = pending.pop()
+            if id(each) in self.containers:
+                continue
+            self.containers.add(id(each))
+            for held in gc.get_referents(each):
+                if isinstance(held, torch.Tensor):
+                    self.references[id(held)] += 1
+                elif not isinstance(held, _NO_DATA):
+                    pending.append(held)
+
+
+_NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """References to a tensor from Python, that of the asking function too."""
-    return sys.getrefcount(tensor) - (tensor._use_count() > 1) - 2
+    """References to a tensor from Python, that of the asking function too, but not that of the graph."""
+    held: Any = tensor
+    return sys.getrefcount(tensor) - (held._use_count() > 1) - 3
 
 
 @functools.cache
@@ -138,50 +160,48 @@ def _tells_of_graphs() -> bool:
         return result.requires_grad and both == alone + 1
 
 
-def _references_from(output: list[Any]) -> Counter[int]:
-    """How often tensors are referred to by what was returned."""
+def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
+    """How many objects hold each that are there for backward only.
+
+    That is a function's context, or a part of a checkpoint; or a container that no object holds: what a hook for
+    saved tensors has packed is held by the graph, which is none of Python's.
+
+    Args:
+        known: ids of holders that are accounted for.
+    """
+    holders = [each for each in _referrers(tensors) if id(each) not in known]
+    containers = [each for each in holders if isinstance(each, (dict, list, tuple, types.CellType))]
+    outer = _referrers(containers) if containers else []
     found: Counter[int] = Counter()
-    seen: set[int] = set()
-    pending: list[Any] = [output]
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        for held in gc.get_referents(each):
-            if isinstance(held, torch.Tensor):
-                found[id(held)] += 1
-            elif not isinstance(held, _NO_DATA):
-                pending.append(held)
+    for holder in holders:
+        around = [each for each in outer if any(held is holder for held in gc.get_referents(each))]
+        is_container = any(holder is each for each in containers)
+        if _is_of_backward(holder) or (is_container and all(map(_is_of_backward, around))):
+            found.update(id(held) for held in gc.get_referents(holder) if isinstance(held, torch.Tensor))
     return found
 
 
-_NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
+def _referrers(values: list[Any]) -> list[Any]:
+    """What holds any of these, but frames, and lists of these."""
+    passing = (types.FrameType, types.GeneratorType, type(iter([])))
+    found = gc.get_referrers(*values)
+    return [each for each in found if not isinstance(each, passing) and not _lists(each, values)]
 
 
-def _held_for_backward(tensor: torch.Tensor) -> int:
-    """How many objects hold a tensor that are there for backward only."""
-    return sum(_is_for_backward(each, 2) for each in gc.get_referrers(tensor))
-
-
-def _is_for_backward(holder: Any, depth: int) -> bool:
-    """Whether it is, or is held by, a context of a function or a part of a checkpoint, or by no object at all:
-    what a hook has packed is held by the graph."""
-    if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
-        return True
-    if not depth or not isinstance(holder, (dict, list, tuple, types.CellType)):
+def _lists(holder: Any, values: list[Any]) -> bool:
+    """Whether it is a list of these, as is made here in looking for them."""
+    if not isinstance(holder, (list, tuple)) or len(holder) < len(values):
         return False
-    holders = [each for each in gc.get_referrers(holder) if not _is_ours(each)]
-    return all(_is_for_backward(each, depth - 1) for each in holders)
+    ids = set(map(id, holder))
+    return all(id(value) in ids for value in values)
+
+
+def _is_of_backward(holder: Any) -> bool:
+    return isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint"
 
 
 def _home(holder: Any) -> str:
     return holder.__module__ if isinstance(holder, types.FunctionType) else type(holder).__module__
-
-
-def _is_ours(holder: Any) -> bool:
-    """Whether it is what looks for holders itself."""
-    return isinstance(holder, types.FrameType) or type(holder).__name__ in ("list_iterator", "generator")
 
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:

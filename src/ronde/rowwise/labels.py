@@ -1,17 +1,20 @@
-"""What is known of a tensor: which row of the batch each of its entries belongs to, or what else it is made of.
+"""What is known of a tensor: which row of the batch each of its entries belongs to, or what else it is made
+of.
 
-It is known by memory, not by tensor: `.data`, `detach` and the copies that autograd makes of a tensor are other
-objects for the same numbers. A tensor of which nothing is known does not depend on the batch.
+It is known by memory, not by tensor: `.data`, `detach` and the copies that autograd makes of a tensor are
+other objects for the same numbers. A tensor of which nothing is known does not depend on the batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.order import Order, Orders
 
 __all__ = ["Drawn", "Label", "Mark", "Marks", "Mixed", "Relative", "along", "labelled"]
@@ -48,7 +51,9 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
     """
     axes = [axis for axis in range(ids.dim()) if ids.shape[axis] > 1 and ids.stride(axis)]
     if len(axes) > 1:
-        axes = [axis for axis in axes if not torch.equal(ids.select(axis, 0).unsqueeze(axis).expand_as(ids), ids)]
+        axes = [
+            axis for axis in axes if not torch.equal(ids.select(axis, 0).unsqueeze(axis).expand_as(ids), ids)
+        ]
     if len(axes) != 1:
         return Label(ids)
     rows = ids[tuple(slice(None) if axis == axes[0] else 0 for axis in range(ids.dim()))]
@@ -59,7 +64,9 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
 
 
 def _is_same_view(rows: torch.Tensor, others: torch.Tensor) -> bool:
-    return len(rows) == len(others) and rows.data_ptr() == others.data_ptr() and rows.stride() == others.stride()
+    return (
+        len(rows) == len(others) and rows.data_ptr() == others.data_ptr() and rows.stride() == others.stride()
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +103,7 @@ class Drawn:
 
 
 Mark = Label | Relative | Mixed | Drawn
-_Place = tuple[int, torch.Size, tuple[int, ...]]
+_Place = tuple[Any, ...]
 
 
 @dataclasses.dataclass(slots=True)
@@ -136,6 +143,8 @@ class Marks:
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         storage = _storage(tensor)
         if storage is None:
+            if mark is not None:
+                raise MixesRows(meet("sparse"))
             return
         memory = self._memory.get(storage._cdata)
         if memory is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "meet"]
+__all__ = ["BACKWARD", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "meet"]
 
 MIXES = "rows of its output depend on other rows, or on their number"
 COUNTS = "what it does depends on how many rows there are"
 HOST_READ = "its forward reads a value of the batch on the host"
+BACKWARD = "its forward runs backward"
 NO_AXIS = "its output has no batch axis"
 
 

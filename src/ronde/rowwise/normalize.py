@@ -1,4 +1,5 @@
-"""Batch norm joins the rows of a batch on purpose, with statistics of all ranks: its result has the same rows."""
+"""Batch norm joins the rows of a batch on purpose, with statistics of all ranks: its result has the same
+rows."""
 
 from __future__ import annotations
 
@@ -15,9 +16,14 @@ from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["carry_out", "is_norm_of_batch", "normalize"]
 
+
 def is_norm_of_batch(watch: Watch, op: Operation) -> bool:
     """Whether it is a batch norm in training that ranks carry out together."""
-    return op.facts.name in NORMS and is_training(op.func, op.args, op.kwargs) and watch.ranks.normalizes(op.func)
+    return (
+        op.facts.name in NORMS
+        and is_training(op.func, op.args, op.kwargs)
+        and watch.ranks.normalizes(op.func)
+    )
 
 
 def is_training(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """The first call of a module, watched: is each row of its output made of one row of the batch?
 
-It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and the
-caller carries it out in another way.
+It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and
+the caller carries it out in another way.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ronde.tensor.tree import Opaque, leaves
-from ronde.rowwise.backward import functions_tried
+from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree, check_variables
 from ronde.rowwise.labels import Drawn
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.mixes_rows import BACKWARD, MixesRows
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.noted import Notes
 from ronde.rowwise.observer import Observer
@@ -85,6 +85,8 @@ class Observation:
         except MixesRows as found:
             verdict = self._refused(str(found))
         except Exception as error:
+            if ends_recomputation(error):
+                raise
             verdict = self._failed(error)
         problem = watch.ranks.agree(verdict.reason)
         if problem:
@@ -99,7 +101,7 @@ class Observation:
 
     def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
         watch = self._watch
-        self._put_labels()
+        self._begin()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
         with _watched(watch, self._module, kept), self._notes.put() if self._notes else nullcontext():
@@ -107,6 +109,8 @@ class Observation:
         watch.away = Away.ENDED
         if watch.counts.problem:  # and the model has gone on
             raise MixesRows(watch.counts.problem)
+        if watch.undo.has_gradients():
+            raise MixesRows(BACKWARD)
         results = list(leaves(box[0]))
         outputs = axes_of(watch, results)
         same = same_as(results, self._values)
@@ -127,7 +131,6 @@ class Observation:
         )
 
     def _refused(self, reason: str) -> Verdict:
-        import os, traceback; os.environ.get("DBG") and traceback.print_exc(file=open("/tmp/dbg.log","a"))
         return self._with_marks(Verdict(False, reason, self._axes))
 
     def _failed(self, error: Exception) -> Verdict:
@@ -140,8 +143,10 @@ class Observation:
         found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")
         return dataclasses.replace(found, raised=error.with_traceback(None))
 
-    def _put_labels(self) -> None:
+    def _begin(self) -> None:
         watch = self._watch
+        if any(part._backward_hooks or part._backward_pre_hooks for part in self._module.modules()):
+            raise MixesRows("it has hooks, which are to see the whole batch")
         others = [value for value, axis in zip(self._values, self._axes, strict=True) if axis is None]
         for tensor in (*[each for _, each in watch.undo.module.tensors], *tensors(others)):
             if tensor.layout is torch.strided:

@@ -25,7 +25,6 @@ _READS = {"_local_scalar_dense", "is_nonzero", "equal", "item"}
 _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
-
 class Observer(TorchDispatchMode):
     """Has each operation carried out, and its results marked."""
 
@@ -144,7 +143,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
             return op.run()
         raise MixesRows(HOST_READ)
     if name.startswith("new_"):
-        return _without_rows(watch, op, None)
+        return _new(watch, op)
     if Mixed in kinds:
         return _mixed(watch, op, kinds)
     _check_numbers(watch, op)
@@ -175,6 +174,15 @@ def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
     if mark is not None:
         for each in op.written or results:
             watch.put(each, mark)
+    return result
+
+
+def _new(watch: Watch, op: Operation) -> Any:
+    """Memory that has nothing of the tensor that is asked for it, but for noise, which has its rows."""
+    result = _without_rows(watch, op, None)
+    label = op.marks[0]
+    if watch.makes_noise and type(label) is Label and label.order is not None:
+        watch.label(result, label.order, label.axis)
     return result
 
 

@@ -37,7 +37,7 @@ class Facts:
     names: tuple[str, ...] = ()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def facts_of(func: Any) -> Facts:
     schema = func._schema
     name = schema.name.split("::")[1]

@@ -179,8 +179,9 @@ def _install() -> None:
         setattr(Rows, f"__{name}__", lambda self, other, by=compare: _compared(self, other, by))
     for name in ("add", "sub", "mul", "floordiv", "mod"):
         combine = getattr(operator, name)
+        swapped = _swapped(combine)
         setattr(Rows, f"__{name}__", lambda self, other, by=combine: _combined(self, other, by))
-        setattr(Rows, f"__r{name}__", lambda self, other, by=_swapped(combine): _combined(self, other, by))
+        setattr(Rows, f"__r{name}__", lambda self, other, by=swapped: _combined(self, other, by))
 
 
 _install()

@@ -1,12 +1,11 @@
-"""What later calls are compared by: the operations that the observed one carried out, and the numbers in them."""
+"""What later calls are compared by: the operations that the observed one carried out, and the numbers in
+them."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from typing import Any
-
-import torch
 
 from ronde.rowwise.operation import facts_of, tensors
 from ronde.rowwise.rows import Branch
@@ -16,7 +15,12 @@ __all__ = ["NORMS", "Sequence", "Step", "difference", "step_of"]
 # Operations that normalize by statistics of the batch.
 NORMS = {
     *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
-    *("cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_with_update_functional"),
+    *(
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+    ),
 }
 Step = tuple[str, "tuple[Any, ...] | None"]
 

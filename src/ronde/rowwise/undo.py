@@ -1,7 +1,7 @@
 """The way back from an observed call that must not be cut: what it changed is as before.
 
-That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers; and the
-random generators of torch, numpy and Python.
+That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers;
+and the random generators of torch, numpy and Python.
 """
 
 from __future__ import annotations
@@ -156,11 +156,12 @@ def _copy(content: Any) -> Any:
 
 
 def _is_same(now: Any, before: Any) -> bool:
+    if len(now) != len(before):
+        return False
     if isinstance(now, dict):
-        return len(now) == len(before) and all(
-            key in before and before[key] is value for key, value in now.items()
-        )
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before))
+        pairs = zip(now.items(), before.items(), strict=True)
+        return all(key == other and value is held for (key, value), (other, held) in pairs)
+    return all(value is held for value, held in zip(now, before, strict=True))
 
 
 def _refill(now: Any, before: Any) -> None:
@@ -244,6 +245,7 @@ class Undo:
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
         self._objects = {id(tensor): f"its {_kind(tensor)} {name}" for name, tensor in self.module.tensors}
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
+        self._gradients = [(each, each.grad) for _, each in self.module.tensors if each.is_leaf]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -265,11 +267,18 @@ class Undo:
             if place and place not in self._before and not marks.is_new(tensor):
                 self._before[place] = tensor, _whole(tensor).clone()
 
+    def has_gradients(self) -> bool:
+        """Whether a gradient was added to one of the module's tensors."""
+        return any(tensor.grad is not before for tensor, before in self._gradients)
+
     def unwind(self) -> None:
         """All as before the call."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
+            for tensor, gradient in self._gradients:
+                if tensor.grad is not gradient:
+                    tensor.grad = gradient
         self.module.restore()
         self.outside.restore()
         self.arguments.restore()

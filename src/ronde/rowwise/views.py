@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.labels import Label, Mark, Mixed, labelled
+from ronde.rowwise.labels import Label, Mark, Mixed, along, labelled
 from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.watch import Watch
@@ -29,6 +29,8 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
     result = op.run()
     for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
         made = label if ids is label.ids else labelled(ids, watch.orders, label)
+        if op.facts.name == "as_strided" and made.order is not None:
+            made = along(made.order, made.axis, each.shape)  # in no more memory than it takes
         if label.order is not None and label.order.is_even and not _is_even(made) and each.numel():
             raise MixesRows(meet(op.facts.name))
         watch.put(each, made)
@@ -75,8 +77,16 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
     if name in _RESHAPES:
         return [reshaped(label, result.shape)]
     if name == "as_strided":
-        raise MixesRows(meet("as_strided"))
+        return [_strided(op, label)]
     return tensors((op.func(label.ids, *op.args[1:], **op.kwargs),))
+
+
+def _strided(op: Operation, label: Label) -> torch.Tensor:
+    """Pieces that may overlap, as a Fourier transform of windows takes them."""
+    tensor, size, stride = op.args[:3]
+    offset = op.args[3] if len(op.args) > 3 else None
+    ids = torch.empty_strided(tensor.shape, tensor.stride(), dtype=label.ids.dtype).copy_(label.ids)
+    return ids.as_strided(size, stride, 0 if offset is None else offset - tensor.storage_offset())
 
 
 def _of_other_type(label: Label, result: torch.Tensor) -> torch.Tensor:

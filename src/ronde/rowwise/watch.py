@@ -64,6 +64,7 @@ class Watch:
         draws: random operations on rows, in order.
         away: why operations are carried out without being looked at; None where they are looked at.
         checking: what is under way looks at values only to check them.
+        makes_noise: what is under way makes it for each row.
         drawn: where the rows of the next random operation lie, when sizes tell.
         noting: numbers are given to the model that note what they decide.
         counted: numbers of rows that the function under way was given.
@@ -82,6 +83,7 @@ class Watch:
     draws: list[Draw] = dataclasses.field(default_factory=list)
     away: Away | None = None
     checking: bool = False
+    makes_noise: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
     noting: bool = False
