@@ -158,7 +158,8 @@ def _is_torchs(module: torch.nn.Module) -> bool:
 
 def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
     """Whether a module is but a function of the script's: a loss, with nothing inside to be cut."""
-    return verdict.reason == NO_AXIS and not module._modules
+    alone = not module._modules and next(module.parameters(), None) is None
+    return alone or (verdict.reason == NO_AXIS and not module._modules)
 
 
 _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
