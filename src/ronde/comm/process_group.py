@@ -179,7 +179,7 @@ class Comm:
         if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
             self.mark("memory for gradients")
             try:
-                return list(allocate_shared(shapes, self))
+                return allocate_shared(shapes, self)
             except LaunchError as error:
                 self.note = f"{error}; gradients are copied once more"
         return [
