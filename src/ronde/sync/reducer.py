@@ -12,6 +12,7 @@ for each task) are forgotten as soon as they are gone on every rank.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ class Reducer:
             self._known[id(tensor)] = leaf, group
             group.leaves.append(leaf)
             group.outdated = True
-            self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
+            self._register(tensor, functools.partial(self._accumulated, group))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
