@@ -65,10 +65,13 @@ class Pending:
         return Pending(self._comm, self._work, self._number, finish)
 
     def wait(self) -> None:
+        """A second call does nothing."""
         if self._work is not None:
             self._comm.block(self._work.wait, self._number)
+            self._work = None
         if self._finish is not None:
             self._finish()
+            self._finish = None
 
 
 class Comm:
