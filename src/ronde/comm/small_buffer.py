@@ -1,9 +1,9 @@
 """Buffers so small that every rank sums the whole of them: one wait for the peers in place of three.
 
-What a rank contributes it copies into memory that all share, in one of two areas in turn, and reads all ranks'
-areas from there. An area may be written again when every rank has filled the other one, for which it has read
-this one before; to sum the next turn's each rank waits for that in any case. Sums are taken in the order of
-ranks, so all hold the same bits.
+What a rank contributes it copies into memory that all share, in one of two areas in turn, and reads all
+ranks' areas from there. An area may be written again once every rank has filled the other one, because it has
+read this one before; to sum the turn between, a rank waits for that in any case. Sums are taken in the order
+of ranks, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class SmallBuffer:
         comm: the group, whose backend is shared memory.
     """
 
-    def __init__(self, areas: Sequence[Sequence[torch.Tensor]], counters: Counters, word: int, comm: Any) -> None:
+    def __init__(
+        self, areas: Sequence[Sequence[torch.Tensor]], counters: Counters, word: int, comm: Any
+    ) -> None:
         self._areas = areas
         self._counters = counters
         self._word = word

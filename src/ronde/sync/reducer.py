@@ -109,8 +109,9 @@ class Reducer:
         Leaves that require no gradient yet, or have no shape yet as a lazy layer's, are adopted when they do:
         call again.
         """
-        if self.averages(tensor):
-            leaf, group = self._known[id(tensor)]
+        known = self._known.get(id(tensor))
+        if known is not None and known[0].ref() is tensor:
+            leaf, group = known
             if not leaf.describes(tensor):
                 if self._parts is not None:
                     self._parts.whole(tensor)  # its parts are of what the tensor was
