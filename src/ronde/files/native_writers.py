@@ -1,6 +1,6 @@
 """Functions of libraries that open a file in native code, which no replaced `open` sees.
 
-Each returns a plain value, so the main rank calls it alone. What native code writes line by line, into an
+Each returns a plain value, so rank 0 calls it alone. What native code writes line by line, into an
 object that stays open (a video, an audio stream), is not among them.
 """
 

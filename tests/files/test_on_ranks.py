@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from boundary.files_scenarios import SCENARIOS, Ranks, answer
+from files.files_scenarios import SCENARIOS, Ranks, answer
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"

@@ -19,11 +19,11 @@ from datetime import timedelta
 
 import torch
 
-from boundary.files_scenarios import SCENARIOS, Ranks, answer
-from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
+from files.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.comm.joining import join
 from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.files import ScriptFiles, paths_of_rank
 
 TIMEOUT = 20
 
@@ -31,11 +31,11 @@ TIMEOUT = 20
 class RealRanks(Ranks):
     """What a scenario can ask about, and do to, the ranks it runs on."""
 
-    def __init__(self, comm: Comm, mediator: FileMediator, world_size: int) -> None:
+    def __init__(self, comm: Comm, script_files: ScriptFiles, world_size: int) -> None:
         self.rank = comm.rank
         self.world_size = world_size
         self._comm = comm
-        self.mediator = mediator
+        self.script_files = script_files
 
     def late(self, name: str, rank: int) -> None:
         """Let `rank` go on only when every other rank has come here, and had time to run ahead."""
@@ -66,10 +66,10 @@ def main(rank: int, world_size: int, folder: str) -> None:
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",
     )
-    mediator = FileMediator(
-        meeting=StoreMeeting(comm, timeout=20.0), rank=rank, world_size=world_size, paths=paths_of_rank()
+    script_files = ScriptFiles(
+        ranks=comm, rank=rank, world_size=world_size, paths=paths_of_rank(), shared=folder
     )
-    ranks = RealRanks(comm, mediator, world_size)
+    ranks = RealRanks(comm, script_files, world_size)
     answers = {}
     for name, scenario in SCENARIOS.items():
         work = os.path.join(folder, "work", name)
@@ -77,14 +77,14 @@ def main(rank: int, world_size: int, folder: str) -> None:
         os.chdir(work)
         print(name, file=sys.stderr, flush=True)  # a failing run's log ends with where it was
         comm.barrier()
-        mediator.install()
+        script_files.install()
         try:
             answers[name] = answer(scenario, ranks)
         except BaseException:
-            print(f"waiting for {mediator.waiting_for}", file=sys.stderr)
+            print(f"waiting for {script_files.waiting_for}", file=sys.stderr)
             raise
         finally:
-            mediator.uninstall()
+            script_files.uninstall()
     with open(os.path.join(folder, f"rank-{rank}.json"), "w") as file:
         json.dump(answers, file)
     comm.barrier()

@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from ronde.boundary.files.announcing import assemble
-from ronde.boundary.files.null_file import NullFile, Sink
+from ronde.files.raw_files import NullFile, Sink, layered
 
 
 def pair(
     folder: Path, mode: str, buffering: int = -1, text: dict[str, Any] | None = None
-) -> tuple[Any, Any, list[bool]]:
-    """A real file from `open`, a null file of the same kind, and what the null file announced."""
+) -> tuple[Any, Any, list[str]]:
+    """A real file from `open`, a null file of the same kind, and what the null file told of its end."""
     path = folder / "file"
     if "a" in mode:
         path.write_bytes(b"12345")
-    announced: list[bool] = []
-    raw = NullFile(str(path), mode, size=5 if "a" in mode else 0)
+    told: list[str] = []
+    raw = NullFile(mode.replace("b", ""), size=5 if "a" in mode else 0)
+    raw.name = str(path)  # pyright: ignore[reportAttributeAccessIssue]
+    raw.on_close = lambda: told.append("closed")
     options = {"encoding": None, "errors": None, "newline": None, **(text or {})}
-    null = assemble(raw, mode=mode, buffering=buffering, announce=announced.append, **options)
-    return open(path, mode, buffering, **(text or {})), null, announced
+    null = layered(raw, mode, buffering, **options)
+    return open(path, mode, buffering, **(text or {})), null, told
 
 
 def alike(real: Any, null: Any, call: Callable[[Any], Any]) -> None:
@@ -128,7 +129,7 @@ def test_exclusive(tmp_path: Path) -> None:
 
 
 def test_unbuffered(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "wb", buffering=0)
+    real, null, _ = pair(tmp_path, "wb", buffering=0)
     for call in (
         lambda f: f.write(b"ab"),
         lambda f: f.tell(),
@@ -137,38 +138,25 @@ def test_unbuffered(tmp_path: Path) -> None:
         lambda f: f.close(),
     ):
         alike(real, null, call)
-    assert announced == [False, True]
 
 
-def test_announces_flush_and_close_once(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", text={"encoding": "utf-8"})
+def test_tells_of_its_end_once(tmp_path: Path) -> None:
+    real, null, told = pair(tmp_path, "w", text={"encoding": "utf-8"})
     real.close()
     null.write("text")
-    assert announced == []
     null.flush()
-    assert announced == [False]
+    assert told == []
     null.close()
     null.close()
-    assert announced[-1] is True
-    assert announced.count(True) == 1
-
-
-def test_line_buffering_announces_lines(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", buffering=1, text={"encoding": "utf-8"})
-    real.close()
-    null.write("no end of line")
-    assert announced == []
-    null.write("\n")
-    assert announced == [False]
-    null.close()
+    assert told == ["closed"]
 
 
 def test_closed_by_its_last_reference(tmp_path: Path) -> None:
-    real, null, announced = pair(tmp_path, "w", text={"encoding": "utf-8"})
+    real, null, told = pair(tmp_path, "w", text={"encoding": "utf-8"})
     real.close()
     null.write("text")
     del null
-    assert announced[-1] is True
+    assert told == ["closed"]
 
 
 def test_code_below_python_moves_the_position(tmp_path: Path) -> None:
