@@ -67,7 +67,7 @@ def main(rank: int, world_size: int, folder: str) -> None:
         host="127.0.0.1",
     )
     script_files = ScriptFiles(
-        ranks=comm, rank=rank, world_size=world_size, paths=paths_of_rank(), shared=folder
+        comm=comm, rank=rank, world_size=world_size, paths=paths_of_rank(), shared=folder
     )
     ranks = RealRanks(comm, script_files, world_size)
     answers = {}

@@ -13,6 +13,7 @@ import bz2
 import concurrent.futures
 import contextlib
 import csv
+import functools
 import gc
 import gzip
 import io
@@ -769,32 +770,31 @@ def threads_see_nothing_of_other_ranks_threads(ranks: Ranks) -> Any:
     answers: list[Any] = []
     names = ("text", "link", "folder", "folder/kept", "new")
 
-    def make(folder: str, paths: list[str]) -> None:
+    def make(paths: list[str]) -> None:
         text, link, made, kept, _ = paths
         Path(text).write_text("text")
         os.symlink("text", link)
         os.mkdir(made)
         Path(kept).write_text("kept")
 
-    def change(folder: str, paths: list[str]) -> None:
+    def change(paths: list[str]) -> None:
         text, _, made, _, new = paths
         Path(text).write_text("anew")
         os.rename(made, new)
         Path(f"{new}/kept").write_text("changed")
+
+    def in_turn(first: int, work: Callable[[list[str]], None], paths: list[str]) -> None:
+        with ranks.first(f"leak-{first}-{work.__name__}", first):
+            answers.append([seen(path) for path in paths])
+            work(paths)
+            answers.append([seen(path) for path in paths])
 
     for first in (0, 1):
         folder = f"folder-{first}"
         paths = [f"{folder}/{name}" for name in names]
         os.mkdir(folder)
         for work in (make, change):
-
-            def in_turn(folder: str = folder, first: int = first, work: Any = work) -> None:
-                with ranks.first(f"leak-{first}-{work.__name__}", first):
-                    answers.append([seen(path) for path in paths])
-                    work(folder, paths)
-                    answers.append([seen(path) for path in paths])
-
-            in_thread(in_turn)
+            in_thread(functools.partial(in_turn, first, work, paths))
             answers.append(sorted(glob(f"{folder}/**", recursive=True)))
             answers.append([seen(path) for path in paths])
     return answers

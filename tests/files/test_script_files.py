@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch._guards import CompileContext, compile_context
-
 from ronde.boundary.files import OF_ALL_RANKS, FileMediator, StoreMeeting
 from ronde.boundary.files.mediation import Outcome
 from ronde.boundary.files.native_writers import NATIVE_WRITERS
 from ronde.boundary.files.paths import Paths, caches, paths_of_rank
+from torch._guards import CompileContext, compile_context
+
 from ronde.errors import PeerLost
 
 

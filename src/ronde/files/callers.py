@@ -1,4 +1,4 @@
-"""Whose call a file operation is: the main thread's, which all ranks make, or that of a thread or a process."""
+"""Whose call a file operation is: the main thread's, which all ranks make, or that of a thread or process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ class _Depth(threading.local):
 class Callers:
     """Tells that of the call in which it is asked.
 
-    Args:
-        alone: there is one rank.
-
     Attributes:
         branched: the script has started threads or processes, which may have changed files.
         trackers: folders of packages whose own files are each rank's own.
@@ -58,31 +55,30 @@ class Callers:
         return self._unmediated.deeper()
 
     def for_itself(self) -> AbstractContextManager[None]:
-        """Inside each rank works for itself, as when it loads samples of its own: nothing there is collective."""
+        """Inside each rank works for itself, as when it loads samples of its own."""
         return self._for_itself.deeper()
 
     def in_step(self) -> bool:
         """Whether all ranks make this call: it is the main thread's, and neither nested nor a collector's."""
-        in_step = not (self._unmediated.value or self._for_itself.value or self.collecting())
-        in_step = in_step and self._here() and threading.get_ident() == self._thread
+        if self._unmediated.value or self._for_itself.value or os.getpid() != self._process:
+            return False
+        if threading.get_ident() != self._thread or self._collects():
+            return False
         # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
-        in_step = in_step and CompileContext.try_get() is None
-        return in_step and not (self.trackers and self._above(lambda name: name.startswith(self.trackers)))
+        if CompileContext.try_get() is not None:
+            return False
+        return not (self.trackers and self._above(lambda name: name.startswith(self.trackers)))
 
     def is_beside(self) -> bool:
-        """Whether it is that of a thread of the script, or of a process that was forked.
+        """Whether it is that of a thread of the script, of its collector, or of a process that was forked.
 
         Not of one that loads samples: each rank's loads others, and what they leave is wanted of all.
         """
         if self._alone or self._unmediated.value or self._for_itself.value:
             return False
-        return self.in_thread() if self._here() else get_worker_info() is None
-
-    def in_thread(self) -> bool:
-        """Whether it is that of a thread of the script, or comes at any time: what Python's collector ends."""
-        if self._alone or not self._here():
-            return False
-        beside = self.collecting()
+        if os.getpid() != self._process:
+            return get_worker_info() is None
+        beside = self._collects()
         if not beside and threading.get_ident() != self._thread:
             beside = threading.current_thread() in self._threads or self._above(is_script)
         self.branched = self.branched or beside
@@ -90,9 +86,7 @@ class Callers:
 
     def looks_aside(self) -> bool:
         """Whether it may be about what threads and processes of the script have changed."""
-        if self._alone or self._unmediated.value:
-            return False
-        return self.branched or self.is_beside()
+        return not (self._alone or self._unmediated.value) and (self.branched or self.is_beside())
 
     def starts(self, thread: threading.Thread) -> None:
         """A thread is about to start.
@@ -106,20 +100,12 @@ class Callers:
             self._threads.add(thread)
             self.branched = True
 
-    def forks(self) -> None:
-        """A process is about to be forked."""
-        self.branched = True
-
     def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
         """Python's collector begins or ends: it comes at other moments on other ranks."""
         self._collector = threading.get_ident() if phase == "start" else None
 
-    def collecting(self) -> bool:
-        """Whether Python's collector is at work in this thread."""
+    def _collects(self) -> bool:
         return self._collector == threading.get_ident()
-
-    def _here(self) -> bool:
-        return os.getpid() == self._process
 
     @staticmethod
     def _above(is_meant: Callable[[str], bool]) -> bool:

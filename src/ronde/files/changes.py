@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import inspect
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ronde.files.mirrors import copy_tree
 from ronde.files.overlay import called, remove
@@ -18,70 +18,38 @@ __all__ = ["CHANGES", "Change", "Changes"]
 
 _DESCRIPTORS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 """Arguments by which a path is not from the working directory."""
-_MAKING_FOLDERS = ("mkdir", "makedirs")
 _REMOVING = ("remove", "unlink", "rmdir", "removedirs", "rmtree")
-_READING_A_SOURCE = (
-    "copy",
-    "copy2",
-    "copyfile",
-    "copymode",
-    "copystat",
-    "copytree",
-    "link",
-    "unpack_archive",
-)
-_WRITING_ANEW = ("copy", "copy2", "copyfile", "make_archive", "unpack_archive")
+_COPYING = ("copy", "copy2", "copyfile", "copytree")
+_READING_A_SOURCE = (*_COPYING, "copymode", "copystat", "link")
 _NOT_FOLLOWING = (*_REMOVING, "rename", "replace", "renames", "move", "symlink", "link", "mkdir", "lchown")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """One function.
-
-    Attributes:
-        module, name: where it is found.
-        paths: the path arguments that it changes, as (position, name).
-        moves: whether the first of them goes away to become the second.
-        default: path that is changed when the argument is left out.
-    """
+class Change(NamedTuple):
+    """One function: where it is found, and its arguments that are changed; of two, one moves to the other."""
 
     module: str
     name: str
-    paths: tuple[tuple[int, str], ...]
-    moves: bool = False
-    default: str | None = None
+    paths: tuple[str, ...]
 
-    def follows(self, options: Mapping[str, Any]) -> bool:
-        """Whether it follows a link in the path that it changes.
-
-        Args:
-            options: with which it is called.
-        """
-        asked = options.get("follow_symlinks", True) or self.name in _READING_A_SOURCE
-        return bool(asked) and self.name not in _NOT_FOLLOWING
+    @property
+    def moves(self) -> bool:
+        return len(self.paths) == 2
 
 
-def _changing(module: str, path: tuple[int, str], names: str) -> tuple[Change, ...]:
-    return tuple(Change(module=module, name=name, paths=(path,)) for name in names.split())
-
-
-def _moving(module: str, source: str, target: str, names: str) -> tuple[Change, ...]:
-    paths = ((0, source), (1, target))
-    return tuple(Change(module=module, name=name, paths=paths, moves=True) for name in names.split())
-
-
-CHANGES = (
-    *_changing("os", (0, "path"), "mkdir remove unlink rmdir truncate chmod chown lchown utime mkfifo mknod"),
-    *_changing("os", (0, "path"), "setxattr removexattr"),
-    *_changing("os", (0, "name"), "makedirs removedirs"),
-    *_changing("os", (1, "dst"), "symlink link"),
-    *_moving("os", "src", "dst", "rename replace"),
-    *_moving("os", "old", "new", "renames"),
-    *_changing("shutil", (1, "dst"), "copy copy2 copyfile copymode copystat copytree"),
-    *_changing("shutil", (0, "path"), "rmtree chown"),
-    *_changing("shutil", (0, "base_name"), "make_archive"),
-    Change(module="shutil", name="unpack_archive", paths=((1, "extract_dir"),), default="."),
-    *_moving("shutil", "src", "dst", "move"),
+CHANGES = tuple(
+    Change(module, name, tuple(paths.split()))
+    for module, paths, names in (
+        ("os", "path", "mkdir remove unlink rmdir truncate chmod chown lchown utime mkfifo mknod"),
+        ("os", "path", "setxattr removexattr"),
+        ("os", "name", "makedirs removedirs"),
+        ("os", "dst", "symlink link"),
+        ("os", "src dst", "rename replace"),
+        ("os", "old new", "renames"),
+        ("shutil", "dst", "copy copy2 copyfile copymode copystat copytree"),
+        ("shutil", "path", "rmtree chown"),
+        ("shutil", "src dst", "move"),
+    )
+    for name in names.split()
 )
 
 
@@ -93,28 +61,35 @@ class Changes:
 
     def replacing(self, change: Change, plain: Callable[..., Any]) -> Callable[..., Any]:
         """`plain`, done once; its result (a path or nothing) is rank 0's on every rank."""
+        # That of `os.utime` cannot be had.
+        model = (lambda path, times=None, **options: None) if change.name == "utime" else plain
+        signature = inspect.signature(model)
+        callers, is_exempt = self._files.callers, self._files.paths.is_exempt
 
         @functools.wraps(plain)
         def function(*args: Any, **kwargs: Any) -> Any:
-            beside = self._files.callers.is_beside()
-            if not (beside or self._files.callers.in_step()) or any(
-                kwargs.get(key) is not None for key in _DESCRIPTORS
-            ):
+            beside = callers.is_beside()
+            if not (beside or callers.in_step()) or any(kwargs.get(key) is not None for key in _DESCRIPTORS):
                 return plain(*args, **kwargs)
-            is_exempt = self._files.paths.is_exempt
-            paths = [self._located(change, place, args, kwargs) for place in change.paths]
-            if None in paths or all(is_exempt(path) for path in paths if path is not None):
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                return plain(*args, **kwargs)  # it says so itself
+            located = [self._files.paths.locate(given.arguments[name]) for name in change.paths]
+            paths = [path for path in located if path is not None]
+            if len(paths) < len(located) or all(map(is_exempt, paths)):
                 # Not paths at all (a descriptor, a mistake to be reported), or this rank's own.
                 return plain(*args, **kwargs)
-            located = [path for path in paths if path is not None]
+            asked = kwargs.get("follow_symlinks", True) or change.name in _READING_A_SOURCE
+            follow = bool(asked) and change.name not in _NOT_FOLLOWING
             if not beside:
-                act = functools.partial(plain, *args, **kwargs)
-                return self._once(change, located, act, follow=change.follows(kwargs))
-            with self._files.callers.unmediated():
+                return self._once(change, paths, functools.partial(plain, *args, **kwargs), follow=follow)
+            with callers.unmediated():
+                found = [self._files.overlay.resolve(path, last=follow) for path in paths]
                 if self._files.is_zero:
-                    self._tell(change, located, args, kwargs)
+                    self._tell(change, found[-1], given.arguments.get("src"))
                     return plain(*args, **kwargs)
-                return self._in_overlay(change, plain, located, args, kwargs)
+                return self._in_overlay(change, plain, found, given)
 
         return function
 
@@ -131,19 +106,16 @@ class Changes:
             made = locate(value)
             return paths if made is None else [*paths[:-1], made]
 
-        prepare: Callable[[], None] | None = None
-        if change.moves and is_exempt(paths[1]):
-            # Out of the shared tree into a place that every rank has to itself.
-            prepare = functools.partial(copy_tree, *paths)
-        shared = [path for path in paths if not is_exempt(path)]
+        # Out of the shared tree into a place that every rank has to itself.
+        leaves = change.moves and is_exempt(paths[1])
         value = self._files.once(
             f"{change.module}.{change.name}",
-            shared[-1],
+            [path for path in paths if not is_exempt(path)][-1],
             act_and_tell,
             changed=changed,
-            below=change.name not in _MAKING_FOLDERS,
+            below=change.name not in ("mkdir", "makedirs"),
             follow=follow,
-            prepare=prepare,
+            prepare=functools.partial(copy_tree, *paths) if leaves else None,
         )
         if results:
             return results[0]
@@ -152,79 +124,45 @@ class Changes:
                 remove(paths[0])  # this rank's own version of what rank 0 moved away
         return value
 
-    def _tell(self, change: Change, paths: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _tell(self, change: Change, target: str, source: Any) -> None:
         """What a thread of rank 0 is about to make, others are not to see."""
-        overlay = self._files.overlay
-        if change.name in _REMOVING:
-            return
-        target = overlay.resolve(paths[-1], last=change.follows(kwargs))
-        source = self._files.paths.locate(args[0] if args else kwargs.get("src"))
-        if change.name in ("copy", "copy2", "move") and source is not None and os.path.isdir(target):
-            target = os.path.join(target, os.path.basename(source))
-        if not self._files.paths.is_exempt(target):
-            overlay.tell(target)
+        if change.name in ("copy", "copy2", "move") and os.path.isdir(target):
+            target = os.path.join(target, os.path.basename(os.path.abspath(os.fsdecode(source))))
+        if change.name not in _REMOVING and not self._files.paths.is_exempt(target):
+            self._files.overlay.tell(target)
 
     def _in_overlay(
-        self,
-        change: Change,
-        plain: Callable[..., Any],
-        paths: list[str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, change: Change, plain: Callable[..., Any], paths: list[str], given: inspect.BoundArguments
     ) -> Any:
         """What `plain` would do to the real files, done to the tree of this rank."""
         overlay, is_exempt = self._files.overlay, self._files.paths.is_exempt
-        found = [overlay.resolve(path, last=change.follows(kwargs)) for path in paths]
-        if change.name in ("remove", "unlink", "rmtree") and overlay.is_there(found[0]):
-            folder = overlay.is_there(found[0], os.path.isdir)
+        removes, own = change.name in _REMOVING, is_exempt(paths[0])
+        if change.name in ("remove", "unlink", "rmtree") and overlay.is_there(paths[0]):
+            folder = overlay.is_there(paths[0], os.path.isdir)
             if folder == (change.name == "rmtree"):
-                return overlay.take(found[0])  # without a copy
-        names: dict[Any, Any] = {}
-
-        def give(position: int, key: str, place: str) -> None:
-            nonlocal args, kwargs
-            names[place] = args[position] if position < len(args) else kwargs.get(key, change.default)
-            if position < len(args):
-                args = (*args[:position], place, *args[position + 1 :])
-            else:
-                kwargs = {**kwargs, key: place}
-
+                return overlay.take(paths[0])  # without a copy
+        places: dict[str, str] = {}
         if change.name in _READING_A_SOURCE:
-            key = "filename" if change.name == "unpack_archive" else "src"
-            source = self._files.paths.locate(args[0] if args else kwargs.get(key))
+            source = self._files.paths.locate(given.arguments["src"])
             if source is not None and not is_exempt(source):
-                give(0, key, self._source(change, overlay.resolve(source, last=change.name != "link")))
-        for (position, key), path in zip(change.paths, found):
-            if not is_exempt(path):
-                leaves = (change.moves and position == 0) or change.name in _REMOVING
-                keep = change.name not in _WRITING_ANEW and not change.moves
-                give(position, key, overlay.fetch(path) if leaves else overlay.target(path, keep=keep))
+                links = change.name == "link"
+                places["src"] = overlay.source(overlay.resolve(source, last=not links), copies=links)
+        for name, path in zip(change.paths, paths):
+            if removes or (change.moves and name == change.paths[0]):
+                place = overlay.fetch
+            else:
+                keep = change.name not in _COPYING and not change.moves
+                place = functools.partial(overlay.target, keep=keep)
+            places.update({} if is_exempt(path) else {name: place(path)})
+        names = {place: given.arguments[name] for name, place in places.items()}
+        given.arguments.update(places)
         with called(names):
-            moved_in = change.moves and is_exempt(found[0])
-            result = (shutil.move if moved_in else plain)(*args, **kwargs)
-        for path in found[: 1 if change.moves or change.name in _REMOVING else 0]:
-            if not is_exempt(path):
-                overlay.take(path)
-        if not isinstance(result, str):
-            return result
-        place = next((place for place in names if f"{result}/".startswith(f"{place}/")), result)
-        return (
-            os.fspath(names.get(place, place)) + result[len(place) :] if change.module == "shutil" else None
-        )
-
-    def _source(self, change: Change, path: str) -> str:
-        """Where this rank has what is read: a folder, or what gets a second name, as a copy."""
-        overlay = self._files.overlay
-        if change.name == "link" or overlay.is_there(path, os.path.isdir):
-            return overlay.fetch(path)
-        try:
-            return overlay.look(path, str)
-        except FileNotFoundError:
-            return overlay.place(path)
-
-    def _located(
-        self, change: Change, place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str | None:
-        position, name = place
-        path = args[position] if position < len(args) else kwargs.get(name)
-        return self._files.paths.locate(change.default if path is None else path)
+            # Into the tree, which may lie on another disk than the place of this rank's own.
+            act = shutil.move if change.moves and own else plain
+            result = act(*given.args, **given.kwargs)
+        if (removes or change.moves) and not own:
+            overlay.take(paths[0])
+        place = next((place for place in names if f"{result}/".startswith(f"{place}/")), None)
+        if place is not None and change.module == "shutil":
+            return os.fspath(names[place]) + result[len(place) :]
+        return result if change.module == "shutil" else None

@@ -1,4 +1,4 @@
-"""A folder of this rank alone, and copies in it of files that a rank other than 0 reads and writes as its own."""
+"""A folder of this rank alone, and copies in it of files that it reads and writes as its own."""
 
 from __future__ import annotations
 

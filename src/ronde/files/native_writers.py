@@ -1,7 +1,7 @@
 """Functions of libraries that open a file in native code, which no replaced `open` sees.
 
-Each returns a plain value, so rank 0 calls it alone. What native code writes line by line, into an
-object that stays open (a video, an audio stream), is not among them.
+Each returns a plain value, so rank 0 calls it alone. What native code writes line by line, into an object
+that stays open (a video, an audio stream), is not among them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,35 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = ["NATIVE_WRITERS", "NativeWriter"]
+
+_TABLE = """
+SimpleITK.extra         WriteImage 1 fileName
+cv2                     imwrite 0 filename | imwritemulti 0 filename
+faiss                   write_index 1 fname | write_index_binary 1 fname
+lightgbm.basic          Booster.save_model 1 filename
+polars                  DataFrame.write_csv 1 file | DataFrame.write_parquet 1 file
+polars                  DataFrame.write_ipc 1 file | DataFrame.write_ipc_stream 1 file
+polars                  DataFrame.write_json 1 file
+polars                  DataFrame.write_ndjson 1 file | DataFrame.write_avro 1 file
+polars                  LazyFrame.sink_csv 1 path | LazyFrame.sink_parquet 1 path
+polars                  LazyFrame.sink_ipc 1 path | LazyFrame.sink_ndjson 1 path
+pyarrow.csv             write_csv 1 output_file
+pyarrow.dataset         write_dataset 1 base_dir
+pyarrow.feather         write_feather 1 dest
+pyarrow.orc             write_table 1 where
+pyarrow.parquet         write_table 1 where
+sentencepiece           SentencePieceTrainer.Train - model_prefix | SentencePieceTrainer.train - model_prefix
+soundfile               write 0 file
+tokenizers              Tokenizer.save 1 path
+tokenizers.models       Model.save 1 folder
+torch.autograd.profiler profile.export_chrome_trace 1 path
+torch.export            save 1 f
+torch.jit               save 1 f | ScriptFunction.save 1 filename
+torch.jit               RecursiveScriptModule.save 1 f | ScriptModule.save 1 f
+torch.jit               RecursiveScriptModule._save_for_lite_interpreter 1 filename
+torch.jit               ScriptModule._save_for_lite_interpreter 1 filename
+xgboost.core            Booster.save_model 1 fname
+"""
 
 
 class NativeWriter(NamedTuple):
@@ -26,40 +55,15 @@ class NativeWriter(NamedTuple):
     argument: str
 
 
-_OF_FRAMES = "csv parquet ipc ipc_stream json ndjson avro".split()
-_OF_LAZY_FRAMES = "csv parquet ipc ndjson".split()
-_SCRIPT_MODULES = ("RecursiveScriptModule", "ScriptModule")
+def _writers() -> dict[str, tuple[NativeWriter, ...]]:
+    found: dict[str, tuple[NativeWriter, ...]] = {}
+    for line in _TABLE.strip().splitlines():
+        module, _, entries = line.partition(" ")
+        for name, position, argument in (entry.split() for entry in entries.split("|")):
+            writer = NativeWriter(name, None if position == "-" else int(position), argument)
+            found[module] = (*found.get(module, ()), writer)
+    return found
 
-NATIVE_WRITERS: dict[str, tuple[NativeWriter, ...]] = {
-    "SimpleITK.extra": (NativeWriter("WriteImage", 1, "fileName"),),
-    "cv2": (NativeWriter("imwrite", 0, "filename"), NativeWriter("imwritemulti", 0, "filename")),
-    "faiss": (NativeWriter("write_index", 1, "fname"), NativeWriter("write_index_binary", 1, "fname")),
-    "lightgbm.basic": (NativeWriter("Booster.save_model", 1, "filename"),),
-    "polars": (
-        *(NativeWriter(f"DataFrame.write_{form}", 1, "file") for form in _OF_FRAMES),
-        *(NativeWriter(f"LazyFrame.sink_{form}", 1, "path") for form in _OF_LAZY_FRAMES),
-    ),
-    "pyarrow.csv": (NativeWriter("write_csv", 1, "output_file"),),
-    "pyarrow.dataset": (NativeWriter("write_dataset", 1, "base_dir"),),
-    "pyarrow.feather": (NativeWriter("write_feather", 1, "dest"),),
-    "pyarrow.orc": (NativeWriter("write_table", 1, "where"),),
-    "pyarrow.parquet": (NativeWriter("write_table", 1, "where"),),
-    "sentencepiece": (
-        NativeWriter("SentencePieceTrainer.Train", None, "model_prefix"),
-        NativeWriter("SentencePieceTrainer.train", None, "model_prefix"),
-    ),
-    "soundfile": (NativeWriter("write", 0, "file"),),
-    "tokenizers": (NativeWriter("Tokenizer.save", 1, "path"),),
-    "tokenizers.models": (NativeWriter("Model.save", 1, "folder"),),
-    "torch.autograd.profiler": (NativeWriter("profile.export_chrome_trace", 1, "path"),),
-    "torch.export": (NativeWriter("save", 1, "f"),),
-    "torch.jit": (
-        NativeWriter("save", 1, "f"),
-        NativeWriter("ScriptFunction.save", 1, "filename"),
-        # The one for what was scripted, the other for what was traced.
-        *(NativeWriter(f"{kind}.save", 1, "f") for kind in _SCRIPT_MODULES),
-        *(NativeWriter(f"{kind}._save_for_lite_interpreter", 1, "filename") for kind in _SCRIPT_MODULES),
-    ),
-    "xgboost.core": (NativeWriter("Booster.save_model", 1, "fname"),),
-}
+
+NATIVE_WRITERS = _writers()
 """By the full name of the module."""

@@ -48,25 +48,26 @@ class Opening:
     ) -> Any:
         """Stands in for `open`."""
         layers = (buffering, encoding, errors, newline)
-        if isinstance(file, int) or not isinstance(mode, str):
+        # What opens by itself calls `os.open`.
+        if isinstance(file, int) or not isinstance(mode, str) or opener is not None:
             return self._open(file, mode, *layers, closefd, opener)
         writes = not set(mode).isdisjoint("wax+")
         located = self._files.mediated(file)
         if located is None or not writes:
             if located is not None:
                 self._files.before_reading(located)
-            return self._open_beside(file, mode, *layers, closefd, opener)
+            return self._open_beside(file, mode, *layers, closefd)
         # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
         self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
         name = os.fspath(self._files.paths.renamed(file))
-        raw = self._raw(name, located, "".join(letter for letter in mode if letter in "rwax+"), opener)
+        raw = self._raw(name, located, "".join(letter for letter in mode if letter in "rwax+"))
         return layered(raw, mode, *layers)
 
-    def _raw(self, name: str | bytes, located: str, mode: str, opener: Any) -> RawFile:
+    def _raw(self, name: str | bytes, located: str, mode: str) -> RawFile:
         opened: list[RawFile] = []
 
         def act() -> tuple[str, int]:
-            opened.append(RawFile(name, mode, opener=opener))  # pyright: ignore[reportArgumentType]
+            opened.append(RawFile(name, mode))  # pyright: ignore[reportArgumentType]
             return os.path.realpath(located), os.fstat(opened[0].fileno()).st_size
 
         def copy() -> None:
@@ -82,9 +83,7 @@ class Opening:
         return raw
 
     def _open_beside(self, file: Any, mode: str, *rest: Any) -> Any:
-        """`open` where it is not done together: the file itself, or what threads of this rank have made of it."""
-        if rest[-1] is not None:
-            return self._open(file, mode, *rest)
+        """`open` of the file itself, or of what threads of this rank have made of it."""
 
         def open_at(place: Any) -> Any:
             opened = self._open(place, mode, *rest)

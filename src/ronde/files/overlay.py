@@ -1,7 +1,7 @@
 """What threads and processes of the script change on other ranks than 0: a tree over the real one.
 
-Those of rank 0 change the real files. Another rank looks into its own tree first and then at the real files, but
-for those that threads of rank 0 have made: they are not there for it before its own have come as far.
+Those of rank 0 change the real files. Another rank looks into its own tree first, and then at the real files,
+but for those that threads of rank 0 have made: they are not there for it before its own have come as far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = "\x01"
 class Overlay:
     """One rank's view of it; callers see to it that nothing mediates what is done here.
 
-    Paths are absolute and `resolve`d. All is kept in folders, so that a forked process shares it with its rank.
+    Paths are absolute and `resolve`d. All is kept in folders, so a forked process shares it with its rank.
 
     Args:
         rank: whose view it is.
@@ -130,6 +130,12 @@ class Overlay:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             shutil.copy2(path, place, follow_symlinks=False)
         return place
+
+    def source(self, path: str, *, copies: bool) -> str:
+        """Where this rank has what is read: as a copy, if it is a folder, or is to be one."""
+        if copies or self.is_there(path, os.path.isdir):
+            return self.fetch(path)
+        return path if self._own(path) is None and self.is_there(path) else self.place(path)
 
     def take(self, path: str) -> None:
         """It is gone for this rank; the real one is rank 0's to remove."""

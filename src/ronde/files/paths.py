@@ -1,4 +1,4 @@
-"""Which paths are mediated, and what a path of this rank is called on the main rank."""
+"""Which paths are mediated, and what a path of this rank is called on rank 0."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 import site
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Paths", "and_above", "caches", "interpreter_folders", "paths_of_rank"]
+__all__ = ["Paths", "caches", "paths_of_rank"]
 
 _CACHE_VARIABLES = (
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR",
@@ -31,13 +31,6 @@ def caches(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(folders)
 
 
-def and_above(path: str) -> Iterator[str]:
-    """An absolute path, and the folders above it up to the root."""
-    yield path
-    while path != (path := os.path.dirname(path)):
-        yield path
-
-
 def _user() -> str:
     """The user's name as torch's compiler writes it in the name of its folder."""
     try:
@@ -48,13 +41,9 @@ def _user() -> str:
 
 def paths_of_rank(*exempt: str) -> Paths:
     """Those of one rank: `exempt`, the interpreter's folders and the caches of libraries are left alone."""
-    return Paths((*interpreter_folders(), *caches(os.environ), *exempt))
-
-
-def interpreter_folders() -> tuple[str, ...]:
-    """Where Python and its packages are installed (not the prefix itself: a project may live in it)."""
-    folders = [path for name, path in sysconfig.get_paths().items() if name != "data"]
-    return (*folders, site.getusersitepackages())
+    # Not the prefix itself: a project may live in it.
+    interpreter = [path for name, path in sysconfig.get_paths().items() if name != "data"]
+    return Paths((*interpreter, site.getusersitepackages(), *caches(os.environ), *exempt))
 
 
 class Paths:
@@ -75,14 +64,14 @@ class Paths:
         self.left: list[str] = []
 
     def locate(self, path: Any) -> str | None:
-        """Absolute form of a path by its name on the main rank; None for what is not a path."""
+        """Absolute form of a path by its name on rank 0; None for what is not a path."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return None
         located = os.path.abspath(os.fsdecode(path))
         return self._translate(located) if self._aliases else located
 
     def renamed(self, path: Any) -> Any:
-        """`path`, or its name on the main rank where that is another one."""
+        """`path`, or its name on rank 0 where that is another one."""
         if not self._aliases or not isinstance(path, (str, bytes, os.PathLike)):
             return path
         located = os.path.abspath(os.fsdecode(path))
@@ -101,10 +90,6 @@ class Paths:
     def is_private(self, located: str) -> bool:
         """Whether this rank made it by `tempfile`; other ranks have another, of another name."""
         return _root_of(located, self._private) is not None
-
-    def names_private(self, *texts: str) -> bool:
-        """Whether one of these texts names what is private to this rank."""
-        return any(root in text for root in list(self._private) for text in texts)
 
     def add_private(self, path: str | bytes) -> None:
         self._private.add(os.path.abspath(os.fsdecode(path)))

@@ -1,11 +1,11 @@
 """Programs and processes that the script starts.
 
-A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here would know.
-What it printed and how it ended is known on every rank. One that the script reads while it runs, or that a thread
-starts, is started by every rank, and that is said.
+A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here would
+know. What it printed and how it ended is known on every rank. One that the script reads while it runs, or that a
+thread starts, is started by every rank, and that is said.
 
-Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for one
-another, because those that are spawned write the real files on each.
+Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
+one another, because those that are spawned write the real files on each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def once(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..
     def run(*args: Any, **kwargs: Any) -> Any:
         # A library may have reasons to start a program on one rank and not on another (a compiler).
         if called_by_script() and files.callers.in_step():
-            return files.once(label, label, lambda: plain(*args, **kwargs), changed=lambda _: ())
+            return files.alike(label, lambda: plain(*args, **kwargs))
         if called_by_script(or_by=_STARTERS):
             _say_of_threads(files, args[0] if args else next(iter(kwargs.values()), ""))
         return plain(*args, **kwargs)
@@ -64,7 +64,7 @@ def waiting(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable
     def wait(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
         if called_by_script() and files.callers.in_step() and not _in_part(args, kwargs):
-            files.once(label, label, lambda: None, changed=lambda _: ())
+            files.alike(label, lambda: None)
         return result
 
     return wait
@@ -83,8 +83,8 @@ def sharing(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]
             return plain(program, args, *rest, **options)
         if subprocess.PIPE in (options.get("stdout"), options.get("stderr")):
             files.note(
-                f"{_name(args)!r} was started by every rank, because the script reads what it prints while it "
-                f"runs; subprocess.run starts a program once"
+                f"{_name(args)!r} was started by every rank, because the script reads what it prints while "
+                f"it runs; subprocess.run starts a program once"
             )
             return plain(program, args, *rest, **options)
 
@@ -92,7 +92,7 @@ def sharing(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]
             plain(program, args, *rest, **options)
             return program.pid
 
-        pid = files.once("subprocess.Popen", str(args), start, changed=lambda _: ())
+        pid = files.alike("subprocess.Popen", start, str(args))
         if not files.is_zero:
             _stand_in(program, args, pid, options)
         kind = type(program)
@@ -128,15 +128,15 @@ class _Program(subprocess.Popen[Any]):
 
     def _once(self, name: str, act: Callable[[], Any]) -> Any:
         if self.files.callers.in_step():
-            value, self.returncode = self.files.once(
-                f"Popen.{name}", str(self.args), lambda: (act(), self.returncode), changed=lambda _: ()
+            value, self.returncode = self.files.alike(
+                f"Popen.{name}", lambda: (act(), self.returncode), str(self.args)
             )
             return value
         if self.files.is_zero:
             return act()
         raise UsageError(
-            f"a thread of the script asks how {_name(self.args)!r} goes, which the main thread has started, and "
-            f"which runs on rank 0; ask in the main thread"
+            f"a thread of the script asks how {_name(self.args)!r} goes, which the main thread has started "
+            f"and which runs on rank 0; ask in the main thread"
         )
 
 
@@ -161,12 +161,12 @@ def _say_of_threads(files: RankFiles, command: Any) -> None:
     made = next(filter(files.made_by_threads, texts), None)
     if made is not None:
         raise UsageError(
-            f"a thread of the script starts {_name(command)!r} on {made!r}, which a thread has written, and which "
-            f"other ranks have elsewhere; start the program in the main thread"
+            f"a thread of the script starts {_name(command)!r} on {made!r}, which a thread has written, and "
+            f"which other ranks have elsewhere; start the program in the main thread"
         )
     files.note(
-        f"{_name(command)!r} was started by every rank, because a thread of the script starts it; started in the "
-        f"main thread it runs once"
+        f"{_name(command)!r} was started by every rank, because a thread of the script starts it; started "
+        f"in the main thread it runs once"
     )
 
 

@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from ronde.comm.process_group import Comm
 from ronde.errors import PeerLost
 from ronde.files.callers import Callers
 from ronde.files.mirrors import Mirrors
 from ronde.files.overlay import Overlay, called
 from ronde.files.paths import Paths
 
-__all__ = ["Outcome", "RankFiles", "portable"]
+__all__ = ["Outcome", "RankFiles"]
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What became of a change on rank 0.
-
-    Attributes:
-        operation, path: what was done and to what, by rank 0's name for it.
-        value: result that the other ranks need.
-        failure: the exception that the script gets, on every rank.
-    """
+class Outcome(NamedTuple):
+    """What became of a change on rank 0; `failure` is what the script gets, on every rank."""
 
     operation: str
     path: str
     value: Any = None
     failure: Exception | None = None
-
-
-class Ranks(Protocol):
-    """The part of a communicator that is used here.
-
-    Attributes:
-        alone: this rank is in a debugger, and the others are not.
-    """
-
-    alone: bool
-
-    def barrier(self) -> None: ...
-    def broadcast_object(self, obj: Any, /) -> Any: ...
 
 
 class RankFiles:
@@ -63,17 +43,17 @@ class RankFiles:
     """
 
     def __init__(
-        self, *, ranks: Ranks, rank: int, world_size: int, paths: Paths, mirrors: Mirrors, shared: str | None
+        self, comm: Comm, rank: int, world_size: int, *, paths: Paths, mirrors: Mirrors, shared: str | None
     ) -> None:
         self.is_zero = rank == 0
         self.paths = paths
         self.mirrors = mirrors
-        self._ranks = ranks
         self.callers = Callers(alone=world_size == 1)
         self.overlay = Overlay(rank, mirrors.folder, shared)
         self.waiting_for: str | None = None
         self.notes: list[str] = []
         self.stopped = True
+        self._comm = comm
         self._rank = rank
         self._open: Counter[str] = Counter()
         self._unclosed: set[str] = set()
@@ -100,45 +80,42 @@ class RankFiles:
             prepare: done by the other ranks before rank 0 acts and after all it did before.
         """
         failure: Exception | None = None
-
-        def settle(outcome: Outcome) -> None:
-            if outcome.failure is None:
-                path = self.paths.locate(outcome.path) or outcome.path
-                self._settle(
-                    [path] if changed is None else changed(outcome.value), below=below, follow=follow
-                )
-
         with self.callers.unmediated():
             self._barrier(operation, located)
             if prepare is not None:
                 if not self.is_zero:
                     _, failure = _tried(prepare)
                 self._barrier(operation, located)
-            if self.is_zero:
-                value, own = _tried(act)
-                outcome = Outcome(operation=operation, path=located, value=value, failure=portable(own))
-                settle(outcome)
-                self._share(outcome)
-                outcome = dataclasses.replace(outcome, failure=own)
-            else:
+            value, own = _tried(act) if self.is_zero else (None, None)
+            outcome = Outcome(operation, located, value, _portable(own))
+            if not self.is_zero:
                 outcome = self._hear(operation, located)
-                settle(outcome)
-        if outcome.failure is not None:
-            raise outcome.failure
+            if outcome.failure is None:
+                named = self.paths.locate(outcome.path) or ""
+                for path in [named] if changed is None else changed(outcome.value):
+                    self.mirrors.forget(path)
+                    if self.callers.branched:  # what threads did to it before is past
+                        self.overlay.back(self.overlay.resolve(path, last=follow), below=below)
+            if self.is_zero:
+                self._share(outcome)
+        failure = own or outcome.failure or failure
         if failure is not None:
             raise failure
         return outcome.value
 
+    def alike(self, operation: str, act: Callable[[], Any], of: str = "") -> Any:
+        """What `act` returns or raises on rank 0, on every rank; it changes no file that is known here."""
+        return self.once(operation, of or operation, act, changed=lambda _: ())
+
     def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
         """Do `act` on every rank at once; raise rank 0's failure on all."""
         with self.callers.unmediated():
-            self._wait_for(operation, located)
+            self.waiting_for = f"all ranks to {operation} {located!r}"
             value, own = _tried(act)
-            shared = self._share(Outcome(operation=operation, path=located, failure=portable(own)))
-        if own is not None:
-            raise own
-        if shared.failure is not None:
-            raise shared.failure
+            shared = self._share(Outcome(operation, located, None, _portable(own)))
+        failure = own or shared.failure
+        if failure is not None:
+            raise failure
         return value
 
     def note(self, sentence: str) -> None:
@@ -148,27 +125,19 @@ class RankFiles:
 
     def mediated(self, path: Any) -> str | None:
         """Where it lies, if all ranks are to change it together here and now."""
-        if not self.callers.in_step():
-            return None
-        located = self.paths.locate(path)
+        located = self.paths.locate(path) if self.callers.in_step() else None
         return None if located is None or self.paths.is_exempt(located) else located
 
     def place_to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
-        """`path`, or where a thread or process of the script writes in its stead, on other ranks than 0.
-
-        Args:
-            keep: what it holds is kept.
-            follow: where the link leads, if it is one.
-        """
+        """`path`, or where a thread or process of another rank than 0 writes in its stead."""
         located = self.paths.locate(path) if self.callers.is_beside() else None
         if located is None or self.paths.is_exempt(located):
             return path
         with self.callers.unmediated():
             found = self.overlay.resolve(located, last=follow)
-            if self.paths.is_exempt(found):
-                return path
             if self.is_zero:
                 self.overlay.tell(found)
+            if self.is_zero or self.paths.is_exempt(found):
                 return path
             return self.overlay.target(found, keep=keep)
 
@@ -180,14 +149,7 @@ class RankFiles:
         follow: bool = True,
         undo: Callable[[T], object] | None = None,
     ) -> T:
-        """What `act` makes of what is called `path`: it is given where this rank has that.
-
-        Args:
-            follow, undo: see `Overlay`.
-
-        Raises:
-            FileNotFoundError: when it is not there for this rank.
-        """
+        """What `act` makes of where this rank has what is called `path`; see `Overlay.look`."""
         path = self.paths.renamed(path)
         found = self.found_aside(path, follow=follow)
         if found is None:
@@ -205,14 +167,18 @@ class RankFiles:
 
     def asks_for_more(self) -> bool:
         """Whether a question may have another answer than that of the files as they are."""
-        return self._writes() or self.paths.has_aliases or (not self.is_zero and self.callers.looks_aside())
+        changed = self._open or self._unclosed or self.paths.has_aliases
+        return bool(changed) or (not self.is_zero and self.callers.looks_aside())
+
+    def made_by_threads(self, name: str) -> bool:
+        """Whether this is a file that threads or processes of the script have made or changed."""
+        located = os.path.abspath(name)
+        with self.callers.unmediated():
+            found = self.overlay.resolve(located, last=True)
+            return not self.paths.is_exempt(located) and self.overlay.changes(found)
 
     def opened(self, key: str, *, closes: bool = True) -> None:
-        """The script has opened a file for writing on all ranks, which know it by this key.
-
-        Args:
-            closes: `closed` will be called.
-        """
+        """All ranks have opened a file for writing; when it `closes`, `closed` will be called."""
         if closes:
             self._open[key] += 1
         else:
@@ -223,50 +189,33 @@ class RankFiles:
         self._open -= Counter([key])
         if self.stopped or not self.callers.in_step():
             return
-        if sys.exc_info()[0] is None and not self._ranks.alone:
-            with self.callers.unmediated():
-                self._barrier("close", key)
+        if sys.exc_info()[0] is None and not self._comm.alone:
+            self._wait("close", key)
         else:  # one rank may have failed alone
             self._unclosed.add(key)
 
-    def made_by_threads(self, text: str) -> bool:
-        """Whether this is a file that threads or processes of the script have made or changed on this rank."""
-        located = os.path.abspath(text)
-        with self.callers.unmediated():
-            return not self.paths.is_exempt(located) and self.overlay.changes(
-                self.overlay.resolve(located, last=True)
-            )
-
     def before_reading(self, located: str) -> None:
         """All ranks read this: wait for rank 0, if the script writes to it."""
-        if self._writes():
+        if self._open or self._unclosed:
             with self.callers.unmediated():
                 key = os.path.realpath(located)
-                if key in self._open or key in self._unclosed:
-                    self._barrier("read", located)
+            if key in self._open or key in self._unclosed:
+                self._wait("read", located)
 
     def before_child(self) -> None:
         """A process is about to start on all ranks: it must find what they have written."""
-        if self._writes() and self.callers.in_step():
-            with self.callers.unmediated():
-                self._barrier("start a process after writing to", "files")
+        if (self._open or self._unclosed) and self.callers.in_step():
+            self._wait("start a process after writing to", "files")
 
-    def _writes(self) -> bool:
-        return bool(self._open or self._unclosed)
-
-    def _settle(self, paths: Iterable[str], *, below: bool, follow: bool) -> None:
-        """What threads did to what all ranks have changed now is past."""
-        for path in paths:
-            self.mirrors.forget(path)
-            if self.callers.branched:
-                self.overlay.back(self.overlay.resolve(path, last=follow), below=below)
+    def _wait(self, operation: str, located: str) -> None:
+        with self.callers.unmediated():
+            self._barrier(operation, located)
 
     def _hear(self, operation: str, located: str) -> Outcome:
         outcome = self._share(None)
         if not isinstance(outcome, Outcome) or outcome.operation != operation:
-            theirs = (
-                f"{outcome.operation} {outcome.path!r}" if isinstance(outcome, Outcome) else repr(outcome)
-            )
+            met = isinstance(outcome, Outcome)
+            theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
                 f"Rank {self._rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
                 f"the ranks take different paths through the script."
@@ -280,18 +229,15 @@ class RankFiles:
         return outcome
 
     def _barrier(self, operation: str, located: str) -> None:
-        self._wait_for(operation, located)
-        self._ranks.barrier()
+        self.waiting_for = f"all ranks to {operation} {located!r}"
+        self._comm.barrier()
         self._unclosed.clear()
         self.waiting_for = None
 
     def _share(self, outcome: Outcome | None) -> Any:
-        shared = self._ranks.broadcast_object(outcome)
+        shared = self._comm.broadcast_object(outcome)
         self.waiting_for = None
         return shared
-
-    def _wait_for(self, operation: str, located: str) -> None:
-        self.waiting_for = f"all ranks to {operation} {located!r}"
 
 
 def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -301,10 +247,8 @@ def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, failure
 
 
-def portable(failure: Exception | None) -> Exception | None:
+def _portable(failure: Exception | None) -> Exception | None:
     """`failure` in a form that survives the way to another process."""
-    if failure is None:
-        return None
     try:
         copy = pickle.loads(pickle.dumps(failure))
     except Exception:

@@ -22,6 +22,7 @@ import torch
 
 from ronde.boundary.late_patches import LatePatches
 from ronde.boundary.patches import Patches
+from ronde.comm.process_group import Comm
 from ronde.files.changes import CHANGES, Changes
 from ronde.files.mirrors import Mirrors
 from ronde.files.native_writers import NATIVE_WRITERS, NativeWriter
@@ -30,7 +31,7 @@ from ronde.files.overlay import remove
 from ronde.files.paths import Paths
 from ronde.files.programs import PROGRAMS, WAITS, once, sharing, waiting
 from ronde.files.questions import QUESTIONS, asking
-from ronde.files.rank_files import RankFiles, Ranks
+from ronde.files.rank_files import RankFiles
 from ronde.files.replacements import Replacements
 from ronde.files.serializers import Serializers
 from ronde.files.temporary import MAKERS, making
@@ -46,26 +47,26 @@ _IMMUTABLE_TYPE = 1 << 8
 class ScriptFiles:
     """Makes a file that the script writes be written once, and every rank see the same files.
 
-    **A change is collective**: when the script's main thread opens a file for writing, makes, moves or removes
-    something, all ranks come together, so that what they asked before was answered from the state before; rank 0
-    alone does it, the others get a file that takes no bytes; the outcome, a failure too, is that of rank 0 on all.
-    When a file is closed, ranks wait for rank 0. Threads and forked processes of the script are not in step: those
-    of rank 0 change the real files, those of other ranks a tree over them, which their rank reads first.
+    **A change is collective**: when the script's main thread opens a file for writing, makes, moves or
+    removes something, all ranks come together, so that what they asked before was answered from the state
+    before; rank 0 alone does it, the others get a file that takes no bytes; the outcome, a failure too, is
+    rank 0's on all. When a file is closed, ranks wait for rank 0. Threads and forked processes of the script
+    are not in step: those of rank 0 change the real files, those of other ranks a tree over them, which their
+    rank reads first.
 
     Args:
-        ranks: the other ranks.
+        comm: to the other ranks.
         rank, world_size: this one, and how many there are; 0 writes.
         paths: which of them are mediated; learns which this rank makes for itself.
         whole: makes a value whole that lies in parts on the ranks; collective.
         temporary: where this rank keeps files of its own.
-        shared: a folder of all ranks of this host, in which rank 0's threads tell what they make; it is removed
-            by others.
+        shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
     """
 
     def __init__(
         self,
         *,
-        ranks: Ranks,
+        comm: Comm,
         rank: int,
         world_size: int,
         paths: Paths,
@@ -74,9 +75,9 @@ class ScriptFiles:
         shared: str | None = None,
     ) -> None:
         self._files = RankFiles(
-            ranks=ranks,
-            rank=rank,
-            world_size=world_size,
+            comm,
+            rank,
+            world_size,
             paths=paths,
             mirrors=Mirrors(temporary or TemporaryFolders(), paths.add_private),
             shared=shared,
@@ -104,7 +105,7 @@ class ScriptFiles:
         return self._files.callers.unmediated()
 
     def for_itself(self) -> AbstractContextManager[None]:
-        """For code that ranks do not run in step, such as loading different samples: nothing is collective."""
+        """For code that ranks do not run in step, such as loading different samples."""
         return self._files.callers.for_itself()
 
     def install(self) -> None:
@@ -185,7 +186,7 @@ class ScriptFiles:
             self._patches.set(owner, name, waiting(files, path, getattr(owner, name)))
 
     def _of_libraries(self) -> dict[str, Callable[[ModuleType], None]]:
-        """What is to be replaced in libraries, by their modules, when these are imported."""
+        """What is replaced in modules when they are imported."""
         serializers, patches = self._serializers, self._patches
 
         def safetensors(module: ModuleType) -> None:

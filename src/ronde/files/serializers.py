@@ -1,8 +1,7 @@
-"""Serializers that write a file below Python: torch, safetensors, databases, HDF5, and functions in native code.
+"""What writes a file below Python: torch, safetensors, databases, HDF5, and functions in native code.
 
-Serializing may run collectives, because a global tensor is gathered when it is pickled. So all ranks serialize at
-the same time; only rank 0's bytes go to the file. A thread or process of another rank writes what its rank alone
-sees.
+Serializing may run collectives, because a global tensor is gathered when it is pickled. So all ranks serialize
+at the same time; only rank 0's bytes go to the file.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 from urllib.parse import quote
 
 from ronde.files.native_writers import NativeWriter
-from ronde.files.raw_files import Sink
 from ronde.files.overlay import remove
 from ronde.files.rank_files import RankFiles
+from ronde.files.raw_files import Sink
 
 __all__ = ["OF_ALL_RANKS", "Serializers"]
 
@@ -64,7 +63,7 @@ class Serializers:
             def write() -> Any:
                 if self._files.is_zero:
                     return plain(tensors, filename, *args, **kwargs)
-                # No null device: it writes beside its target and renames, which for root would replace that.
+                # No null device: it renames onto its target, which for root would replace the device.
                 place = self._files.mirrors.place("discarded")
                 try:
                     return plain(tensors, place, *args, **kwargs)

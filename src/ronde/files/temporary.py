@@ -6,7 +6,6 @@ once. What it makes among the temporary files and leaves there is left by rank 0
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 import os
@@ -44,7 +43,9 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
             if beside:
                 given["dir"] = files.place_to_write(located)
             elif stays:
-                return _kept(files, plain, located, given)
+                names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
+                names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
+                return plain(**given)
         with files.callers.unmediated():
             made = plain(**given)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
@@ -55,30 +56,6 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return make
-
-
-def _kept(files: RankFiles, plain: Callable[..., Any], located: str, given: dict[str, Any]) -> Any:
-    """What `plain` makes in a folder of the script's: a new name, found by rank 0."""
-    name = plain.__name__
-
-    def make() -> str:
-        if name == "mkdtemp":
-            return plain(**given)
-        descriptor, path = tempfile.mkstemp(
-            **{key: given[key] for key in ("suffix", "prefix", "dir") if key in given}
-        )
-        os.close(descriptor)
-        return path
-
-    path = files.once(f"tempfile.{name}", located, make, changed=lambda path: [os.path.abspath(path)])
-    if name == "mkdtemp":
-        return path
-    if name == "mkstemp":
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), path
-    options = {key: given[key] for key in ("buffering", "encoding", "newline", "errors") if key in given}
-    file = builtins.open(path, given.get("mode", "w+b"), **options)  # noqa: SIM115 - the script closes it
-    wrapper: Any = tempfile._TemporaryFileWrapper
-    return wrapper(file, path, delete=False)
 
 
 def _is_passing(files: RankFiles, located: str) -> bool:

@@ -1,8 +1,8 @@
 """Experiment trackers that write by a process or thread of their own: rank 0's run is the only one.
 
-Other ranks of Weights & Biases get a run that records nothing, but answers to rank 0's names. What it does with
-files is its own business on every rank, because it does not do the same on each. TensorBoard's thread opens its
-file again and again, when it pleases: other ranks have records that go nowhere.
+Other ranks get a run of Weights & Biases that records nothing, but answers to rank 0's names. What it does
+with files is its own business on every rank, because it does not do the same on each. TensorBoard's thread opens
+its file again and again, when it pleases: other ranks have records that go nowhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
             runs.append(plain(*args, **kwargs))
             return {name: getattr(runs[0], name, None) for name in (*_NAMES, "name")}
 
-        names = files.once("wandb.init", "wandb", start, changed=lambda _: ())
+        names = files.alike("wandb.init", start)
         if runs:
             return runs[0]
         with files.callers.unmediated():

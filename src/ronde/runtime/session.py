@@ -121,7 +121,7 @@ class Session:
         self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self.files = ScriptFiles(
-            ranks=boundary_comm,
+            comm=boundary_comm,
             rank=config.rank,
             world_size=config.world_size,
             paths=self._paths,
