@@ -151,6 +151,7 @@ def test_tells_of_its_end_once(tmp_path: Path) -> None:
     assert told == ["closed"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_closed_by_its_last_reference(tmp_path: Path) -> None:
     real, null, told = pair(tmp_path, "w", text={"encoding": "utf-8"})
     real.close()

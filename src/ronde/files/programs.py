@@ -1,8 +1,8 @@
 """Programs and processes that the script starts.
 
-A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here would
-know. What it printed and how it ended is known on every rank. One that the script reads while it runs, or that a
-thread starts, is started by every rank, and that is said.
+A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here
+would know. What it printed and how it ended is known on every rank. One that the script reads while it runs,
+or that a thread starts, is started by every rank, and that is said.
 
 Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
 one another, because those that are spawned write the real files on each.

@@ -1,7 +1,7 @@
 """What writes a file below Python: torch, safetensors, databases, HDF5, and functions in native code.
 
-Serializing may run collectives, because a global tensor is gathered when it is pickled. So all ranks serialize
-at the same time; only rank 0's bytes go to the file.
+Serializing may run collectives, because a global tensor is gathered when it is pickled. So all ranks
+serialize at the same time; only rank 0's bytes go to the file.
 """
 
 from __future__ import annotations
@@ -75,26 +75,25 @@ class Serializers:
         return save
 
     def native(self, label: str, writer: NativeWriter, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For a function that returns a plain value; it may write into a folder, beside what threads have there."""
+        """For a function that returns a plain value; it may write into a folder."""
 
         @functools.wraps(plain)
         def write(*args: Any, **kwargs: Any) -> Any:
-            at = writer.position
-            at = at if at is not None and at < len(args) else None
+            at = writer.position if writer.position is not None and writer.position < len(args) else None
             path = kwargs.get(writer.argument) if at is None else args[at]
             located = self._files.mediated(path)
             if located is None:
                 place = self._files.place_to_write(path)
                 if at is not None:
-                    return plain(*args[:at], place, *args[at + 1 :], **kwargs)
-                return plain(
-                    *args, **({**kwargs, writer.argument: place} if writer.argument in kwargs else kwargs)
-                )
+                    args = (*args[:at], place, *args[at + 1 :])
+                elif path is not None:
+                    kwargs = {**kwargs, writer.argument: place}
+                return plain(*args, **kwargs)
             # Gathered while all ranks are here: rank 0 alone could not.
             getattr(plain, OF_ALL_RANKS, lambda: None)()
             given = [self._whole(value) for value in args]
             named = {key: self._whole(value) for key, value in kwargs.items()}
-            below = not os.path.isdir(located)
+            below = not os.path.isdir(located)  # there it stands beside what threads have
             return self._files.once(label, located, lambda: plain(*given, **named), below=below)
 
         return write

@@ -1,8 +1,8 @@
 """Experiment trackers that write by a process or thread of their own: rank 0's run is the only one.
 
 Other ranks get a run of Weights & Biases that records nothing, but answers to rank 0's names. What it does
-with files is its own business on every rank, because it does not do the same on each. TensorBoard's thread opens
-its file again and again, when it pleases: other ranks have records that go nowhere.
+with files is its own business on every rank, because it does not do the same on each. TensorBoard's thread
+opens its file again and again, when it pleases: other ranks have records that go nowhere.
 """
 
 from __future__ import annotations
