@@ -66,9 +66,7 @@ def main(rank: int, world_size: int, folder: str) -> None:
         timeout=timedelta(seconds=TIMEOUT),
         host="127.0.0.1",
     )
-    script_files = ScriptFiles(
-        comm=comm, rank=rank, world_size=world_size, paths=paths_of_rank(), shared=folder
-    )
+    script_files = ScriptFiles(comm=comm, paths=paths_of_rank(), shared=folder)
     ranks = RealRanks(comm, script_files, world_size)
     answers = {}
     for name, scenario in SCENARIOS.items():

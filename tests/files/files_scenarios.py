@@ -1102,3 +1102,40 @@ def folder_of_a_unique_name_is_made_once(ranks: Ranks) -> Any:
     names = os.listdir(".")
     os.rename(folder, "run")
     return [len(names), names[0].startswith("run_"), os.listdir("run")]
+
+
+def write_and_list(name: str) -> list[str]:
+    with open(f"{name}.txt", "a") as file:
+        file.write(f"{name}\n")
+    return [Path(f"{name}.txt").read_text()]
+
+
+@scenario
+def a_pool_writes_once(ranks: Ranks) -> Any:
+    """Lines that are added by processes of each rank are there once, also for the script and for threads."""
+    names = ["one", "two", "three"]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        lines = pool.map(write_and_list, names)
+    in_thread(lambda: lines.append(write_and_list("one")))
+    os.remove("two.txt")
+    return [lines, sorted(os.listdir(".")), Path("one.txt").read_text()]
+
+
+@scenario
+def threads_fill_a_cache(ranks: Ranks) -> Any:
+    """Ranks' threads come to each file at about the same time, and none reads what another's is writing."""
+    made: list[int] = []
+
+    def sample(number: int) -> float:
+        path = f"cache/{number}.npy"
+        if not os.path.exists(path):
+            os.makedirs("cache", exist_ok=True)
+            np.save(path, np.full(100_000, float(number)))
+            made.append(number)
+        return float(np.load(path).sum())
+
+    sums = []
+    for _ in range(2):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            sums.append(sum(pool.map(sample, range(40))))
+    return [sums, sorted(made), sorted(os.listdir("cache"))]

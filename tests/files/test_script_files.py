@@ -30,9 +30,10 @@ from ronde.files.rank_files import Outcome
 class Alone:
     """A communicator of one, which keeps what it was asked; hears `outcome` when it has one."""
 
-    alone = False
+    alone, world_size = False, 2
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.calls: list[tuple[str, Any]] = []
         self.outcome: Any = None
         self.seen: list[str | None] = []
@@ -58,12 +59,10 @@ class One:
     """One rank of two, with a folder of both that is not exempt."""
 
     def __init__(self, rank: int, folder: Path) -> None:
-        self.ranks = Alone()
+        self.ranks = Alone(rank)
         self.told = folder / "told"
         self.script_files = ScriptFiles(
             comm=self.ranks,  # pyright: ignore[reportArgumentType]
-            rank=rank,
-            world_size=2,
             paths=paths_of_rank(str(folder / "exempt")),
             shared=str(folder),
         )

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from torch._guards import CompileContext
-from torch.utils.data import get_worker_info
 
 from ronde.boundary.caller import is_script, is_standard
 
@@ -44,6 +43,7 @@ class Callers:
         self.branched = False
         self.trackers: tuple[str, ...] = ()
         self._alone = alone
+        self._forks = False
         self._unmediated, self._for_itself = _Depth(), _Depth()
         self._process = os.getpid()
         self._thread = threading.main_thread().ident
@@ -70,14 +70,15 @@ class Callers:
         return not (self.trackers and self._above(lambda name: name.startswith(self.trackers)))
 
     def is_beside(self) -> bool:
-        """Whether it is that of a thread of the script, of its collector, or of a process that was forked.
+        """Whether it is that of a thread or forked process of the script, or of Python's collector.
 
-        Not of one that loads samples: each rank's loads others, and what they leave is wanted of all.
+        Not of a process that a library forked, to load samples say: each rank's loads others, and what they
+        leave is wanted of all.
         """
         if self._alone or self._unmediated.value or self._for_itself.value:
             return False
         if os.getpid() != self._process:
-            return get_worker_info() is None
+            return self._forks
         beside = self._collects()
         if not beside and threading.get_ident() != self._thread:
             beside = threading.current_thread() in self._threads or self._above(is_script)
@@ -88,17 +89,20 @@ class Callers:
         """Whether it may be about what threads and processes of the script have changed."""
         return not (self._alone or self._unmediated.value) and (self.branched or self.is_beside())
 
-    def starts(self, thread: threading.Thread) -> None:
-        """A thread is about to start.
+    def starts(self, thread: threading.Thread | None = None) -> None:
+        """A thread is about to start, or a process to be forked.
 
         It is the script's if that starts it by itself, or by a module of the interpreter (a pool, a timer).
         """
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and is_standard(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is not None and is_script(frame.f_code.co_filename):
+        of_script = frame is not None and is_script(frame.f_code.co_filename)
+        self.branched = self.branched or of_script
+        if thread is None:
+            self._forks = of_script
+        elif of_script:
             self._threads.add(thread)
-            self.branched = True
 
     def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
         """Python's collector begins or ends: it comes at other moments on other ranks."""

@@ -34,11 +34,13 @@ class Mirrors:
 
     def folder(self) -> str:
         """This rank's own; made when it is first asked for."""
-        with self._lock:
-            if self._folder is None:
-                self._folder = self._temporary.new()
-                self._made(self._folder)
-            return self._folder
+        if self._folder is None:
+            with self._lock:
+                if self._folder is None:
+                    folder = self._temporary.new()
+                    self._made(folder)
+                    self._folder = folder
+        return self._folder
 
     def place(self, name: str) -> str:
         """A path for a new file of this rank, ending in `name`."""

@@ -63,9 +63,6 @@ class _Entry:
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         return os.stat(self.path, follow_symlinks=follow_symlinks)
 
-    def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 

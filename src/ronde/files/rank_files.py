@@ -42,19 +42,16 @@ class RankFiles:
         stopped: what is closed from now on is nobody's concern.
     """
 
-    def __init__(
-        self, comm: Comm, rank: int, world_size: int, *, paths: Paths, mirrors: Mirrors, shared: str | None
-    ) -> None:
-        self.is_zero = rank == 0
+    def __init__(self, comm: Comm, paths: Paths, mirrors: Mirrors, shared: str | None) -> None:
+        self.is_zero = comm.rank == 0
         self.paths = paths
         self.mirrors = mirrors
-        self.callers = Callers(alone=world_size == 1)
-        self.overlay = Overlay(rank, mirrors.folder, shared)
+        self.callers = Callers(alone=comm.world_size == 1)
+        self.overlay = Overlay(comm.rank, mirrors.folder, shared)
         self.waiting_for: str | None = None
         self.notes: list[str] = []
         self.stopped = True
         self._comm = comm
-        self._rank = rank
         self._open: Counter[str] = Counter()
         self._unclosed: set[str] = set()
 
@@ -185,11 +182,14 @@ class RankFiles:
             self._unclosed.add(key)
 
     def closed(self, key: str) -> None:
-        """The script has closed it: the ranks wait for one another, as anybody may read it now."""
-        self._open -= Counter([key])
-        if self.stopped or not self.callers.in_step():
+        """The script has closed it: the ranks wait for one another, as anybody may read it now.
+
+        What a thread or Python's collector closes does not count as closed, as it comes at any moment.
+        """
+        if self.stopped or self._comm.alone or not self.callers.in_step():
             return
-        if sys.exc_info()[0] is None and not self._comm.alone:
+        self._open -= Counter([key])
+        if sys.exc_info()[0] is None:
             self._wait("close", key)
         else:  # one rank may have failed alone
             self._unclosed.add(key)
@@ -217,14 +217,14 @@ class RankFiles:
             met = isinstance(outcome, Outcome)
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
-                f"Rank {self._rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
+                f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
                 f"the ranks take different paths through the script."
             )
         if outcome.path != located:
             self.paths.add_alias(located, outcome.path)
             self.note(
                 f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
-                f"{self._rank} stands for {outcome.path!r}, which rank 0 wrote."
+                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
             )
         return outcome
 

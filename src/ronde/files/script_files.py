@@ -55,8 +55,7 @@ class ScriptFiles:
     rank reads first.
 
     Args:
-        comm: to the other ranks.
-        rank, world_size: this one, and how many there are; 0 writes.
+        comm: to the other ranks; rank 0 writes.
         paths: which of them are mediated; learns which this rank makes for itself.
         whole: makes a value whole that lies in parts on the ranks; collective.
         temporary: where this rank keeps files of its own.
@@ -67,21 +66,13 @@ class ScriptFiles:
         self,
         *,
         comm: Comm,
-        rank: int,
-        world_size: int,
         paths: Paths,
         whole: Callable[[Any], Any] = lambda value: value,
         temporary: TemporaryFolders | None = None,
         shared: str | None = None,
     ) -> None:
-        self._files = RankFiles(
-            comm,
-            rank,
-            world_size,
-            paths=paths,
-            mirrors=Mirrors(temporary or TemporaryFolders(), paths.add_private),
-            shared=shared,
-        )
+        mirrors = Mirrors(temporary or TemporaryFolders(), paths.add_private)
+        self._files = RankFiles(comm, paths, mirrors, shared)
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
         self._late = LatePatches(self._of_libraries())
@@ -166,8 +157,8 @@ class ScriptFiles:
             @functools.wraps(plain)
             def fork(*args: Any, **kwargs: Any) -> Any:
                 files.before_child()
-                files.callers.branched = True
-                if not files.is_zero:
+                files.callers.starts()
+                with self.unmediated():
                     files.mirrors.folder()  # the process has the same
                 return plain(*args, **kwargs)
 

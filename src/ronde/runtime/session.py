@@ -122,8 +122,6 @@ class Session:
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
         self.files = ScriptFiles(
             comm=boundary_comm,
-            rank=config.rank,
-            world_size=config.world_size,
             paths=self._paths,
             whole=materialize,
             shared=config.temporary or config.run_dir,
