@@ -53,6 +53,14 @@ class RealRanks(Ranks):
         if self.rank == rank:
             self._comm.store.set(f"first/{name}", "done")
 
+    @contextlib.contextmanager
+    def last(self, name: str, rank: int) -> Iterator[None]:
+        if self.rank == rank:
+            self._comm.store.wait([f"last/{name}/{r}" for r in range(self.world_size) if r != rank])
+        yield
+        if self.rank != rank:
+            self._comm.store.set(f"last/{name}/{self.rank}", "done")
+
     def total(self, number: int) -> int:
         return int(self._comm.all_reduce(torch.tensor([number])))
 

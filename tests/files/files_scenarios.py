@@ -60,6 +60,11 @@ class Ranks:
         """Let `rank` come to the end of this before any other begins; for threads, too."""
         yield
 
+    @contextlib.contextmanager
+    def last(self, name: str, rank: int) -> Iterator[None]:
+        """Let all others come to the end of this before `rank` begins."""
+        yield
+
     def total(self, number: int) -> int:
         """Sum over ranks: a collective in the middle of what a scenario does."""
         return number
@@ -714,7 +719,7 @@ def threads_go_on_after_the_main_thread(ranks: Ranks) -> Any:
         os.replace(path, "from-temporary.txt")
 
     def append(text: str) -> None:
-        with ranks.first(f"turn-{text}", 1):
+        with ranks.last(f"turn-{text}", 0):
             write("turns.txt", text, "a")
 
     write("turns.txt", "1")
@@ -947,8 +952,8 @@ def folders_of_threads_and_of_the_main_thread(ranks: Ranks) -> Any:
     Path("a/inner/old").write_text("old")
     answers: list[Any] = []
 
-    def work(first: int) -> None:
-        with ranks.first(f"folders-{first}", first):
+    def work(turn: int) -> None:
+        with ranks.last(f"folders-{turn}", 0):
             answers.append(sorted(glob("**", recursive=True)))
             shutil.rmtree("a")
             answers.append([os.path.exists("a"), os.path.exists("a/inner/old")])
@@ -962,9 +967,9 @@ def folders_of_threads_and_of_the_main_thread(ranks: Ranks) -> Any:
             answers.append(shutil.copy("c", "b"))
             os.rmdir("a")
 
-    for first in (1,):
+    for turn in (0, 1):
         Path("c").write_text("c")
-        in_thread(lambda first=first: work(first))
+        in_thread(lambda turn=turn: work(turn))
         answers.append(sorted(glob("**", recursive=True)))
         os.makedirs("a/inner")
         os.makedirs("b", exist_ok=True)

@@ -39,17 +39,17 @@ class Change(NamedTuple):
 CHANGES = tuple(
     Change(module, name, tuple(paths.split()))
     for module, paths, names in (
-        ("os", "path", "mkdir remove unlink rmdir truncate chmod chown lchown utime mkfifo mknod"),
-        ("os", "path", "setxattr removexattr"),
-        ("os", "name", "makedirs removedirs"),
-        ("os", "dst", "symlink link"),
-        ("os", "src dst", "rename replace"),
-        ("os", "old new", "renames"),
-        ("shutil", "dst", "copy copy2 copyfile copymode copystat copytree"),
-        ("shutil", "path", "rmtree chown"),
-        ("shutil", "src dst", "move"),
+        ("os", "path", "mkdir remove unlink rmdir truncate chmod chown lchown utime mkfifo mknod".split()),
+        ("os", "path", "setxattr removexattr".split()),
+        ("os", "name", "makedirs removedirs".split()),
+        ("os", "dst", "symlink link".split()),
+        ("os", "src dst", "rename replace".split()),
+        ("os", "old new", "renames".split()),
+        ("shutil", "dst", "copy copy2 copyfile copymode copystat copytree".split()),
+        ("shutil", "path", "rmtree chown".split()),
+        ("shutil", "src dst", "move".split()),
     )
-    for name in names.split()
+    for name in names
 )
 
 

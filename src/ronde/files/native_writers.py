@@ -37,7 +37,7 @@ torch.jit               RecursiveScriptModule.save 1 f | ScriptModule.save 1 f
 torch.jit               RecursiveScriptModule._save_for_lite_interpreter 1 filename
 torch.jit               ScriptModule._save_for_lite_interpreter 1 filename
 xgboost.core            Booster.save_model 1 fname
-"""
+""".strip().split("\n")
 
 
 class NativeWriter(NamedTuple):
@@ -57,7 +57,7 @@ class NativeWriter(NamedTuple):
 
 def _writers() -> dict[str, tuple[NativeWriter, ...]]:
     found: dict[str, tuple[NativeWriter, ...]] = {}
-    for line in _TABLE.strip().splitlines():
+    for line in _TABLE:
         module, _, entries = line.partition(" ")
         for name, position, argument in (entry.split() for entry in entries.split("|")):
             writer = NativeWriter(name, None if position == "-" else int(position), argument)
