@@ -606,7 +606,10 @@ def _made_anew(rank: Rank) -> tuple[list[int], list[str]]:
     torch.manual_seed(0)
     inner, x = nn.Linear(6, 3).to(_D), torch.randn(7, 6, dtype=_D)
     counts: list[int] = []
-    with rank.session() as session, mock.patch.object(first_call, "observe", wraps=first_call.observe) as tried:
+    with (
+        rank.session() as session,
+        mock.patch.object(first_call, "observe", wraps=first_call.observe) as tried,
+    ):
         for after in (_bounded, _spread):
             for call in range(40):
                 scale = 2.0 if call > 20 else 1.0

@@ -34,7 +34,7 @@ class Strange(Onlooker):
     """One that is not ours."""
 
 
-Onlooker.__module__ = "ronde.boundary.onlooker"
+Onlooker.__module__ = "ronde.modules.onlooker"
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ronde.rng.draws import Draw
-from ronde.tensor.tree import leaves
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.verdict import Verdict
+from ronde.tensor.tree import leaves
 
 
 @dataclasses.dataclass

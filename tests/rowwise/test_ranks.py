@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.tensor.layout import Layout
 from ronde.rng.draws import Draw, SlicedDraws
 from ronde.rowwise.observe import Observation
+from ronde.tensor.layout import Layout
 from rowwise.one_rank import OneRank, observe
 from rowwise.rowwise_cases import Written, attention_with_dropout, linear, series, table
 

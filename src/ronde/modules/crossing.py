@@ -38,9 +38,7 @@ class Crossing:
         remaining = iter(axes)
         return map_leaves(lambda value: self._local(value, next(remaining), batch), call)
 
-    def outward(
-        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict
-    ) -> Any:
+    def outward(self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict) -> Any:
         """The output for the script: rows become global tensors, an argument that is returned is itself."""
         given = list(leaves(call)) if any(place is not None for place in verdict.same_as) else []
         expected = iter(zip(verdict.outputs, verdict.same_as, strict=True))

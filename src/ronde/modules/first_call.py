@@ -87,7 +87,11 @@ class FirstCalls:
         if known is not None:
             # What a checkpoint computes again in backward is no call of the script's.
             again = torch._C._current_graph_task_id() != -1
-            if again or not known.verdict.sharded or not known.is_due(call.batches[known.verdict.candidate].rows):
+            if (
+                again
+                or not known.verdict.sharded
+                or not known.is_due(call.batches[known.verdict.candidate].rows)
+            ):
                 return known.verdict, None
             seen = self._compared(plain, call, known)
             if seen is not None:

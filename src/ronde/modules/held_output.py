@@ -68,7 +68,12 @@ class HeldOutput:
     @contextmanager
     def _warnings(self) -> Iterator[None]:
         module: Any = warnings  # as types have it `filters` cannot be written
-        filters, shown_by, thread, said = module.filters, module.showwarning, threading.get_ident(), self._said
+        filters, shown_by, thread, said = (
+            module.filters,
+            module.showwarning,
+            threading.get_ident(),
+            self._said,
+        )
 
         def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
             if threading.get_ident() != thread:

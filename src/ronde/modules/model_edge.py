@@ -74,7 +74,9 @@ class ModelEdge:
         self._stream = stream
         self._crossing = Crossing(context, rules)
         self._explanations = Explanations(context)
-        self._first_calls = FirstCalls(context, self._explanations, self._observable, self._around, sampled=sampled)
+        self._first_calls = FirstCalls(
+            context, self._explanations, self._observable, self._around, sampled=sampled
+        )
         self._past_calls = PastCalls()
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.
@@ -325,6 +327,7 @@ class ModelEdge:
 
     def _watches_draws(self, verdict: Verdict) -> bool:
         return bool(verdict.draws) and (self._stream is None or self._stream.watches)
+
 
 def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """That of a module in parts, uncompiled: a graph traced through global tensors would hold rows."""

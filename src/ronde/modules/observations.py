@@ -164,7 +164,10 @@ class Observations:
         """What is known of calls like this one, and where what is found of it is to be kept."""
         traits = self.traits(call.module)
         form = self._forms.setdefault(_form(self._context, traits, call), _Form())
-        numbers = (*traits.numbers(), *[found for value in call.values if (found := comparable(value, 0)) is not None])
+        numbers = (
+            *traits.numbers(),
+            *[found for value in call.values if (found := comparable(value, 0)) is not None],
+        )
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())

@@ -28,7 +28,17 @@ from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["Around", "Observed", "Noting", "Watching", "carry_out_one_row", "compare", "few_rows", "observe", "try_out"]
+__all__ = [
+    "Around",
+    "Noting",
+    "Observed",
+    "Watching",
+    "carry_out_one_row",
+    "compare",
+    "few_rows",
+    "observe",
+    "try_out",
+]
 
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
 # What makes numbers note what they decide, and which leaves of the arguments are such.
@@ -133,7 +143,12 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
     observation = Observation(call.module, given, call.verdict.inputs, ranks, watching.outside, notes)
     said, start = HeldOutput(), now()
     args, kwargs = _with_notes(given, notes, noted) if notes else given
-    with watching.around(Region.OBSERVED, call), _together(call.context, ranks.together), said.holding(), effects_refused():
+    with (
+        watching.around(Region.OBSERVED, call),
+        _together(call.context, ranks.together),
+        said.holding(),
+        effects_refused(),
+    ):
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
     error = verdict.raised
     if isinstance(error, StrayBatch):

@@ -115,7 +115,9 @@ class Traits:
 
     def is_lazy(self) -> bool:
         """Whether its first call makes layers."""
-        held = (value for own in self._own for kind in ("_parameters", "_buffers") for value in own[kind].values())
+        held = (
+            value for own in self._own for kind in ("_parameters", "_buffers") for value in own[kind].values()
+        )
         return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in held)
 
 
@@ -182,7 +184,9 @@ def _comparable_items(values: Any, depth: int) -> Any:
 def _built(part: torch.nn.Module) -> tuple[Any, ...]:
     """Its class, what it holds by which names, and what functions it was given."""
     own = vars(part)
-    held = [(name, value) for kind in ("_parameters", "_buffers") for name, value in own.get(kind, {}).items()]
+    held = [
+        (name, value) for kind in ("_parameters", "_buffers") for name, value in own.get(kind, {}).items()
+    ]
     functions = [
         (name, _code(value))
         for name, value in own.items()

@@ -11,7 +11,7 @@ import torch
 import torch.utils._device
 import torch.utils.dlpack
 
-from ronde.boundary.files import OF_ALL_RANKS
+from ronde.files import OF_ALL_RANKS
 from ronde.modules.torchscript import one_frame_more
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters

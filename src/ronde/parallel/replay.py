@@ -127,7 +127,9 @@ class _Moment:
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         known: list[torch.Tensor] = list(module.parameters())
         own = {id(tensor) for tensor in (*held, *known)}
-        held += [value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()]
+        held += [
+            value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()
+        ]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._versions = [(tensor, tensor._version) for tensor in known]

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Label, Mixed, along

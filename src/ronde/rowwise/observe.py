@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ronde.tensor.tree import Opaque, leaves
 from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree, check_variables
@@ -32,6 +31,7 @@ from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.rowwise.watch import Away, Ranks, Watch
+from ronde.tensor.tree import Opaque, leaves
 
 __all__ = ["Observation"]
 

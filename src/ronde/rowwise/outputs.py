@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ronde.tensor.layout import memory_order
-from ronde.tensor.output_axis import OutputAxis
 from ronde.rowwise.labels import Label, address
 from ronde.rowwise.mixes_rows import MIXES, NO_AXIS, MixesRows
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
+from ronde.tensor.layout import memory_order
+from ronde.tensor.output_axis import OutputAxis
 
 __all__ = ["axes_of", "same_as"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ronde.tensor.output_axis import OutputAxis
 from ronde.rng.draws import Draw
+from ronde.tensor.output_axis import OutputAxis
 
 __all__ = ["Verdict"]
 
