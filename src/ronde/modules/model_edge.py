@@ -41,7 +41,6 @@ from ronde.tensor.layout import Layout, laid
 from ronde.tensor.rules.common import enter
 from ronde.tensor.tensor_class import alike, as_plain, own_class, plain
 from ronde.tensor.tree import Opaque, leaves, map_leaves
-from ronde.tensor.views import notice_writes_past_graph
 from ronde.trace.step_clock import Part
 
 __all__ = ["ModelEdge"]
@@ -89,8 +88,6 @@ class ModelEdge:
             if not context.on_main_thread():
                 context.called_beside = True
                 return plain(module, *args, **kwargs)
-            if context.until_backward:
-                notice_writes_past_graph(context)
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
             return self._call(plain, module, args, kwargs)

@@ -19,7 +19,6 @@ from ronde.tensor.edges import Leave
 from ronde.tensor.fingerprint import compare_values
 from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
 from ronde.tensor.graph import crosses_ranks
-from ronde.tensor.views import notice_writes_past_graph
 from ronde.trace.step_clock import Part
 
 __all__ = ["install"]
@@ -38,16 +37,13 @@ def install(patches: Patches, context: Context) -> None:
 
 
 def _install_engine(patches: Patches, context: Context) -> None:
-    """Before backward uses what operations have kept, that is what the script has written by `.data`.
+    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
 
-    The backward of a loss of a class of its own has functions of torch pass over all tensor classes. What is
-    computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
     """
     plain: Any = getattr(torch.autograd, _ENGINE)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if context.past_graph and context.on_main_thread():
-            notice_writes_past_graph(context)
         before = context.clock.enter(Part.MODEL) if context.clock.armed else None
         with torch._C._EnableTorchFunction():
             results = plain(*args, **kwargs)

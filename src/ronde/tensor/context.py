@@ -82,9 +82,6 @@ class Context:
         called_beside: modules were called in another thread than the main one, where nothing is cut.
         function: which `torch.autograd.Function` the script has applied, while its forward runs.
         called_in: those in whose forward modules were called, where nothing is cut.
-        past_graph: by `id`, global tensors into whose memory the script may have written past the graph.
-        until_backward: those of them with a graph: what was written is of use though the script drops them,
-            and the collector, which comes at other moments on other ranks, is not to decide about that.
     """
 
     def __init__(
@@ -124,8 +121,6 @@ class Context:
         self.called_beside = False
         self.function = ""
         self.called_in: dict[str, None] = {}
-        self.until_backward: dict[int, Any] = {}
-        self.past_graph: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.uncut = False
         self.explained = False
         self._thread = threading.get_ident()
