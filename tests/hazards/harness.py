@@ -173,14 +173,13 @@ def check(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib
     """What is wrong with how the hazard ends on this rank, with such a mode of torch around the script."""
     expected = _values(hazard.script, mode)
     with rank.session(plan) as session:
-        context = session.context
         try:
             found = _values(hazard.script, mode)
         except RondeError as error:
             told = str(error)
             fine = hazard.end == "refused" and hazard.words in told
             return [] if fine else [f"refused: {told}"]
-        notes = list(context.notes)
+        notes = list(session.notes)
         problems = [
             f"value {place} {text}"
             for place, (a, b) in enumerate(zip(expected, found, strict=False))
@@ -190,8 +189,8 @@ def check(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib
             problems.append(f"{len(found)} values instead of {len(expected)}")
         if hazard.end == "refused":
             problems.append("was not refused")
-        if hazard.end == "whole" and (notes or not sum(context.tally.sharded.values())):
-            problems.append(f"{sum(context.tally.sharded.values())} calls were cut")
+        if hazard.end == "whole" and (notes or not sum(session.tally.sharded.values())):
+            problems.append(f"{sum(session.tally.sharded.values())} calls were cut")
         if hazard.end == "found" and [note.partition(": ")[2] for note in notes] != [_FOUND]:
             problems.append("its batch was not found on the second axis")
         if hazard.end == "parts" and not any(hazard.words in note for note in notes):

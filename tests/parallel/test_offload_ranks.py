@@ -380,7 +380,7 @@ def test_an_optimizer_that_cannot_step_there_stays_on_the_device(tmp_path: Path)
                 parameter.requires_grad_(False)
             optimizer.step()
             assert not isinstance(vars(optimizer)["state"], CutState)
-            (note,) = session.context.notes
+            (note,) = session.notes
             assert note.startswith(
                 f"the optimizer state of {type(optimizer).__name__} is whole, and stays on "
             )

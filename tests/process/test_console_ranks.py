@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.files import StoreMeeting
 from ronde.errors import UsageError
 from ronde.patching.patches import Patches
 from ronde.process.console import Console
@@ -32,7 +31,7 @@ def conversation(rank: Any, *lines: str) -> Iterator[Any]:
     patches, plain = Patches(), Patches()
     with rank.session() as session:
         comms = [rank.groups["boundary"], rank.groups["reducer"]]
-        console = Console(session.context, comms, StoreMeeting(comms[0]), terminal=True)
+        console = Console(comms, session.tally, session.context.on_main_thread, lambda: None, terminal=True)
         plain.set(builtins, "input", line)
         console.install(patches)
         try:

@@ -21,7 +21,7 @@ def _given_batches(rank: Rank, step: float) -> str:
     model = torch.nn.Linear(3, 2)
     with rank.session() as session:
         model(torch.ones(4, 3))
-        session.context.others_began = True
+        session.context.script_values.watched = True
         try:
             model(torch.arange(12.0).view(4, 3).T.contiguous().T + step * rank.rank)
         except RondeError as error:
@@ -77,14 +77,14 @@ def _changed_sooner(rank: Rank) -> tuple[list[str], bool]:
     model, x = _Scaled(), torch.arange(12.0).view(4, 3)
     expected = model(x).detach()
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         found = [model(x).tolist()]
         for first in (0, 1):
             if rank.rank == first:
                 SETTINGS["best"] += 1
             found.append(model(x).tolist())
         found.append(model(x).tolist())
-        notes = [note for note in session.context.notes if "one rank before another" in note]
+        notes = [note for note in session.notes if "one rank before another" in note]
     return notes, all(torch.allclose(torch.tensor(each), expected) for each in found)
 
 
@@ -99,7 +99,7 @@ def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
     torch.manual_seed(0)
     model, x = _Scaled(), torch.arange(12.0).view(4, 3)
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         for scale in (3.0, 2.0):
             SETTINGS["scale"] = scale
             model(x)
@@ -109,7 +109,7 @@ def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
             told = "nothing"
         except RondeError as error:
             told = str(error).split(",")[0]
-        notes = [note for note in session.context.notes if "one rank before another" in note]
+        notes = [note for note in session.notes if "one rank before another" in note]
     SETTINGS["scale"] = 2.0
     return len(notes), told
 

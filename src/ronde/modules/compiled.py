@@ -21,7 +21,7 @@ from ronde.tensor.context import Context, Region
 __all__ = ["aside", "install", "is_compiled", "uncompiled"]
 
 
-def install(patches: Patches, context: Context) -> None:
+def install(patches: Patches, context: Context, note: Callable[[str], None]) -> None:
     plain: Any = torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def install(patches: Patches, context: Context) -> None:
         _pass_over(torch.nn.Module.__call__)
         if isinstance(model, torch.nn.Module) or not callable(model):
             return compiled
-        return _eager_in_scripts(context, model, compiled)
+        return _eager_in_scripts(context, note, model, compiled)
 
     patches.set(torch, "compile", functools.wraps(plain)(compile_))
 
@@ -50,7 +50,7 @@ def _pass_over(call: Any) -> None:
 
 
 def _eager_in_scripts(
-    context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
+    context: Context, note: Callable[[str], None], function: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
     ours = getattr(function, "__module__", "").startswith("ronde.") or _is_inside_torch(function)
@@ -63,7 +63,7 @@ def _eager_in_scripts(
             return compiled(*args, **kwargs)
         # A model that the plan has compiled, and that runs in parts, has a note of its own.
         if not ours:
-            context.note(
+            note(
                 f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
                 f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
             )

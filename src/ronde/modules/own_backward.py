@@ -12,9 +12,10 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
+from ronde.modules.calls import Calls
 from ronde.patching.patches import Patches
 from ronde.rng.standing import here
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Region
 from ronde.tensor.graph import is_users_function
 
 __all__ = ["install"]
@@ -22,7 +23,8 @@ __all__ = ["install"]
 _STANDING = "_ronde_standing"
 
 
-def install(patches: Patches, context: Context) -> None:
+def install(patches: Patches, calls: Calls) -> None:
+    context = calls.context
     plain_init: Any = BackwardCFunction.__init__
 
     def init(node: Any) -> None:
@@ -30,19 +32,19 @@ def install(patches: Patches, context: Context) -> None:
         plain_init(node)
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return
-        context.function_tried = True
+        calls.function_tried = True
         if context.is_in_step():
             setattr(node, _STANDING, here(context))
 
     patches.set(BackwardCFunction, "__init__", init)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
-            patches.set(BackwardCFunction, name, _standing(context, getattr(BackwardCFunction, name)))
+            patches.set(BackwardCFunction, name, _standing(calls, getattr(BackwardCFunction, name)))
 
 
-def _standing(context: Context, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _standing(calls: Calls, plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(node: Any, *gradients: Any) -> Any:
-        trial = context.trial_backward
+        trial = calls.trial_backward
         with getattr(node, _STANDING, nullcontext)(), nullcontext() if trial is None else trial.around():
             return plain(node, *gradients)
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.boundary.rehearsal.rehearse import Verdict
 from ronde.errors import RondeError
+from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.compiled import is_compiled
 from ronde.patching.other_threads import others_run
@@ -38,13 +39,17 @@ class ShardedCall:
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
     """
 
-    context: Context
+    calls: Calls
     plain: Callable[..., Any]
     module: torch.nn.Module
     given: tuple[Any, Any]
     verdict: Verdict
     batch: Batch
     stream: RankStream | None
+
+    @property
+    def context(self) -> Context:
+        return self.calls.context
 
     @property
     def cut(self) -> Layout:
@@ -64,7 +69,7 @@ class ShardedCall:
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
-            return _NoDraws(self.context, self.module)
+            return _NoDraws(self.calls, self.module)
         if cut.count(self.context.rank) == cut.rows:  # the whole batch, as on one device
             return nullcontext()
         if self.stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
@@ -92,15 +97,15 @@ class _NoDraws(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, context: Context, module: torch.nn.Module) -> None:
+    def __init__(self, calls: Calls, module: torch.nn.Module) -> None:
         super().__init__()
-        self._context = context
+        self._calls = calls
         self._beside = others_run()
         self._watches = self._beside and not any(map(is_compiled, module.modules()))
 
     def __enter__(self) -> Any:
         self._before = _generator()
-        self._outside, self._context.draws_nothing = self._context.draws_nothing, True
+        self._outside, self._calls.draws_nothing = self._calls.draws_nothing, True
         return super().__enter__() if self._watches else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +116,7 @@ class _NoDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, kind: Any, *raised: Any) -> None:
-        self._context.draws_nothing = self._outside
+        self._calls.draws_nothing = self._outside
         if self._watches:
             super().__exit__(kind, *raised)
         elif kind is None and not (self._beside or torch.equal(self._before, _generator())):

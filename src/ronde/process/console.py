@@ -1,8 +1,8 @@
-"""What a user types: a debugger opens on the main rank alone, an answer to `input()` is known on every rank.
+"""What a user types: a debugger opens on rank 0 alone, an answer to `input()` is known on every rank.
 
-All ranks come to the same `breakpoint()`. The main rank, whose stdin is the user's, opens the debugger; on
+All ranks come to the same `breakpoint()`. Rank 0, whose stdin is the user's, opens the debugger; on
 the others it goes on at once, and they wait at the next collective, from then on without a time limit. While
-the debugger waits for a command the main rank is alone: a collective that a command would start is refused
+the debugger waits for a command rank 0 is alone: a collective that a command would start is refused
 (`p loss` is not: its reduction was started by all), and random draws of a command are taken back.
 """
 
@@ -21,12 +21,11 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.files.late_patches import LatePatches
-from ronde.boundary.files.meeting import StoreMeeting
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
+from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
-from ronde.tensor.context import Context
+from ronde.trace.tally import Tally
 
 __all__ = ["Console"]
 
@@ -35,16 +34,26 @@ class Console:
     """One rank's part in a conversation with the user.
 
     Args:
-        comms, meeting: all by which this rank waits for others.
-        terminal: whether the main rank's stdin is a terminal.
+        comms: by which this rank waits for others.
+        on_main_thread: whether the thread that asks is the script's main one.
+        be_patient: tells whatever else waits for other ranks to wait as long as it takes.
+        terminal: whether the stdin of rank 0 is a terminal.
     """
 
     def __init__(
-        self, context: Context, comms: Sequence[Comm], meeting: StoreMeeting, *, terminal: bool
+        self,
+        comms: Sequence[Comm],
+        tally: Tally,
+        on_main_thread: Callable[[], bool],
+        be_patient: Callable[[], None],
+        *,
+        terminal: bool,
     ) -> None:
-        self._context = context
         self._comms = comms
-        self._meeting = meeting
+        self._rank = comms[0].rank
+        self._tally = tally
+        self._on_main_thread = on_main_thread
+        self._others_be_patient = be_patient
         self._terminal = terminal
         self._process = os.getpid()
         self._late = LatePatches(
@@ -59,7 +68,7 @@ class Console:
     def install(self, patches: Patches) -> None:
         self._patches = patches
         self._patch_input(patches)
-        if self._context.rank != 0:
+        if self._rank != 0:
             patches.set(sys, "breakpointhook", lambda *_, **__: self._be_patient())
             patches.set(sys, "stdin", _Elsewhere(terminal=self._terminal))
         self._late.install()
@@ -71,7 +80,7 @@ class Console:
     def _in_step(self) -> bool:
         """Whether this thread of this process does what it does on all ranks together."""
         alone = self._comms[0].alone
-        return not alone and self._context.on_main_thread() and os.getpid() == self._process
+        return not alone and self._on_main_thread() and os.getpid() == self._process
 
     def _patch_input(self, patches: Patches) -> None:
         plain: Callable[..., str] = builtins.input
@@ -79,8 +88,8 @@ class Console:
         def shared_input(prompt: object = "", /) -> str:
             if not self._in_step():
                 return plain(prompt)
-            self._context.comm.mark("input()")
-            if self._context.rank != 0:
+            self._comms[0].mark("input()")
+            if self._rank != 0:
                 sys.stdout.write(str(prompt))
             line = self._comms[0].answer_of_main(lambda: self._ask(plain, prompt))
             if line is None:
@@ -99,7 +108,7 @@ class Console:
     @contextmanager
     def _attended(self) -> Iterator[None]:
         """Inside, the terminal is the user's: no progress line."""
-        pulse = self._context.tally.pulse
+        pulse = self._tally.pulse
         if pulse is not None:
             pulse.attended = True
         try:
@@ -110,11 +119,11 @@ class Console:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, the main rank waits for a user's commands, of which the others know nothing."""
+        """Inside, rank 0 waits for a user's commands, of which the others know nothing."""
         if not self._in_step():
             yield
             return
-        pulse = self._context.tally.pulse
+        pulse = self._tally.pulse
         if pulse is not None:
             pulse.debugged = True
         states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
@@ -131,18 +140,18 @@ class Console:
             random.setstate(states[2])
 
     def _be_patient(self) -> None:
-        """The main rank has opened a debugger, and may be there for long."""
+        """Rank 0 has opened a debugger, and may be there for long."""
         if self._in_step():
             for comm in self._comms:
                 comm.be_patient()
-            self._meeting.be_patient()
+            self._others_be_patient()
 
     def _patch_pdb(self, patches: Patches, module: ModuleType) -> None:
         """Every way into pdb, post-mortem and debuggers derived from it included, leads to `interaction`."""
         plain: Callable[..., Any] = vars(module)["Pdb"].interaction
 
         def interaction(debugger: Any, *args: Any, **kwargs: Any) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(debugger, *args, **kwargs)
             else:
@@ -155,7 +164,7 @@ class Console:
         plain: Callable[..., Any] = vars(module)["InteractiveConsole"].interact
 
         def interact(console: Any, *args: Any, **kwargs: Any) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(console, *args, **kwargs)
             else:
@@ -170,7 +179,7 @@ class Console:
         def mainloop(
             shell: Any, local_ns: Any = None, module: Any = None, stack_depth: int = 0, **kwargs: Any
         ) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(shell, local_ns, module, stack_depth=stack_depth + 1, **kwargs)
             else:
@@ -180,13 +189,13 @@ class Console:
 
 
 class _Elsewhere(io.TextIOBase):
-    """`sys.stdin` of a rank that has none: the main rank would read what this one does not."""
+    """`sys.stdin` of a rank that has none: rank 0 would read what this one does not."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
 
     def isatty(self) -> bool:
-        """As on the main rank, so that all take one branch."""
+        """As on rank 0, so that all take one branch."""
         return self._terminal
 
     def fileno(self) -> int:

@@ -14,10 +14,12 @@ from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
+from ronde.process.signal_board import SignalBoard
+from ronde.process.signals import COUNTED
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.told_count import ToldCount
 
-__all__ = ["join_group", "listens_on", "shares_memory", "told_count"]
+__all__ = ["join_group", "listens_on", "shares_memory", "signal_board", "told_count"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -69,6 +71,12 @@ def told_count(config: RankConfig) -> ToldCount | None:
         return ToldCount(board_path(Path(config.run_dir), "files"))
     except OSError:  # a full disk, say: ranks ask each other
         return None
+
+
+def signal_board(config: RankConfig) -> SignalBoard:
+    """On which this host's ranks count signals."""
+    path = board_path(Path(config.run_dir), "signals")
+    return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:

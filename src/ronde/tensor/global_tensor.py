@@ -15,7 +15,7 @@ import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
 from ronde.errors import RondeError
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Context, Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar, resolve
 from ronde.tensor.edges import Slice, gather_data
 from ronde.tensor.kinds import (
@@ -86,7 +86,7 @@ class GlobalTensor(Shard):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.others_began:
+        if context.script_values.watched:
             context.note_values(put_in(func, args, kwargs))
         if not context.clock.armed:
             return _carried_out(first, region, func, types, args, kwargs)
@@ -161,7 +161,7 @@ def _carried_out(
 ) -> Any:
     """A function of global tensors, `first` among them: on rows where there is a rule, else on the whole."""
     context = first._context
-    whole = context.in_transform() or context.carries_tangents()
+    whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
         rule = first._rules.get(func)
         if rule is not None:

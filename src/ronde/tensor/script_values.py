@@ -25,9 +25,14 @@ _LONGEST = 256
 
 
 class ScriptValues:
-    """Those since the last backward, in rows of three numbers: one of what must be the same, and two sums."""
+    """Those since the last backward, in rows of three numbers: one of what must be the same, and two sums.
+
+    Attributes:
+        watched: the script has started threads or processes: what they give may differ between ranks.
+    """
 
     def __init__(self) -> None:
+        self.watched = False
         self._count = self._exact = 0
         self._rows: list[tuple[float, float, float]] = []
         self._last: list[Any] = []

@@ -81,7 +81,6 @@ class Rank:
             yield session
         finally:
             session.uninstall_boundary()
-            session.forget_optimizers()
 
 
 def _pooled_session() -> Any:
@@ -96,11 +95,6 @@ def _pooled_session() -> Any:
 
         def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
             return self._pooled[name]
-
-        def forget_optimizers(self) -> None:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
 
     return PooledSession
 

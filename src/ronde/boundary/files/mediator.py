@@ -26,7 +26,6 @@ from ronde.boundary.files.aside import Aside
 from ronde.boundary.files.background import sharing
 from ronde.boundary.files.beginnings import Beginnings
 from ronde.boundary.files.keeping import Keeping
-from ronde.boundary.files.late_patches import LatePatches
 from ronde.boundary.files.mediation import Mediation
 from ronde.boundary.files.meeting import Meeting
 from ronde.boundary.files.native_writers import NATIVE_WRITERS, NativeWriter
@@ -44,6 +43,7 @@ from ronde.boundary.files.temporary import MAKERS, making, remove_all
 from ronde.boundary.files.trackers import patch_wandb
 from ronde.boundary.files.unix_sockets import UnixSockets
 from ronde.patching.caller import called_by_script
+from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
 from ronde.trace.temporary_folder import TemporaryFolders
 from ronde.trace.told_count import ToldCount

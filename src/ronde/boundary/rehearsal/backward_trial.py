@@ -19,10 +19,10 @@ from ronde.boundary.guards import Refusal, short
 from ronde.boundary.host_reads import Conversions
 from ronde.boundary.rehearsal.recorded_draws import RecordedDraws
 from ronde.boundary.rehearsal.trial import Run, Trial, same
+from ronde.modules.calls import Calls, TrialBackward
 from ronde.modules.output_axis import OutputAxis
 from ronde.patching.other_threads import others_run
 from ronde.rng.random_state import torch_states
-from ronde.tensor.context import Context, TrialBackward
 from ronde.tensor.graph import custom_backwards, hides_functions, reached
 from ronde.tensor.layout import Layout
 from ronde.tensor.tree import leaves
@@ -31,7 +31,7 @@ __all__ = ["compare_gradients"]
 
 
 def compare_gradients(
-    context: Context,
+    calls: Calls,
     trial: Trial,
     module: torch.nn.Module,
     whole: Run,
@@ -46,11 +46,11 @@ def compare_gradients(
         cut: the rows of each part.
     """
     results = list(leaves(whole.output))
-    if not custom_backwards(results) and not (context.function_tried and hides_functions(results)):
+    if not custom_backwards(results) and not (calls.function_tried and hides_functions(results)):
         return
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    expected = _Backward(context, whole, parameters)
-    found = [_Backward(context, run, parameters, _FACTOR) for run in parts]
+    expected = _Backward(calls, whole, parameters)
+    found = [_Backward(calls, run, parameters, _FACTOR) for run in parts]
     weights = list(_weights(whole, outputs))
     try:
         expected.run(trial, weights)
@@ -129,14 +129,12 @@ class _Backward:
         left: what it changed on the module and around it.
     """
 
-    def __init__(
-        self, context: Context, run: Run, parameters: Sequence[torch.Tensor], factor: float = 1
-    ) -> None:
+    def __init__(self, calls: Calls, run: Run, parameters: Sequence[torch.Tensor], factor: float = 1) -> None:
         self._factor = factor
         self.values = run.values
         self.told: dict[str, str] = {}
         self.left: dict[str, Any] = {}
-        self._context = context
+        self._calls = calls
         self._run = run
         self._wanted = [
             value for value in run.values if isinstance(value, torch.Tensor) and value.requires_grad
@@ -171,7 +169,7 @@ class _Backward:
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        self._context.trial_backward = TrialBackward(self._again, self._watched)
+        self._calls.trial_backward = TrialBackward(self._again, self._watched)
         # A reentrant checkpoint refuses where single gradients are asked for, as it gives them to all leaves.
         autograd: Any = torch.autograd
         plain, autograd._is_checkpoint_valid = autograd._is_checkpoint_valid, lambda: True
@@ -179,7 +177,7 @@ class _Backward:
             yield
         finally:
             autograd._is_checkpoint_valid = plain
-            self._context.trial_backward = None
+            self._calls.trial_backward = None
             for leaf, before in self._before:
                 leaf.grad = before
 

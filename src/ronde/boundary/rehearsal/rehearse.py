@@ -26,11 +26,12 @@ from ronde.boundary.rehearsal.backward_trial import compare_gradients
 from ronde.boundary.rehearsal.between import axes_between, compare_between
 from ronde.boundary.rehearsal.trial import Run, Trial, same
 from ronde.boundary.rehearsal.written_on import described
+from ronde.modules.calls import Calls
 from ronde.modules.compiled import aside
 from ronde.modules.joint import across_rows, without_batch
 from ronde.modules.output_axis import OutputAxis
 from ronde.rng.draws import Draw, SlicedDraws, UnknownDraw, find_axis
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Region
 from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import leaves_behind
 from ronde.tensor.layout import Layout, memory_order
@@ -83,7 +84,7 @@ class Verdict:
 
 
 def rehearse(
-    context: Context,
+    calls: Calls,
     module: torch.nn.Module,
     call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
     values: list[Any],
@@ -103,13 +104,13 @@ def rehearse(
 
     def judged() -> Verdict:
         trials.append(Trial(module, call, values, axes))
-        return dataclasses.replace(_judge(context, trials[0], module, rows), inputs=tuple(axes))
+        return dataclasses.replace(_judge(calls, trials[0], module, rows), inputs=tuple(axes))
 
-    return _agreed(context, module, rows, judged, trials)
+    return _agreed(calls, module, rows, judged, trials)
 
 
 def prove(
-    context: Context,
+    calls: Calls,
     module: torch.nn.Module,
     call: Callable[[torch.nn.Module, list[Any]], tuple[Any, Any]],
     values: list[Any],
@@ -128,7 +129,7 @@ def prove(
         trial = Trial(module, call, values, verdict.inputs)
         with torch.no_grad():
             whole = trial.run(0, rows)
-            cut = Layout(0, rows, max(context.world_size, 2))
+            cut = Layout(0, rows, max(calls.context.world_size, 2))
             parts = list(_parts(trial, verdict.draws, cut))
             problem = _compare_parts(whole, parts, verdict.outputs, cut)
             if problem is not None:
@@ -144,11 +145,11 @@ def prove(
                 )
         return verdict
 
-    return _agreed(context, module, rows, judged)
+    return _agreed(calls, module, rows, judged)
 
 
 def _agreed(
-    context: Context,
+    calls: Calls,
     module: torch.nn.Module,
     rows: int,
     judged: Callable[[], Verdict],
@@ -162,8 +163,8 @@ def _agreed(
     try:
         # A checkpoint around the call counts what is saved for backward: not what a trial saves.
         hooks = saved_tensors_hooks(_as_it_is, _as_it_is)
-        context.function_tried = False
-        with context.enter(Region.REHEARSAL, rows), hooks, aside(module):
+        calls.function_tried = False
+        with calls.context.enter(Region.REHEARSAL, rows), hooks, aside(module):
             verdict = judged()
     except (Refusal, StrayBatch) as refusal:
         verdict = Verdict(False, str(refusal))
@@ -174,10 +175,10 @@ def _agreed(
     except Exception as error:
         verdict = Verdict(False, f"a trial on {rows} rows failed ({short(error)})", raised=True)
     drew, apart = any(trial.drew for trial in trials), any(trial.apart for trial in trials)
-    return context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew, apart=apart))
+    return calls.context.comm.broadcast_object(dataclasses.replace(verdict, drew=drew, apart=apart))
 
 
-def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
+def _judge(calls: Calls, trial: Trial, module: torch.nn.Module, rows: int) -> Verdict:
     part_rows = rows // 2
     whole, first = trial.run(0, rows, watched=True), trial.run(0, part_rows, watched=True)
     outputs, draws = _find_axes(whole, first, rows, part_rows)
@@ -192,7 +193,7 @@ def _judge(context: Context, trial: Trial, module: torch.nn.Module, rows: int) -
         if not problem:
             for row in range(rows):
                 _spoil(trial, whole, candidate, [row], rows)
-            compare_gradients(context, trial, module, whole, parts, candidate, cut)
+            compare_gradients(calls, trial, module, whole, parts, candidate, cut)
             if meeting is not None:
                 raise meeting
             _compare_between(trial, parts, between, cut)

@@ -22,10 +22,10 @@ from ronde.boundary.rehearsal.numbers import Free, differ_in_lengths, digest, nu
 from ronde.boundary.rehearsal.rehearse import NO_AXIS, ROWS, Verdict, prove, rehearse
 from ronde.boundary.rehearsal.signature import Behaviour, Number
 from ronde.boundary.rehearsal.size_check import SIZE_DECIDES, decided_by_size
+from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.listed import LISTED
 from ronde.modules.past_calls import PastCalls
-from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, localize, materialize
 from ronde.tensor.tensor_class import alike, own_class
 from ronde.tensor.tree import map_leaves, structure
@@ -95,13 +95,13 @@ class _Call:
 class Verdicts:
     """Remembers what rehearsals found; one per session."""
 
-    def __init__(self, context: Context, plain: Callable[..., Any]) -> None:
-        self._context = context
+    def __init__(self, calls: Calls, plain: Callable[..., Any]) -> None:
+        self._calls = calls
         self._plain = plain
         self._modules: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = weakref.WeakKeyDictionary()
         self._kinds = Kinds()
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._in_parts = InParts(context)
+        self._in_parts = InParts(calls)
         self._past_calls = PastCalls()
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
@@ -131,7 +131,7 @@ class Verdicts:
         else:
             self._follow(known, module)
         made = _Call(module, call, values, batches, optional, listed)
-        form = _form(self._context, known.behaviour, made)
+        form = _form(self._calls, known.behaviour, made)
         numbers = numbers_of(known.behaviour, values, known.free.get(form))
         held = known.verdicts.setdefault(form, {}).get(numbers)
         if not self._agree(known.behaviour, values, known=held is not None):
@@ -165,8 +165,8 @@ class Verdicts:
 
         Threads may change what a module goes by, sooner on one rank than on another; a rehearsal takes all.
         """
-        comm = self._context.comm
-        if not self._context.others_began:
+        comm = self._calls.context.comm
+        if not self._calls.context.script_values.watched:
             return True
         mine = [int(known), digest(numbers_of(behaviour, values, None))]
         told = comm.all_gather(torch.tensor(mine, dtype=torch.int64, device=comm.control_device))
@@ -208,7 +208,7 @@ class Verdicts:
             elif made.optional or self._is_no_batch(made, verdict) or _is_criterion(made.module, verdict):
                 return
             elif not made.listed and is_computed_whole(
-                self._context, made.module, made.batches[verdict.candidate], verdict
+                self._calls, made.module, made.batches[verdict.candidate], verdict
             ):
                 self._say_of_single_rows(name, verdict)
             else:
@@ -216,7 +216,7 @@ class Verdicts:
         elif made.optional or (self._around and _is_torchs(made.module)):
             return  # one sample on the first axis is a batch of one, of which another axis was cut
         elif made.batches[verdict.candidate].searched and made.batches[verdict.candidate].likely:
-            self._context.note(
+            self._calls.notes.say(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
 
@@ -230,7 +230,11 @@ class Verdicts:
         batch = made.batches[verdict.candidate]
         if not batch.likely or (verdict.raised and batch.only_vectors(made.values)):
             return True
-        found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
+        found = (
+            self._calls.context.standing.rows is not None
+            and self._calls.batch_dim is None
+            and 0 not in batch.axes
+        )
         return found and not verdict.apart
 
     def are_around(self) -> bool:
@@ -256,7 +260,7 @@ class Verdicts:
         """At the end of a run: say what is known by then only."""
         self._in_parts.say_how_often()
         for sentence in self._past_calls.sentences():
-            self._context.note(sentence)
+            self._calls.notes.say(sentence)
 
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
         """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
@@ -276,7 +280,7 @@ class Verdicts:
     @contextmanager
     def arrays(self, module: torch.nn.Module) -> Iterator[None]:
         """Around the body of a module that is given arrays of NumPy, and makes tensors of them, if any."""
-        sharded = self._context.tally.sharded
+        sharded = self._calls.tally.sharded
         before = sum(sharded.values())
         with self.inside(module, Verdict(False, _ARRAYS)):
             yield
@@ -306,8 +310,8 @@ class Verdicts:
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
         if not self._in_parts.is_told(name):
-            self._context.explained = True
-            self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
+            self._calls.explained = True
+            self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
     def _with_changing_numbers(
         self, known: _Known, form: Any, numbers: tuple[Any, ...], made: _Call
@@ -356,7 +360,7 @@ class Verdicts:
             asked: where containers are of which nobody must ask the length.
         """
         if self._modules[made.module].behaviour.hooked():
-            self._context.gradients_watched = True
+            self._calls.context.gradients_watched = True
             return Verdict(False, "it has hooks, which are to see the whole batch")
         if _is_lazy(made.module):
             return Verdict(False, "it has lazy layers, which are made by their first call")
@@ -367,9 +371,9 @@ class Verdicts:
             rows = min(
                 value.shape[axis] for value, axis in zip(few, batch.axes, strict=True) if axis is not None
             )
-            verdict = rehearse(self._context, made.module, run, few, batch.axes, rows)
-            if verdict.sharded and rows > _ONE_APART and _has_single_rows(self._context, batch):
-                verdict = rehearse(self._context, made.module, run, few, batch.axes, _ONE_APART)
+            verdict = rehearse(self._calls, made.module, run, few, batch.axes, rows)
+            if verdict.sharded and rows > _ONE_APART and _has_single_rows(self._calls, batch):
+                verdict = rehearse(self._calls, made.module, run, few, batch.axes, _ONE_APART)
             verdict = dataclasses.replace(verdict, candidate=place)
             if verdict.sharded:
                 verdict = self._proven(verdict, made, run)
@@ -385,7 +389,7 @@ class Verdicts:
         batch = made.batches[verdict.candidate]
         run = run or self._runner(made.module, made.call, {})
         size = batch.rows * batch.inner
-        if decided_by_size(self._context, made.module, run, made.values, batch.axes, size):
+        if decided_by_size(self._calls.context, made.module, run, made.values, batch.axes, size):
             return Verdict(False, SIZE_DECIDES, apart=True)
         if not batch.searched:
             return verdict
@@ -393,7 +397,7 @@ class Verdicts:
             value if axis is None else materialize(value).detach()
             for value, axis in zip(made.values, batch.axes, strict=True)
         ]
-        return prove(self._context, made.module, run, whole, verdict, size)
+        return prove(self._calls, made.module, run, whole, verdict, size)
 
     def _runner(
         self, module: torch.nn.Module, call: Any, substitutes: dict[int, Number], asked: Sequence[Number] = ()
@@ -481,21 +485,21 @@ def _is_lazy(module: torch.nn.Module) -> bool:
     return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in values)
 
 
-def _has_single_rows(context: Context, batch: Batch) -> bool:
+def _has_single_rows(calls: Calls, batch: Batch) -> bool:
     """Whether some rank, or some piece of its rows, has but one, and many a model has a way with that.
 
     A `squeeze()` is no reason to leave a batch of many rows whole, so this is asked for each size.
     """
-    return context.fewest(batch.rows) * batch.inner == 1
+    return calls.fewest(batch.rows) * batch.inner == 1
 
 
-def is_computed_whole(context: Context, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+def is_computed_whole(calls: Calls, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
     """Whether every rank computes the whole of a batch that cannot be cut as one piece.
 
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return _has_single_rows(context, batch) and (verdict.drew or _drops(module))
+    return _has_single_rows(calls, batch) and (verdict.drew or _drops(module))
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -506,7 +510,7 @@ _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (t
 _Dropout = torch.nn.modules.dropout._DropoutNd
 
 
-def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
+def _form(calls: Calls, behaviour: Behaviour, made: _Call) -> Any:
     described = tuple(
         (value.dtype, value.dim(), value.requires_grad, own_class(value))
         if isinstance(value, torch.Tensor)
@@ -515,7 +519,7 @@ def _form(context: Context, behaviour: Behaviour, made: _Call) -> Any:
     )
     grad = torch.is_grad_enabled()
     candidates = tuple(
-        (batch.axes, min(batch.rows, ROWS), _has_single_rows(context, batch), batch.likely)
+        (batch.axes, min(batch.rows, ROWS), _has_single_rows(calls, batch), batch.likely)
         for batch in made.batches
     )
     return structure(made.call), described, candidates, behaviour.modes(), grad

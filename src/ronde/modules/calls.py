@@ -1,0 +1,70 @@
+"""What is known of the script's calls of modules, beside the calls themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from ronde.tensor.context import Context
+from ronde.trace.notes import Notes
+from ronde.trace.tally import Tally
+
+__all__ = ["Calls", "TrialBackward"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrialBackward:
+    """The backward of a trial, while it is under way.
+
+    Attributes:
+        nested: takes the place of `torch.autograd.backward` in it.
+        around: what is to stand around code of the user's that runs in it.
+    """
+
+    nested: Callable[..., None]
+    around: Callable[[], AbstractContextManager[object]]
+
+
+class Calls:
+    """One per session.
+
+    Args:
+        batch_dim: which dimension of a model's arguments is the batch, None where that is to be found.
+        pieces: into how many pieces each rank's rows are cut, at most.
+
+    Attributes:
+        on_call: hears of each call of a module on a batch, while it is set.
+        on_evaluation: hears of each call in shards without gradients.
+        draws_nothing: the module that runs draws no random numbers, as far as is known.
+        uncut: it has been said why modules were not cut.
+        explained: it has been said of some module why it is not cut.
+        beside: modules were called in another thread than the main one, where nothing is cut.
+        in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
+        function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
+        trial_backward: that of a trial, while one is under way.
+    """
+
+    def __init__(
+        self, context: Context, notes: Notes, tally: Tally, *, batch_dim: int | None = None, pieces: int = 1
+    ) -> None:
+        self.context = context
+        self.notes = notes
+        self.tally = tally
+        self.batch_dim = batch_dim
+        self.pieces = pieces
+        self.on_call: Callable[[torch.nn.Module], None] | None = None
+        self.on_evaluation: Callable[[], None] = lambda: None
+        self.draws_nothing = False
+        self.uncut = False
+        self.explained = False
+        self.beside = False
+        self.in_functions: dict[str, None] = {}
+        self.function_tried = False
+        self.trial_backward: TrialBackward | None = None
+
+    def fewest(self, rows: int) -> int:
+        """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""
+        return max(rows // self.context.world_size // self.pieces, 1)
