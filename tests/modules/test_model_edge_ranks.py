@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from both_ways import differences, flat
-from ronde.boundary.rehearsal import verdicts
+from ronde.modules import first_call
 from ronde.tensor import rules
 from ronde.tensor.global_tensor import materialize, wrap
 from ronde.tensor.layout import Layout
@@ -468,7 +468,9 @@ def _model(rank: Rank, group: str, name: str, from_loader: bool) -> list[str]:
         # Parts of a model that runs in parts are cut too; the note tells.
         in_one_piece = sum(session.tally.sharded.values()) == 3 and not session.notes
         if in_one_piece != (model[2] and name not in _DRAWN_IN_PARTS):
-            problems.append(f"sharded calls: {sum(session.tally.sharded.values())}; {list(session.notes)}")
+            problems.append(
+                f"sharded calls: {sum(session.tally.sharded.values())}; {list(session.notes)}"
+            )
         if type(last) is not type(plain) and not isinstance(last, torch.Tensor):
             problems.append(f"returned a {type(last).__name__}")
     return problems
@@ -604,7 +606,7 @@ def _made_anew(rank: Rank) -> tuple[list[int], list[str]]:
     torch.manual_seed(0)
     inner, x = nn.Linear(6, 3).to(_D), torch.randn(7, 6, dtype=_D)
     counts: list[int] = []
-    with rank.session() as session, mock.patch.object(verdicts, "rehearse", wraps=verdicts.rehearse) as tried:
+    with rank.session() as session, mock.patch.object(first_call, "observe", wraps=first_call.observe) as tried:
         for after in (_bounded, _spread):
             for call in range(40):
                 scale = 2.0 if call > 20 else 1.0

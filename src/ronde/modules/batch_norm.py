@@ -17,7 +17,6 @@ import torch
 from torch.autograd import Function
 
 from ronde.errors import UsageError
-from ronde.modules.joint import row_by_row
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
 from ronde.tensor.edges import SyncSum
@@ -42,8 +41,6 @@ def install(patches: Patches, context: Context) -> None:
     ) -> torch.Tensor:
         if not training or not _is_watched(context):
             return plain_functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        if context.region is Region.REHEARSAL:
-            return _affine(row_by_row(input, running_mean is not None), weight, bias)
         if context.standing.in_pieces:
             raise UsageError(
                 "micro-batches cannot give the single-device answer for a model with batch norm: the "
@@ -69,20 +66,12 @@ def install(patches: Patches, context: Context) -> None:
 
 def _is_watched(context: Context) -> bool:
     """Whether a batch norm called here may be given rows of which other ranks have more."""
-    return context.region is Region.REHEARSAL or (
-        context.region is Region.SHARDED and not context.standing.batchless
-    )
+    return context.region in (Region.SHARDED, Region.OBSERVED) and not context.standing.batchless
 
 
 def _channels(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[C] shaped for broadcasting over [N, C, ...]."""
     return value.view(1, -1, *([1] * (like.dim() - 2)))
-
-
-def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """What a rehearsal sees: statistics of the batch are known to be global, all else must be row by row."""
-    out = input if weight is None else input * _channels(weight, input)
-    return out if bias is None else out + _channels(bias, input)
 
 
 def _global_batch_norm(
@@ -95,6 +84,9 @@ def _global_batch_norm(
 
 class _Normalize(Function):
     """(x - mean) / sqrt(var + eps) * weight + bias with global statistics."""
+
+    # An observed call is told: rows of the batch meet here on purpose.
+    normalizes_whole_batch = True
 
     @staticmethod
     def forward(

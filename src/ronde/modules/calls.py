@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -12,20 +10,7 @@ from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
 from ronde.trace.tally import Tally
 
-__all__ = ["Calls", "TrialBackward"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TrialBackward:
-    """The backward of a trial, while it is under way.
-
-    Attributes:
-        nested: takes the place of `torch.autograd.backward` in it.
-        around: what is to stand around code of the user's that runs in it.
-    """
-
-    nested: Callable[..., None]
-    around: Callable[[], AbstractContextManager[object]]
+__all__ = ["Calls"]
 
 
 class Calls:
@@ -43,8 +28,6 @@ class Calls:
         explained: it has been said of some module why it is not cut.
         beside: modules were called in another thread than the main one, where nothing is cut.
         in_functions: each `torch.autograd.Function` in whose forward modules were called, uncut.
-        function_tried: the trial under way has come by a `torch.autograd.Function` of the user's.
-        trial_backward: that of a trial, while one is under way.
     """
 
     def __init__(
@@ -62,8 +45,6 @@ class Calls:
         self.explained = False
         self.beside = False
         self.in_functions: dict[str, None] = {}
-        self.function_tried = False
-        self.trial_backward: TrialBackward | None = None
 
     def fewest(self, rows: int) -> int:
         """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""

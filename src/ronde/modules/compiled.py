@@ -57,7 +57,7 @@ def _eager_in_scripts(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if context.region is Region.REHEARSAL:
+        if context.region is Region.OBSERVED:
             return function(*args, **kwargs)
         if context.region is not Region.SCRIPT or not context.on_main_thread():
             return compiled(*args, **kwargs)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ronde.modules.joint import row_by_row
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
 
@@ -33,12 +32,10 @@ def install(patches: Patches, context: Context, pieces: int) -> None:
     plain = torch._nested_tensor_from_mask_left_aligned
 
     def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-        # What is cut into pieces never comes here with rows of the batch: rehearsals stop at `plain`.
         if context.standing.batchless or pieces > 1:
             return plain(t, mask)
-        if context.region is Region.REHEARSAL:
-            row_by_row(mask, keeps=False)
-            return False
+        if context.together is not None:
+            return context.together(lambda: context.comm.votes([not plain(t, mask)]) == [0])
         if context.region is not Region.SHARDED:
             return plain(t, mask)
         if _compiler_is_aside():  # compiled code never takes that path

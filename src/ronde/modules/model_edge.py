@@ -1,9 +1,9 @@
 """The model edge: where global tensors become this rank's rows and outputs become global again.
 
-`torch.nn.Module.__call__` is replaced, and the outermost call with a batch among its arguments is cut when
-its rehearsal allows it. A module that cannot be cut as one piece runs *in parts*: its own body is carried
-out on global values, as a script is, and the modules inside it get their own chance. That is right for
-every module; what it costs is gathering where the body needs the whole batch.
+`torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this rank's rows;
+the first of its form is observed meanwhile. Where rows are not independent it is unwound, and the module runs *in
+parts*: its own body is carried out on global values, as a script is, and the modules inside it get their own
+chance. That is right for every module; what it costs is gathering where the body needs the whole batch.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.boundary.rehearsal.rehearse import Verdict
-from ronde.boundary.rehearsal.verdicts import Verdicts, is_computed_whole
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch, batches
 from ronde.modules.compiled import aside, is_compiled, uncompiled
+from ronde.modules.crossing import Crossing
+from ronde.modules.explanations import Explanations, is_computed_whole
 from ronde.modules.fast_path import may_take_fast_path
+from ronde.modules.first_call import FirstCalls
 from ronde.modules.listed import LISTED, are_samples, listed_samples
+from ronde.modules.observations import Call
 from ronde.modules.onlookers import onlooker
-from ronde.modules.output_axis import OutputAxis
-from ronde.modules.sharded_call import ShardedCall, Way, another_form, at_once
+from ronde.modules.past_calls import PastCalls
+from ronde.modules.sharded_call import ShardedCall, Way, at_once
 from ronde.modules.small_batches import SmallBatches
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.fingerprint import require_alike
-from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize, settled, wrap
+from ronde.tensor.global_tensor import Rule, materialize, settled
 from ronde.tensor.graph import leaves_behind, now
-from ronde.tensor.layout import Layout, laid
-from ronde.tensor.rules.common import enter
-from ronde.tensor.tensor_class import alike, as_plain, own_class, plain
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
 
@@ -55,6 +55,7 @@ class ModelEdge:
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
         way: how a call on this rank's rows is carried out.
         calling: what is to stand around every call of a model as one piece.
+        sampled: the plan saves memory inside models, so their rows are not observed all at once.
     """
 
     def __init__(
@@ -64,13 +65,17 @@ class ModelEdge:
         stream: RankStream | None,
         way: Way = at_once,
         calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
+        *,
+        sampled: bool = False,
     ) -> None:
         self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
-        self._rules = rules
         self._stream = stream
-        self._verdicts = Verdicts(calls, torch.nn.Module.__call__)
+        self._crossing = Crossing(calls.context, rules, calls.notes.say)
+        self._explanations = Explanations(calls)
+        self._first_calls = FirstCalls(calls, self._explanations, self._observable, self._around, sampled=sampled)
+        self._past_calls = PastCalls()
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.
         self._in_one_sample = False
@@ -99,8 +104,10 @@ class ModelEdge:
 
     def conclude(self) -> None:
         """At the end of a run: say of its calls what is known by then only."""
-        self._verdicts.conclude()
+        self._explanations.conclude()
         calls = self._calls
+        for sentence in self._past_calls.sentences():
+            calls.notes.say(sentence)
         said = self._small_batches.sentence(self._context.world_size)
         # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
         if said and (calls.tally.sharded or calls.explained or calls.uncut):
@@ -147,7 +154,7 @@ class ModelEdge:
         try:
             values = list(leaves((args, kwargs)))
         except Opaque as opaque:
-            with self._verdicts.opaque(module, str(opaque)):
+            with self._explanations.opaque(module, str(opaque)):
                 return _body(plain, module)(*args, **kwargs)
         return self._taken_apart(plain, module, args, kwargs, values)
 
@@ -160,7 +167,7 @@ class ModelEdge:
             values = list(leaves((args, kwargs)))
         found = batches(values, self._calls.batch_dim, self._context.standing.rows)
         if not found:
-            with self._verdicts.arrays(module) if any(map(_is_array, values)) else nullcontext():
+            with self._explanations.arrays(module) if any(map(_is_array, values)) else nullcontext():
                 return plain(module, *args, **kwargs)
         listed = None if module in self._adopted else listed_samples(args, kwargs)
         # Of one row nothing can be tried, and on one rank too there is nothing to cut.
@@ -175,7 +182,7 @@ class ModelEdge:
                 f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
                 f"computes the whole batch there, right but no faster"
             )
-        too_few = not (large or listed) or self._verdicts.has_too_few(module, found, least)
+        too_few = not (large or listed) or self._first_calls.has_too_few(module, found, least)
         if seen_by is not None or any(map(_is_nested, values)) or too_few:
             self._tally(module, found[0].rows, small=too_few and seen_by is None)
             return self._replicated(plain, module, (args, kwargs))
@@ -184,14 +191,18 @@ class ModelEdge:
         # Along the first axis it is one row, say: what lies on the second need not be a batch.
         small = bool(large) and large[0] is not found[0] and not found[0].searched
         if large:
-            verdict = self._verdicts.of(
-                module, (args, kwargs), values, large, optional=small, listed=bool(listed)
-            )
+            call = Call(module, (args, kwargs), values, large, optional=small, listed=bool(listed))
+            verdict, seen = self._first_calls.decide(plain, call)
+            if seen is not None and not self._explanations.are_around() and torch.is_grad_enabled():
+                one = _is_one_sample(values, large[verdict.candidate])
+                self._past_calls.note(module, sharded=verdict.sharded and not one)
         else:
-            verdict = self._verdicts.listed(module, said=are_samples(values))
+            verdict, seen = self._explanations.listed(module, said=are_samples(values)), None
         if verdict.sharded:
             batch = large[verdict.candidate]
             self._tally(module, batch.rows)
+            if seen is not None and seen.stands:
+                return self._outward(module, (args, kwargs), seen.output, batch, verdict, seen.start)
             return self._sharded(plain, module, (args, kwargs), batch, verdict)
         if listed:
             # What was taken for rows may be the colours of an image.
@@ -214,7 +225,7 @@ class ModelEdge:
             return self._replicated(plain, module, (args, kwargs))
         around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
         try:
-            with self._context.enter(Region.SCRIPT, rows), self._verdicts.inside(module, verdict):
+            with self._context.enter(Region.SCRIPT, rows), self._explanations.inside(module, verdict):
                 return _body(plain, module)(*args, **kwargs)
         finally:
             self._in_one_sample = around
@@ -227,7 +238,7 @@ class ModelEdge:
         training = is_training(module)
         if training and torch.is_grad_enabled():
             self._calls.tally.train_on(rows)
-            if not self._verdicts.are_around():
+            if not self._explanations.are_around():
                 self._small_batches.count(small=small)
         elif not training and not torch.is_grad_enabled():
             # With gradients a script may train: it has called `eval()` once and never `train()` again.
@@ -248,19 +259,37 @@ class ModelEdge:
             clock.claim(Part.OWN)
         if context.script_values.watched:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
-        axes = iter(verdict.inputs)
-        args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
-        if torch.is_grad_enabled():
-            self._adopt(module)
         start = now()
-        made = ShardedCall(self._calls, plain, module, (args, kwargs), verdict, batch, self._stream)
-        with (
-            context.enter(Region.SHARDED, batch.rows, batchless=verdict.batchless),
-            self._entered(module),
-            self._calling(module),
-            aside(module) if verdict.joint or self._watches_draws(verdict) else nullcontext(),
-        ):
+        made = self._observable(plain, module, call, verdict, batch)
+        steps_aside = verdict.joint or self._watches_draws(verdict)
+        with self._around(Region.SHARDED, made), aside(module) if steps_aside else nullcontext():
             output = self._way(made)
+        return self._outward(module, call, output, batch, verdict, start)
+
+    def _observable(
+        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
+    ) -> ShardedCall:
+        """The call, with this rank's rows for what is the batch."""
+        given = self._crossing.inward(call, verdict.inputs, batch)
+        if torch.is_grad_enabled():
+            self._crossing.adopt(module)
+        return ShardedCall(self._calls, plain, module, given, verdict, batch, self._stream)
+
+    @contextmanager
+    def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
+        """Inside, a model runs on rows."""
+        with (
+            self._context.enter(region, call.batch.rows, batchless=call.verdict.batchless),
+            self._crossing.entered(call.module),
+            self._calling(call.module),
+        ):
+            yield
+
+    def _outward(
+        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict, start: int
+    ) -> Any:
+        """The output for the script, of a call whose graph was made since `start`."""
+        context = self._context
         self._calls.tally.cut(type(uncompiled(module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
@@ -268,13 +297,13 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
-                self._verdicts.ran_as_one_piece(module)
+                self._explanations.ran_as_one_piece(module)
                 self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
-        made_global = self._made_global(module, call, output, batch, verdict)
-        if clock.armed:
-            clock.enter(Part.SCRIPT)
+        made_global = self._crossing.outward(module, call, output, batch, verdict)
+        if context.clock.armed:
+            context.clock.enter(Part.SCRIPT)
         return made_global
 
     def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
@@ -294,83 +323,6 @@ class ModelEdge:
 
     def _watches_draws(self, verdict: Verdict) -> bool:
         return bool(verdict.draws) and (self._stream is None or self._stream.watches)
-
-    def _made_global(
-        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict
-    ) -> Any:
-        """The output for the script: rows become global tensors, an argument that is returned is itself."""
-        given = list(leaves(call)) if any(place is not None for place in verdict.same_as) else []
-        expected = iter(zip(verdict.outputs, verdict.same_as, strict=True))
-
-        def whole(value: Any) -> Any:
-            axis, place = next(expected, (None, None))
-            if axis is None or axis.dims != (value.dim() if isinstance(value, torch.Tensor) else None):
-                raise another_form(module)
-            if place is not None:
-                return given[place]
-            return self._global(value, axis, batch.rows)
-
-        result = map_leaves(whole, output)
-        if next(expected, None) is not None:
-            raise another_form(module)
-        return result
-
-    @contextmanager
-    def _entered(self, module: torch.nn.Module) -> Iterator[None]:
-        """Inside, parameters in the midst of a graph (`functional_call`) have passed the Enter edge."""
-        swapped: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-        if torch.is_grad_enabled():
-            for part in module.modules():
-                for name, value in part._parameters.items():
-                    if value is not None and value.grad_fn is not None:
-                        swapped.append((part._parameters, name, value))
-        try:
-            for members, name, value in swapped:
-                members[name] = enter(self._context, value)  # pyright: ignore[reportArgumentType]
-            yield
-        finally:
-            for members, name, value in swapped:
-                members[name] = value  # pyright: ignore[reportArgumentType]
-
-    def _local(self, value: Any, axis: int | None, batch: Batch) -> Any:
-        if isinstance(value, GlobalTensor):
-            return alike(localize(value), value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        if axis is None:
-            return enter(self._context, value)
-        layout = self._context.layout(axis, batch.rows, inner=batch.inner)
-        with as_plain(value):
-            # A copy that lies in memory as the whole does, so that `view` and random fills do the same.
-            rows = cut(self._context, value, layout)
-            rows = rows if rows.requires_grad else rows.clone()
-        return alike(rows, value)
-
-    def _global(self, value: Any, axis: OutputAxis, rows: int) -> Any:
-        if not isinstance(value, torch.Tensor) or axis.dim is None:
-            return value
-        mine = self._context.layout(0, rows).count(self._context.rank)
-        others = value.shape[axis.dim] // mine
-        outer, inner = (others, 1) if axis.outer_first else (1, others)
-        layout = Layout(axis.dim, rows, self._context.world_size, outer, inner)
-        local = laid(plain(value), axis.order) if mine == 1 else plain(value)
-        made = wrap(self._context, local, layout, self._rules)
-        kind = own_class(value)
-        if kind is None:
-            return alike(made, value)
-        self._calls.notes.say(
-            f"what models return as {kind.__name__} is gathered on every rank at once, as only plain "
-            f"tensors stay in rows; give the models x.as_subclass(torch.Tensor)"
-        )
-        return alike(materialize(made), value)
-
-    def _adopt(self, module: torch.nn.Module) -> None:
-        """Gradients of these parameters will differ between ranks, whoever updates them."""
-        for part in module.modules():
-            for parameter in part._parameters.values():
-                if parameter is not None and parameter.requires_grad:
-                    self._context.adopt(parameter)
-
 
 def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
     """That of a module in parts, uncompiled: a graph traced through global tensors would hold rows."""
@@ -414,3 +366,8 @@ _WITH_TANGENTS = (
 )
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
+
+
+def _is_one_sample(values: list[Any], batch: Batch) -> bool:
+    """Whether what is cut is no batch but an axis of its only row."""
+    return any(axis and len(value) == 1 for value, axis in zip(values, batch.axes, strict=True))

@@ -12,10 +12,9 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
-from ronde.modules.calls import Calls
 from ronde.patching.patches import Patches
 from ronde.rng.standing import here
-from ronde.tensor.context import Region
+from ronde.tensor.context import Context, Region
 from ronde.tensor.graph import is_users_function
 
 __all__ = ["install"]
@@ -23,8 +22,7 @@ __all__ = ["install"]
 _STANDING = "_ronde_standing"
 
 
-def install(patches: Patches, calls: Calls) -> None:
-    context = calls.context
+def install(patches: Patches, context: Context) -> None:
     plain_init: Any = BackwardCFunction.__init__
 
     def init(node: Any) -> None:
@@ -32,20 +30,18 @@ def install(patches: Patches, calls: Calls) -> None:
         plain_init(node)
         if context.region is Region.SCRIPT or not is_users_function(type(node)._forward_cls):
             return
-        calls.function_tried = True
         if context.is_in_step():
             setattr(node, _STANDING, here(context))
 
     patches.set(BackwardCFunction, "__init__", init)
     for name in ("apply", "apply_boxed"):
         if hasattr(BackwardCFunction, name):
-            patches.set(BackwardCFunction, name, _standing(calls, getattr(BackwardCFunction, name)))
+            patches.set(BackwardCFunction, name, _standing(context, getattr(BackwardCFunction, name)))
 
 
-def _standing(calls: Calls, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _standing(context: Context, plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(node: Any, *gradients: Any) -> Any:
-        trial = calls.trial_backward
-        with getattr(node, _STANDING, nullcontext)(), nullcontext() if trial is None else trial.around():
+        with getattr(node, _STANDING, nullcontext)():
             return plain(node, *gradients)
 
     return apply

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.rehearsal.rehearse import Verdict
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.compiled import is_compiled
 from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import carry_out, takes_functions
-from ronde.rng.draws import SlicedDraws, draws_from_default
+from ronde.rng.draws import Draw, SlicedDraws, draws_from_default
 from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout
 from ronde.trace.step_clock import Part
 
-__all__ = ["ShardedCall", "Way", "another_form", "at_once"]
+__all__ = ["ShardedCall", "Way", "another_form", "at_once", "drawing"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ShardedCall:
         plain: calls a module as torch does.
         module: the model.
         given: its positional arguments, and those by name; what is a batch holds this rank's rows.
-        verdict: what the rehearsal found.
+        verdict: what its observed call found.
         batch: what of the arguments is the batch.
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
     """
@@ -70,11 +70,20 @@ class ShardedCall:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
             return _NoDraws(self.calls, self.module)
-        if cut.count(self.context.rank) == cut.rows:  # the whole batch, as on one device
-            return nullcontext()
-        if self.stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
-            return self.stream.drawing(self.verdict.draws, cut)
-        return SlicedDraws(self.verdict.draws, cut, self.context.rank)
+        return drawing(self.context, self.stream, self.verdict.draws, cut)
+
+
+def drawing(context: Context, stream: RankStream | None, draws: Sequence[Draw], cut: Layout) -> Any:
+    """Inside, what is drawn for rows are those of the rows that `cut` gives this rank.
+
+    Args:
+        draws: in order; they may be added as they come.
+    """
+    if cut.count(context.rank) == cut.rows:  # the whole batch, as on one device
+        return nullcontext()
+    if stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
+        return stream.drawing(draws, cut)
+    return SlicedDraws(draws, cut, context.rank)
 
 
 Way = Callable[[ShardedCall], Any]
@@ -89,7 +98,7 @@ def at_once(call: ShardedCall) -> Any:
 
 
 class _NoDraws(TorchDispatchMode):
-    """Around a call in which a rehearsal saw no draw: one that nobody expected would differ between ranks.
+    """Around a call whose observed one saw no draw: one that nobody expected would differ between ranks.
 
     It moves the generator. Other threads of the script may move it too: while there are any, operations are
     looked at, but for code that was compiled.
@@ -128,7 +137,7 @@ _generator = torch.default_generator.get_state
 
 def _drew() -> RondeError:
     return RondeError(
-        "a model drew random numbers that its rehearsal did not; ranks would draw different ones. "
+        "a model drew random numbers that it did not draw in its first call; ranks would draw different ones. "
         "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
         "own, as a number or a flag"
     )
@@ -136,6 +145,6 @@ def _drew() -> RondeError:
 
 def another_form(module: torch.nn.Module) -> RondeError:
     return RondeError(
-        f"{type(module).__name__} returned another form of output than in its rehearsal, under the same "
+        f"{type(module).__name__} returned another form of output than in its first call, under the same "
         f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
     )

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ronde.modules.output_axis import OutputAxis
 from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
 from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout, Part, laid, memory_order
+from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.tensor_class import alike, as_plain
 from ronde.tensor.tree import leaves, map_leaves
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ronde.modules.compiled import uncompiled
+from ronde.modules.traits import used_up_by
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
@@ -174,7 +175,7 @@ class Recompute:
                 f"{self._asked} would call a second time"
             )
             return False
-        irrevocable = self._replay.irrevocable(block)
+        irrevocable = used_up_by(block)
         if irrevocable:
             self._note(
                 f"{type(block).__name__} keeps all its activations: it uses {irrevocable}, which "

@@ -188,8 +188,6 @@ class ShardedParameters:
 
     def rest(self, *, keep_last: bool) -> None:
         """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
-        if self._context.region is Region.REHEARSAL:
-            return
         self._abandon()
         keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
         for unit in list(self._whole)[: -1 if keep_last else None]:
@@ -252,15 +250,16 @@ class ShardedParameters:
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread"
             )
-        if context.region is not Region.REHEARSAL:
-            if not self._prefetch.arrived(unit):
-                self._abandon()
-            self._make_room(together)
-            if unit.whole:  # for good: what made room lies in its memory
-                return
+        if context.together is not None:
+            context.together(lambda: None)  # no rank that has ended an observed call is waited for
+        if not self._prefetch.arrived(unit):
+            self._abandon()
+        self._make_room(together)
+        if unit.whole:  # for good: what made room lies in its memory
+            return
         with _aside(context):
             unit.gather()
-            unit.written = context.region is not Region.SHARDED and not self._reading
+            unit.written = context.region not in (Region.SHARDED, Region.OBSERVED) and not self._reading
             for member, tensor in unit.parameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version

@@ -24,24 +24,23 @@ class ParameterOrder:
     """Numbers parameters as they are made; one per session.
 
     Args:
-        numbers: whether a parameter that is made now is made on all ranks.
         in_script: whether the code that runs now is the script's, on all ranks.
     """
 
-    def __init__(self, comm: Comm, numbers: Callable[[], bool], in_script: Callable[[], bool]) -> None:
+    def __init__(self, comm: Comm, on_main_thread: Callable[[], bool], in_script: Callable[[], bool]) -> None:
         self._comm = comm
-        self._is_made_by_all = numbers
+        self._on_main_thread = on_main_thread
         self._in_script = in_script
         self._count = itertools.count()
         self._numbers: Any = WeakTensorKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         plain: Any = torch.nn.Parameter.__new__
-        numbers, count = self._numbers, self._count
+        numbers, count, on_main_thread = self._numbers, self._count, self._on_main_thread
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = plain(cls, *args, **kwargs)
-            if self._is_made_by_all():
+            if on_main_thread():
                 numbers[made] = next(count)
             return made
 

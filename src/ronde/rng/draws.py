@@ -22,6 +22,7 @@ __all__ = [
     "Draw",
     "SlicedDraws",
     "UnknownDraw",
+    "drawn_dims",
     "draws_from_default",
     "find_axis",
     "is_drawn_by_others",
@@ -56,7 +57,7 @@ class UnknownDraw(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """One random operation of a forward pass, as learnt by rehearsal.
+    """One random operation of a forward pass, as learnt in an observed call.
 
     Attributes:
         name: the operation.
@@ -141,6 +142,15 @@ def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
     raise UnknownDraw(name)
 
 
+def drawn_dims(name: str, args: Sequence[Any]) -> int:
+    """How many dimensions has what is drawn by a call.
+
+    Raises:
+        UnknownDraw: for an operation whose rows cannot be taken.
+    """
+    return len(_local_shape(name, args))
+
+
 def find_axis(whole: Sequence[int], part: Sequence[int], rows: int, part_rows: int) -> int | None:
     """The one dimension that scales with the batch between two runs; None when none does.
 
@@ -199,7 +209,8 @@ class SlicedDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
-        if self._inner is not None or not is_random(func, args, kwargs):
+        # One with a generator of its own draws the same on every rank.
+        if self._inner is not None or not draws_from_default(func, args, kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 
@@ -230,7 +241,7 @@ class SlicedDraws(TorchDispatchMode):
                 outer, inner = (others, 1) if draw.outer_first else (1, others)
                 return dataclasses.replace(self._rows, dim=draw.dim, outer=outer, inner=inner)
         raise UnknownDraw(
-            f"the model drew {name} of shape {list(shape)}, which its rehearsal did not; "
+            f"the model drew {name} of shape {list(shape)}, which it did not in its first call; "
             f"use rng=per-rank, or keep its draws the same in every call"
         )
 

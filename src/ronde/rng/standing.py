@@ -11,14 +11,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ronde.rng.draws import SlicedDraws
-from ronde.tensor.context import Context
+from ronde.tensor.context import Context, Region
 
 __all__ = ["here"]
 
 
 def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
     """Makes what to enter in order to stand again where execution stands now."""
-    standing = dataclasses.replace(context.standing, region=context.region)
+    # By then nobody watches.
+    region = Region.SHARDED if context.region is Region.OBSERVED else context.region
+    standing = dataclasses.replace(context.standing, region=region)
     active = SlicedDraws.active()
     draws: Callable[[], AbstractContextManager[Any]] = active.resuming() if active else nullcontext
 

@@ -12,6 +12,7 @@ from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.patching.patches import Patches
+from ronde.rowwise.mixes_rows import MixesRows
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer
@@ -57,10 +58,8 @@ class Backward:
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if context.region is Region.REHEARSAL:
-                if calls.trial_backward is None:
-                    raise RondeError("its forward runs backward, which a trial must not")
-                return calls.trial_backward.nested(tensors, grad_tensors, *args, **kwargs)
+            if context.region is Region.OBSERVED:
+                raise MixesRows("its forward runs backward")
             if not context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(

@@ -134,7 +134,14 @@ class Session:
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
         self._started = Started(self._in_step, self._watch_values)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
-        self._edge = ModelEdge(self.calls, rules.table(), self._stream(), self._way(), self._sharding.calling)
+        self._edge = ModelEdge(
+            self.calls,
+            rules.table(),
+            self._stream(),
+            self._way(),
+            self._sharding.calling,
+            sampled=plan.compute.recompute != "none",
+        )
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -213,7 +220,7 @@ class Session:
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
         recompute.install(patches, context)
-        own_backward.install(patches, self.calls)
+        own_backward.install(patches, context)
         compiled.install(patches, context, say)
         torchscript.install(patches)
         branches.install(patches)
@@ -237,7 +244,7 @@ class Session:
             self._signals.before_backward,
         )
         backward.install(patches)
-        order = ParameterOrder(context.comm, self._makes_for_all, self._in_script)
+        order = ParameterOrder(context.comm, context.on_main_thread, self._in_script)
         order.install(patches)
         optimizers = Optimizers(context, self.reducer, self._sharding, self.tally, self.memory, self._signals)
         optimizers.install(patches, order)
@@ -252,9 +259,6 @@ class Session:
             context.loss_is_scaled = True
             for handle in self._scaling.install(patches):
                 patches.undo(handle.remove)
-
-    def _makes_for_all(self) -> bool:
-        return self.context.on_main_thread() and self.context.region is not Region.REHEARSAL
 
     def _install_memory(self) -> None:
         def on_change(armed: bool) -> None:

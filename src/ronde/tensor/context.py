@@ -27,16 +27,16 @@ class Region(enum.Enum):
 
     SCRIPT: values are global (the script itself, and the body of a module run in parts).
     SHARDED: inside a model that runs on this rank's rows.
+    OBSERVED: the same, in a call that is watched, and unwound if the rows are not independent.
     REPLICATED: inside a model that runs on the whole batch on every rank.
     SAMPLES: every rank reads the same samples of a data set; what modules do there is no call on a batch.
-    REHEARSAL: inside a trial run of a copy of a model.
     """
 
     SCRIPT = "script"
     SHARDED = "sharded"
+    OBSERVED = "observed"
     REPLICATED = "replicated"
     SAMPLES = "samples"
-    REHEARSAL = "rehearsal"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Context:
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
         script_values: what the script puts into its computations, to be compared before backward.
+        together: in an observed call, has all ranks do what needs all of them, or none of them.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Context:
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.script_values = ScriptValues()
+        self.together: Callable[[Callable[[], Any]], Any] | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
         _contexts.add(self)

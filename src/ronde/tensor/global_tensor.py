@@ -76,11 +76,11 @@ class GlobalTensor(Shard):
         first = next(instances(GlobalTensor, (args, kwargs)))
         context = first._context
         region = context.region
-        if region is Region.REHEARSAL:
+        if region is Region.OBSERVED:
             raise StrayBatch("it uses a batch that is not among its arguments")
         if region is Region.SHARDED:
             raise RondeError(
-                "a model used a batch that is not among its arguments, as it did not in its rehearsal; "
+                "a model used a batch that is not among its arguments, as it did not in its first call; "
                 "pass it to the model as an argument"
             )
         if func in METADATA and isinstance(args[0], GlobalTensor):

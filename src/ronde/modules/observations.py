@@ -1,0 +1,192 @@
+"""What is known of how models are called: for each form of call, what its observed first call has found.
+
+A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among the
+module's attributes, and among the variables that its code names. A number that is another one from call to call is
+left out of the form once a few of its values have made no difference and it was seen to decide nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import torch
+
+from ronde.modules.candidates import Batch
+from ronde.modules.traits import Traits, comparable
+from ronde.rowwise.noted import Notes, is_notable
+from ronde.rowwise.sequence import Sequence
+from ronde.rowwise.verdict import Verdict
+from ronde.tensor.tensor_class import own_class
+from ronde.tensor.tree import structure
+
+__all__ = ["Call", "Known", "Observations"]
+
+# So many values of a form's numbers are observed until those that change nothing are left out of it.
+_FEW = 3
+# So many are observed at most.
+_MANY = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a module on what may be a batch; `values` are the leaves of `given`.
+
+    `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
+    `listed`: it may be a list with an entry for each sample.
+    """
+
+    module: torch.nn.Module
+    given: Any
+    values: list[Any]
+    batches: list[Batch]
+    optional: bool
+    listed: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Known:
+    """What was found of one form of call.
+
+    Attributes:
+        steps: of its observed call; None where it was not cut.
+    """
+
+    verdict: Verdict
+    steps: Sequence | None = None
+
+
+class _Form:
+    """Calls that differ in numbers only.
+
+    Attributes:
+        known: what was found, by the numbers.
+        free: numbers that make no difference, by their place.
+        values: the numbers of each observed call.
+        steers: a number that changes decides something.
+    """
+
+    __slots__ = ("free", "known", "steers", "values")
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Known] = {}
+        self.free: frozenset[int] = frozenset()
+        self.values: list[tuple[Any, ...]] = []
+        self.steers = False
+
+    def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.free:
+            return numbers
+        return tuple([each for place, each in enumerate(numbers) if place not in self.free])
+
+    def learn(self, numbers: tuple[Any, ...], known: Known, *, noted: bool) -> None:
+        """Remember one more, and leave out what has made no difference.
+
+        Args:
+            noted: numbers that change have noted what they decide.
+        """
+        self.known[self.key(numbers)] = known
+        self.values.append(numbers)
+        if self.steers or not noted:
+            return
+        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.known.values()}
+        operations = {_operations(each.steps) for each in self.known.values()}
+        if len(verdicts) == 1 and len(operations) == 1:
+            self.free |= self.changing().keys()
+            self.known = {self.key(numbers): known}
+
+    def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
+        """The values of numbers that are not always the same, by their place."""
+        columns = enumerate(zip(*self.values, *now, strict=True))
+        return {
+            place: column
+            for place, column in columns
+            if place not in self.free and any(each != column[0] for each in column)
+        }
+
+
+def _is_open(column: tuple[Any, ...]) -> bool:
+    """Whether what changes is a number, of which can be told what it decides, or how long something is."""
+    if all(map(is_notable, column)):
+        return True
+    return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
+
+
+def _operations(steps: Sequence | None) -> Any:
+    return None if steps is None else tuple(name for name, _ in steps.steps)
+
+
+class Observations:
+    """Remembers what observed calls have found; one per session."""
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = pieces
+        self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
+        self._forms: dict[Any, _Form] = {}
+
+    def traits(self, module: torch.nn.Module) -> Traits:
+        found = self._traits.get(module)
+        if found is None or found.outdated():
+            found = self._traits[module] = Traits(module)
+        return found
+
+    def find(self, call: Call) -> tuple[Known | None, Any]:
+        """What is known of calls like this one, and where what is found of it is to be kept."""
+        traits = self.traits(call.module)
+        form = self._forms.setdefault(_form(self._pieces, traits, call), _Form())
+        numbers = (*traits.numbers(), *[found for value in call.values if (found := comparable(value, 0)) is not None])
+        known = form.known.get(form.key(numbers))
+        if known is None and len(form.known) >= _MANY:
+            known = Known(Verdict(False, _changes(traits, form), ()))
+        return known, (form, numbers)
+
+    def notes(self, call: Call, place: Any) -> tuple[Notes, frozenset[int]] | None:
+        """What makes numbers that change note what they decide, and which leaves of the arguments are such.
+
+        None while too few of their values were observed, or where it is no number that changes.
+        """
+        form, numbers = place
+        if form.steers or len(form.known) < _FEW - 1:
+            return None
+        changing = form.changing(numbers)
+        if not all(_is_open(column) for column in changing.values()):
+            form.steers = True
+            return None
+        places = self.traits(call.module).places
+        plain = [number for number, value in enumerate(call.values) if comparable(value, 0) is not None]
+        named = [places[each] for each in changing if each < len(places)]
+        leaves = frozenset(plain[each - len(places)] for each in changing if each >= len(places))
+        return Notes(named), leaves
+
+    def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
+        form, numbers = place
+        form.steers |= notes is not None and bool(notes.decisions)
+        form.learn(numbers, known, noted=notes is not None)
+
+
+def _changes(traits: Traits, form: _Form) -> str:
+    verdicts = [each.verdict for each in form.known.values()]
+    if not any(each.sharded for each in verdicts):
+        return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
+    places = sorted(form.changing())
+    names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
+    return (
+        f"what it does may depend on a number that changes again and again "
+        f"({', '.join(dict.fromkeys(names))}); kept in a tensor, it could not"
+    )
+
+
+def _form(pieces: int, traits: Traits, call: Call) -> Any:
+    described = tuple(
+        [
+            (value.dtype, value.dim(), value.requires_grad, own_class(value))
+            if isinstance(value, torch.Tensor)
+            else type(value)
+            for value in call.values
+        ]
+    )
+    # The number of rows may decide a branch, so a batch of another size is another form.
+    candidates = tuple([(each.axes, each.rows, each.inner, each.likely) for each in call.batches])
+    modes = traits.modes(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return traits.kind, structure(call.given), described, candidates, modes, pieces
