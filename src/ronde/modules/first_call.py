@@ -22,6 +22,7 @@ from ronde.modules.observed_call import (
     Observed,
     Watching,
     carry_out_one_row,
+    compare,
     few_rows,
     observe,
     try_out,
@@ -67,7 +68,7 @@ class FirstCalls:
         self._observable = observable
         self._around = around
         self._sampled = sampled
-        self._observations = Observations(calls.pieces)
+        self._observations = Observations(calls)
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
@@ -84,13 +85,18 @@ class FirstCalls:
             self._explanations.say(call, _CHANGED_BESIDE)
             return _CHANGED_BESIDE, None
         if known is not None:
-            return known.verdict, None
+            if not known.verdict.sharded or not known.is_due(call.batches[known.verdict.candidate].rows):
+                return known.verdict, None
+            seen = self._compared(plain, call, known)
+            if seen is not None:
+                return known.verdict, seen
+            self._observations.forget(place, known)
         notes = self._observations.notes(call, place)
         seen = self._observe(plain, call, notes)
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
-        found = Known(verdict, seen.steps if verdict.sharded else None)
+        found = Known(verdict, {call.batches[0].rows}, seen.steps if verdict.sharded else None)
         self._observations.keep(place, found, notes and notes[0])
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:
@@ -129,6 +135,16 @@ class FirstCalls:
         assert first is not None
         return first
 
+    def _compared(self, plain: Callable[..., Any], call: Call, known: Known) -> Observed | None:
+        """What came of a call that is compared; None where it goes another way."""
+        batch = call.batches[known.verdict.candidate]
+        made = self._observable(plain, call.module, call.given, known.verdict, batch)
+        assert known.steps is not None
+        if self._calls.fewest(batch.rows) < 2 or self._is_tried_out(call):
+            return Observed(known.verdict)
+        watching = Watching(self._around, self._observations.traits(call.module).outside, None)
+        return compare(made, watching, known.steps)
+
     def _refused_at_once(self, call: Call) -> str:
         traits = self._observations.traits(call.module)
         if traits.hooked():
@@ -150,11 +166,14 @@ class FirstCalls:
             if not seen.verdict.sharded or self._is_sampled():
                 return seen
             return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), watch)
-        # In an observed call torch's transformers do not take their fast path, which gives something else.
-        if self._is_sampled() or any(map(may_take_fast_path, call.module.modules())):
+        if self._is_tried_out(call):
             rows = min(self._calls.fewest(batch.rows), _FEW)
             return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
         return observe(made, watch)
 
     def _is_sampled(self) -> bool:
         return self._sampled or self._calls.pieces > 1
+
+    def _is_tried_out(self, call: Call) -> bool:
+        """In an observed call torch's transformers do not take their fast path, which gives something else."""
+        return self._is_sampled() or any(map(may_take_fast_path, call.module.modules()))

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import Traits, comparable
+from ronde.rowwise.mixes_rows import COUNTS
 from ronde.rowwise.noted import Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import Verdict
@@ -50,18 +53,38 @@ class Known:
     """What was found of one form of call.
 
     Attributes:
+        verdict: what its observed call has shown.
+        rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
+        calls: so many so far.
     """
 
     verdict: Verdict
+    rows: set[int]
     steps: Sequence | None = None
+    calls: int = 1
+
+    def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
+        """Whether a batch of so many rows, cut into such parts, is not another matter."""
+        if whole in self.rows:
+            return True
+        if self.steps is None:
+            return self.verdict.reason != COUNTS
+        return all(self.steps.fits(whole, part) for part in parts)
+
+    def is_due(self, whole: int) -> bool:
+        """Whether this call is to be compared with the observed one."""
+        self.calls += 1
+        new = whole not in self.rows
+        self.rows.add(whole)
+        return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
 
 
 class _Form:
     """Calls that differ in numbers only.
 
     Attributes:
-        known: what was found, by the numbers.
+        known: what was found, by the numbers, and for other sizes of the batch after another.
         free: numbers that make no difference, by their place.
         values: the numbers of each observed call.
         steers: a number that changes decides something.
@@ -70,7 +93,7 @@ class _Form:
     __slots__ = ("free", "known", "steers", "values")
 
     def __init__(self) -> None:
-        self.known: dict[Any, Known] = {}
+        self.known: dict[Any, list[Known]] = {}
         self.free: frozenset[int] = frozenset()
         self.values: list[tuple[Any, ...]] = []
         self.steers = False
@@ -86,15 +109,21 @@ class _Form:
         Args:
             noted: numbers that change have noted what they decide.
         """
-        self.known[self.key(numbers)] = known
+        self.known.setdefault(self.key(numbers), []).append(known)
         self.values.append(numbers)
         if self.steers or not noted:
             return
-        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.known.values()}
-        operations = {_operations(each.steps) for each in self.known.values()}
+        every = self.all_known()
+        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
+        operations = {_operations(each.steps) for each in every}
         if len(verdicts) == 1 and len(operations) == 1:
             self.free |= self.changing().keys()
-            self.known = {self.key(numbers): known}
+            # Of what follows from these numbers only the operations are compared.
+            known.steps = known.steps and known.steps.without_numbers()
+            self.known = {self.key(numbers): [known]}
+
+    def all_known(self) -> list[Known]:
+        return [each for several in self.known.values() for each in several]
 
     def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
         """The values of numbers that are not always the same, by their place."""
@@ -120,8 +149,8 @@ def _operations(steps: Sequence | None) -> Any:
 class Observations:
     """Remembers what observed calls have found; one per session."""
 
-    def __init__(self, pieces: int) -> None:
-        self._pieces = pieces
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._context = calls, calls.context
         self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
         self._forms: dict[Any, _Form] = {}
 
@@ -134,12 +163,20 @@ class Observations:
     def find(self, call: Call) -> tuple[Known | None, Any]:
         """What is known of calls like this one, and where what is found of it is to be kept."""
         traits = self.traits(call.module)
-        form = self._forms.setdefault(_form(self._pieces, traits, call), _Form())
+        form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
         numbers = (*traits.numbers(), *[found for value in call.values if (found := comparable(value, 0)) is not None])
-        known = form.known.get(form.key(numbers))
-        if known is None and len(form.known) >= _MANY:
-            known = Known(Verdict(False, _changes(traits, form), ()))
+        rows = call.batches[0].rows
+        parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
+        several = form.known.get(form.key(numbers), ())
+        known = next((each for each in several if each.holds_for(rows, parts)), None)
+        if known is None and len(form.all_known()) >= _MANY:
+            known = Known(Verdict(False, _changes(traits, form), ()), {rows})
         return known, (form, numbers)
+
+    def forget(self, place: Any, known: Known) -> None:
+        """A later call was not like the observed one."""
+        form, numbers = place
+        form.known[form.key(numbers)].remove(known)
 
     def notes(self, call: Call, place: Any) -> tuple[Notes, frozenset[int]] | None:
         """What makes numbers that change note what they decide, and which leaves of the arguments are such.
@@ -166,10 +203,12 @@ class Observations:
 
 
 def _changes(traits: Traits, form: _Form) -> str:
-    verdicts = [each.verdict for each in form.known.values()]
+    verdicts = [each.verdict for each in form.all_known()]
     if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
     places = sorted(form.changing())
+    if not places:
+        return "its operations are others from call to call"
     names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
     return (
         f"what it does may depend on a number that changes again and again "
@@ -177,7 +216,7 @@ def _changes(traits: Traits, form: _Form) -> str:
     )
 
 
-def _form(pieces: int, traits: Traits, call: Call) -> Any:
+def _form(calls: Calls, traits: Traits, call: Call) -> Any:
     described = tuple(
         [
             (value.dtype, value.dim(), value.requires_grad, own_class(value))
@@ -186,7 +225,8 @@ def _form(pieces: int, traits: Traits, call: Call) -> Any:
             for value in call.values
         ]
     )
-    # The number of rows may decide a branch, so a batch of another size is another form.
-    candidates = tuple([(each.axes, each.rows, each.inner, each.likely) for each in call.batches])
+    candidates = tuple(
+        [(each.axes, calls.fewest(each.rows) == 1, each.inner, each.likely) for each in call.batches]
+    )
     modes = traits.modes(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return traits.kind, structure(call.given), described, candidates, modes, pieces
+    return traits.kind, structure(call.given), described, candidates, modes, calls.pieces

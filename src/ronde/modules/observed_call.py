@@ -16,6 +16,7 @@ from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.rng.draws import Draw
+from ronde.rowwise.comparison import Comparison
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.noted import Notes, plain_number
 from ronde.rowwise.observe import Observation
@@ -27,7 +28,7 @@ from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
 from ronde.tensor.tree import leaves, map_leaves
 
-__all__ = ["Around", "Observed", "carry_out_one_row", "few_rows", "observe", "try_out"]
+__all__ = ["Around", "Observed", "Noting", "Watching", "carry_out_one_row", "compare", "few_rows", "observe", "try_out"]
 
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
 # What makes numbers note what they decide, and which leaves of the arguments are such.
@@ -104,14 +105,6 @@ class _Ranks:
         with _disable_current_modes():
             return work()
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        self.context.together = self.together
-        try:
-            yield
-        finally:
-            self.context.together = None
-
 
 def observe(call: ShardedCall, watching: Watching) -> Observed:
     """Carry a call out and watch it. It stands if rows are independent, and is unwound if they are not.
@@ -140,7 +133,7 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
     observation = Observation(call.module, given, call.verdict.inputs, ranks, watching.outside, notes)
     said, start = HeldOutput(), now()
     args, kwargs = _with_notes(given, notes, noted) if notes else given
-    with watching.around(Region.OBSERVED, call), ranks.observing(), said.holding(), effects_refused():
+    with watching.around(Region.OBSERVED, call), _together(call.context, ranks.together), said.holding(), effects_refused():
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
     error = verdict.raised
     if isinstance(error, StrayBatch):
@@ -155,6 +148,34 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
     if verdict.sharded:
         observation.unwind()
     return Observed(verdict, steps=steps)
+
+
+def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:
+    """Carry out a later call, and compare it with the observed one.
+
+    None where it goes another way on some rank: it was unwound.
+    """
+    context = call.context
+    ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
+    comparison = Comparison(call.module, call.given, ranks, steps, watching.outside())
+    said, start = HeldOutput(), now()
+    args, kwargs = call.given
+    with watching.around(Region.SHARDED, call), _together(context, comparison.together), said.holding():
+        with call.drawing(call.cut):
+            output, problem = comparison.run(lambda: call.run(args, kwargs))
+    if problem:
+        return None
+    said.release()
+    return Observed(call.verdict, output, True, steps, start)
+
+
+@contextmanager
+def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    context.together = together
+    try:
+        yield
+    finally:
+        context.together = None
 
 
 def carry_out_one_row(call: ShardedCall, watching: Watching) -> Observed:

@@ -7,13 +7,13 @@ one is, and then observed anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
@@ -38,12 +38,25 @@ class Comparison:
     Args:
         module, call, ranks: as of an observation.
         sequence: what the observed call did.
+        outside: variables beside the module that its code names, and what they hold.
     """
 
-    def __init__(self, module: torch.nn.Module, call: Any, ranks: Ranks, sequence: Sequence) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        call: Any,
+        ranks: Ranks,
+        sequence: Sequence,
+        outside: Iterable[tuple[str, Any]] = (),
+    ) -> None:
         self._module, self._ranks = module, ranks
-        self._undo = Undo(module, call)
+        self._undo = Undo(module, call, outside)
         self._compared = _Compared(sequence, ranks, self._undo)
+
+    def together(self, work: Callable[[], Any]) -> Any:
+        """Do what needs all ranks, if each goes the same way."""
+        with self._compared.meeting(), _disable_current_modes():
+            return work()
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, str]:
         """Carry the call out: what it returns, and "".

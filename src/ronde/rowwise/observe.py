@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch

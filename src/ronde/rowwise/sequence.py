@@ -18,7 +18,7 @@ NORMS = {
     *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
     *("cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_with_update_functional"),
 }
-Step = tuple[str, tuple[Any, ...]]
+Step = tuple[str, "tuple[Any, ...] | None"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,6 +34,10 @@ class Sequence:
     rows: int = 0
     steps: list[Step] = dataclasses.field(default_factory=list)
     branches: list[Branch] = dataclasses.field(default_factory=list)
+
+    def without_numbers(self) -> Sequence:
+        """The operations alone."""
+        return Sequence(self.rows, [(name, None) for name, _ in self.steps], self.branches)
 
     def fits(self, whole: int, mine: int) -> bool:
         """Whether so many rows decide nothing that they did not decide in the observed call."""
@@ -85,6 +89,8 @@ def difference(step: Step, known: Step, rows: int, known_rows: int) -> str:
     """What differs between two operations, of calls on so many rows; "" where nothing does."""
     if step[0] != known[0]:
         return f"is in place of {known[0]}"
+    if known[1] is None or step[1] is None:
+        return ""
     for value, other in itertools.zip_longest(step[1], known[1]):
         if not _is_same(value, other, rows, known_rows):
             return f"is given {_said(value)}, which was {_said(other)}"
