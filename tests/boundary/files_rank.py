@@ -22,8 +22,8 @@ import torch
 from boundary.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
 from ronde.comm.joining import join
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 
 TIMEOUT = 20
 

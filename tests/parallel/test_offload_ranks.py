@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from alone import alone
-from ronde.comm.home import HostMemory
 from ronde.parallel.cut_state import CutState
 from ronde.plan import expand
 from ronde.runtime import sharding
+from ronde.sync.home import HostMemory
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]

@@ -115,7 +115,7 @@ def patient(rank: Any, folder: str) -> float:
     from datetime import timedelta
 
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
 
     comm = join(
         f"file://{folder}/store",

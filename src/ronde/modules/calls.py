@@ -10,7 +10,7 @@ from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
 from ronde.trace.tally import Tally
 
-__all__ = ["Calls"]
+__all__ = ["Calls", "SmallBatches"]
 
 
 class Calls:
@@ -49,3 +49,26 @@ class Calls:
     def fewest(self, rows: int) -> int:
         """Of a batch of so many rows, the fewest on which a model is called: a piece of the smallest part."""
         return max(rows // self.context.world_size // self.pieces, 1)
+
+
+class SmallBatches:
+    """Counts calls in training on fewer rows than there are ranks, which every rank computes whole.
+
+    Of the calls that no other module's call is around; one per session.
+    """
+
+    def __init__(self) -> None:
+        self._calls = self._small = 0
+
+    def count(self, *, small: bool) -> None:
+        self._calls += 1
+        self._small += small
+
+    def sentence(self, ranks: int) -> str:
+        """What the user is told at the end where most of them were so; else empty."""
+        if ranks == 1 or 2 * self._small <= self._calls:
+            return ""
+        return (
+            f"{self._small} of {self._calls} calls of modules in training were on fewer rows than there are "
+            f"ranks ({ranks}): every rank computed them whole, right but no faster; larger batches can be cut"
+        )

@@ -2,7 +2,9 @@
 
 A compiled module runs on this rank's rows, as plain tensors, and stays compiled. A compiled function of the
 script (a loss, a whole training step) is given global tensors, or calls models and backward; a graph that was
-traced through them would hold this rank's rows and collectives as constants.
+traced through them would hold this rank's rows and collectives as constants. `torch.cond` takes its branch as
+Python would: by itself it compiles a wrapper around the branches, by which it finds the parameters that they
+close over, and what is not compiled would get no gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
@@ -34,6 +37,26 @@ def install(patches: Patches, context: Context, note: Callable[[str], None]) -> 
         return _eager_in_scripts(context, note, model, compiled)
 
     patches.set(torch, "compile", functools.wraps(plain)(compile_))
+    _install_cond(patches)
+
+
+def _install_cond(patches: Patches) -> None:
+    plain: Any = torch.cond
+
+    @functools.wraps(plain)
+    def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        # The compiler comes by here, too, and takes the first.
+        if torch.compiler.is_compiling() or _is_traced() or not callable(true_fn) or not callable(false_fn):
+            return plain(pred, true_fn, false_fn, operands)
+        return (true_fn if pred else false_fn)(*operands)
+
+    patches.set(torch, "cond", cond)
+
+
+def _is_traced() -> bool:
+    """By `torch.export` and the like, or inside `torch.func`: there is no value to go by."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return get_proxy_mode() is not None or functorch.peek_interpreter_stack() is not None
 
 
 def _pass_over(call: Any) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import Batch
+from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.in_parts import InParts, cause
-from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call
 from ronde.rowwise.mixes_rows import NO_AXIS
 from ronde.rowwise.verdict import Verdict
@@ -63,7 +62,8 @@ class Explanations:
         batch = call.batches[verdict.candidate]
         if not batch.likely or (verdict.raised and batch.only_vectors(call.values)):
             return True
-        found = self._calls.context.standing.rows is not None and self._calls.batch_dim is None and 0 not in batch.axes
+        rows = self._calls.context.standing.rows
+        found = rows is not None and self._calls.batch_dim is None and 0 not in batch.axes
         return found and not verdict.apart
 
     def are_around(self) -> bool:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from ronde.modules.calls import Calls
-from ronde.modules.candidates import Batch
+from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.explanations import Explanations
 from ronde.modules.fast_path import may_take_fast_path
-from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call, Known, Observations
 from ronde.modules.observed_call import (
     Around,

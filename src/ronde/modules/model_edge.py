@@ -18,19 +18,17 @@ import numpy
 import torch
 
 from ronde.errors import RondeError
-from ronde.modules.calls import Calls
-from ronde.modules.candidates import Batch, batches
+from ronde.modules.calls import Calls, SmallBatches
+from ronde.modules.candidates import LISTED, Batch, are_samples, batches, listed_samples
 from ronde.modules.compiled import aside, is_compiled, uncompiled
 from ronde.modules.crossing import Crossing
 from ronde.modules.explanations import Explanations, is_computed_whole
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.first_call import FirstCalls
-from ronde.modules.listed import LISTED, are_samples, listed_samples
 from ronde.modules.observations import Call
 from ronde.modules.onlookers import onlooker
 from ronde.modules.past_calls import PastCalls
 from ronde.modules.sharded_call import ShardedCall, Way, at_once
-from ronde.modules.small_batches import SmallBatches
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
@@ -74,7 +72,9 @@ class ModelEdge:
         self._stream = stream
         self._crossing = Crossing(calls.context, rules, calls.notes.say)
         self._explanations = Explanations(calls)
-        self._first_calls = FirstCalls(calls, self._explanations, self._observable, self._around, sampled=sampled)
+        self._first_calls = FirstCalls(
+            calls, self._explanations, self._observable, self._around, sampled=sampled
+        )
         self._past_calls = PastCalls()
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.

@@ -19,7 +19,7 @@ from ronde.errors import UsageError
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
-from ronde.rng.random_state import HOSTS, host_states, put_back
+from ronde.rng.random_state import host_states, put_back
 from ronde.rowwise.undo import Held
 from ronde.tensor.tensor_class import alike
 from ronde.tensor.tree import Opaque, leaves, map_leaves
@@ -127,7 +127,9 @@ class _Moment:
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         known: list[torch.Tensor] = list(module.parameters())
         own = {id(tensor) for tensor in (*held, *known)}
-        held += [value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()]
+        held += [
+            value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()
+        ]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._versions = [(tensor, tensor._version) for tensor in known]
@@ -161,13 +163,13 @@ class _Moment:
         now, states = Held.by(self._module), host_states()
         _put(self._namespaces, changed)
         self._held.restore()
-        put_back(self._states, HOSTS)
+        put_back(self._states)
         try:
             with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
             now.restore()
-            put_back(states, HOSTS)
+            put_back(states)
             _put(namespaces, contents)
 
 

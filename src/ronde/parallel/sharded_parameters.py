@@ -17,7 +17,6 @@ from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
 from ronde.modules.compiled import is_compiled
@@ -30,6 +29,7 @@ from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
 from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
+from ronde.sync.home import Home
 from ronde.tensor.context import Context, Region, in_transform
 
 __all__ = ["ShardedParameters"]

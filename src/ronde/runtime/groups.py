@@ -10,8 +10,8 @@ from pathlib import Path
 from ronde.cluster.own_address import own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
 from ronde.process.signal_board import SignalBoard

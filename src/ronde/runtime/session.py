@@ -21,7 +21,6 @@ from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.modules import (
     batch_norm,
-    branches,
     compiled,
     fast_path,
     own_backward,
@@ -54,7 +53,7 @@ from ronde.runtime.sharding import Sharding
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
 from ronde.sync.reducer import Reducer
-from ronde.tensor import autograd, loss_scale, rules, subclassing
+from ronde.tensor import autograd, loss_scale, rules, tensor_class
 from ronde.tensor.context import Context, Region
 from ronde.tensor.rules import losses
 from ronde.trace.notes import Notes
@@ -210,7 +209,7 @@ class Session:
     def _install_tensors(self) -> None:
         patches, context = self.patches, self.context
         autograd.install(patches, context, self._signals.before_backward)
-        subclassing.install(patches)
+        tensor_class.install(patches)
         losses.install(patches, rules.table())
         loss_scale.install(patches, context)
 
@@ -223,7 +222,6 @@ class Session:
         own_backward.install(patches, context)
         compiled.install(patches, context, say)
         torchscript.install(patches)
-        branches.install(patches)
         data, unmediated = self.plan.data, self.files.unmediated
         LoaderEdge(context, rules.table(), data, self.tally, say, unmediated).install(patches)
         # Under the model edge: what a plan does inside of a model is done on this rank's rows.

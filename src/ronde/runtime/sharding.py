@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ronde.comm.home import HostMemory, OnDevice
 from ronde.comm.process_group import Comm
 from ronde.parallel import gradients, nothing_clipped, opaque
 from ronde.parallel.building import Building
@@ -24,6 +23,7 @@ from ronde.plan import Plan
 from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.home import HostMemory, OnDevice
 from ronde.tensor.context import Context
 
 __all__ = ["Sharding"]

@@ -25,12 +25,12 @@ from ronde.tensor.kinds import (
     lends_memory,
     may_copy,
     put_in,
+    spelled,
     watches,
 )
 from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.memory import memory
-from ronde.tensor.shard import Rule, Shard
-from ronde.tensor.spelling import spelled
+from ronde.tensor.shard import Rule, Shard, whole_value
 from ronde.tensor.tree import instances, map_leaves
 from ronde.tensor.views import (
     hold_whole,
@@ -41,7 +41,6 @@ from ronde.tensor.views import (
     share,
     whole_now,
 )
-from ronde.tensor.whole_value import whole_value
 from ronde.trace.step_clock import Part
 
 __all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "materialize", "settled", "wrap"]

@@ -1,4 +1,7 @@
-"""What a global tensor keeps on this rank: its rows, the whole value once it was gathered, its views."""
+"""What a global tensor keeps on this rank: its rows, and the whole value.
+
+That is gathered once, kept, and known to be changed by its version.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ronde.tensor.context import Context
+from ronde.tensor.edges import Gather, gather_data
 from ronde.tensor.layout import Layout
 
-__all__ = ["Origin", "Rule", "Shard"]
+__all__ = ["Origin", "Rule", "Shard", "set_whole", "was_changed", "whole_value"]
 
 Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -54,3 +59,37 @@ class Shard(torch.Tensor):
     _kept: Shard | None
     # Gives the whole value, for which a gather was started when the tensor was made.
     _ahead: Callable[[], torch.Tensor] | None
+
+
+def whole_value(value: Shard) -> torch.Tensor:
+    if value._full is None:
+        # Inside torch.func's transforms too, this is a value from outside of them.
+        with temporarily_clear_interpreter_stack():
+            set_whole(value, _gathered(value))
+    assert value._full is not None
+    return value._full
+
+
+def set_whole(value: Shard, full: torch.Tensor) -> None:
+    value._full, value._full_version = full, _version(full)
+
+
+def _gathered(value: Shard) -> torch.Tensor:
+    local = value._rows
+    assert local is not None
+    if value._ahead is not None:
+        return value._ahead()
+    with torch.inference_mode(local.is_inference() and torch.is_inference_mode_enabled()):
+        if not local.requires_grad:
+            return gather_data(value._context, local, value._layout)
+        with torch.enable_grad():
+            return Gather.apply(local, value._context, value._layout)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def was_changed(value: Shard) -> bool:
+    """The script changed the whole value, by a view of it or by a function that works in place."""
+    return value._full is not None and _version(value._full) != value._full_version

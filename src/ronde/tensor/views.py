@@ -16,8 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from ronde.errors import RondeError
 from ronde.tensor.kinds import VIEWS, leaves_graph, may_copy
 from ronde.tensor.memory import memory
-from ronde.tensor.shard import Origin, Shard
-from ronde.tensor.whole_value import set_whole, was_changed, whole_value
+from ronde.tensor.shard import Origin, Shard, set_whole, was_changed, whole_value
 
 __all__ = [
     "hold_whole",

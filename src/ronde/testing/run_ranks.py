@@ -217,7 +217,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     import torch
 
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
 
     torch.set_num_threads(1)
     # What a loader's workers are started by; a process of a fork server would ask for one of its own.
