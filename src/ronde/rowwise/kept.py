@@ -184,11 +184,16 @@ def _is_ours(holder: Any) -> bool:
     return isinstance(holder, types.FrameType) or type(holder).__name__ in ("list_iterator", "generator")
 
 
+def _is_namespace(holder: dict[Any, Any]) -> bool:
+    """Whether it holds the attributes of an object, which need not be whole without one."""
+    return any(getattr(each, "__dict__", None) is holder for each in gc.get_referrers(holder))
+
+
 def _take_back(tensor: torch.Tensor) -> None:
     """Out of the containers that it was put into."""
     for holder in gc.get_referrers(tensor):
         if isinstance(holder, list):
             holder[:] = [each for each in holder if each is not tensor]
-        elif isinstance(holder, dict):
+        elif isinstance(holder, dict) and not _is_namespace(holder):
             for key in [key for key, each in holder.items() if each is tensor]:
                 del holder[key]

@@ -27,12 +27,19 @@ _DEPTH = 6
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
-def attributes_of(value: Any) -> dict[Any, Any] | None:
-    """The attributes of an object of the user's, or one that is nothing but these."""
+def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | None:
+    """The attributes of an object of the user's, or one that is nothing but these.
+
+    Args:
+        any_class: of a library's, too.
+    """
     kind = type(value)
     plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
-    if not plain and (isinstance(value, (type, torch.nn.Module)) or callable(value) or not is_users(kind)):
-        return None
+    if not plain:
+        if isinstance(value, (type, torch.nn.Module, types.ModuleType)) or callable(value):
+            return None
+        if not (any_class or is_users(kind)):
+            return None
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else _Slots.of(value)
 
@@ -77,7 +84,8 @@ class Held:
         generators: random generators.
     """
 
-    def __init__(self, roots: Iterable[tuple[str, Any]]) -> None:
+    def __init__(self, roots: Iterable[tuple[str, Any]], *, any_class: bool = False) -> None:
+        self._any_class = any_class
         self._containers: dict[int, tuple[Any, Any]] = {}
         self.generators: list[Any] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
@@ -106,7 +114,7 @@ class Held:
             self._add_container(name, value, depth)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:
-        attributes = attributes_of(value)
+        attributes = attributes_of(value, any_class=self._any_class)
         content = value if attributes is None else attributes
         if not isinstance(content, (*_CONTAINERS, tuple)) or id(content) in self._containers:
             return
@@ -230,7 +238,7 @@ class Undo:
     ) -> None:
         self.module = Held.by(module)
         self.outside = Held(outside)
-        self.arguments = Held([("", arguments)])
+        self.arguments = Held([("", arguments)], any_class=True)
         self.generators = Generators(self.module.generators)
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
