@@ -1,4 +1,4 @@
-"""Kinds of torch functions, by what a global tensor must take care of; and how their arguments are spelled."""
+"""Kinds of torch functions, by what a global tensor must take care of; how arguments are spelled."""
 
 from __future__ import annotations
 

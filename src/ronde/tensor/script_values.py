@@ -115,7 +115,7 @@ def _of_number(value: float) -> tuple[float, float, float]:
 
 
 def numbers(value: torch.Tensor) -> tuple[float, float, float]:
-    """A tensor in three numbers: a digest of what must be the same, the sum of all sizes, one by the places."""
+    """A tensor in three numbers: a digest of what must be the same, a sum of sizes, and one by places."""
     kind = str((value.dtype, tuple(value.shape))).encode()
     if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
         return float(zlib.crc32(kind)), 0.0, 0.0
