@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ronde.errors import RondeError
-from ronde.tensor import digest
+from ronde.tensor.script_values import numbers
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -52,9 +52,9 @@ def test_ranks_that_were_given_different_batches_are_told(ranks: Ranks) -> None:
 )
 def test_tensors_of_all_kinds_are_compared(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = change(torch.arange(12.0).view(3, 4))
-    assert digest.numbers(x) == digest.numbers(x.clone())
+    assert numbers(x) == numbers(x.clone())
     other = change(torch.arange(12.0).flip(0).view(3, 4))
-    told = digest.numbers(x) != digest.numbers(other)
+    told = numbers(x) != numbers(other)
     assert told == (not x.is_sparse and x.numel() > 0 and not bool((x != x).any()))
 
 
