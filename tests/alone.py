@@ -30,6 +30,4 @@ def alone(folder: Path, plan: str, device: str = "cpu") -> Iterator[Session]:
         yield session
     finally:
         session.uninstall_boundary()
-        for handle in session._handles:
-            handle.remove()
         session.close()

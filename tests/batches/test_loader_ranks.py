@@ -398,7 +398,7 @@ def _books(rank: Rank) -> list[Any]:
         with rank.session() as session:
             torch.manual_seed(2)
             book, cut = _booked(way, part)
-            found.append((cut, *session.context.notes) if book == expected else (way, book, expected))
+            found.append((cut, *session.notes) if book == expected else (way, book, expected))
     return found
 
 
@@ -419,7 +419,7 @@ def test_a_book_on_one_rank_has_no_entry_too_many(tmp_path: Path, way: str) -> N
     with alone(tmp_path, "micro-batches=2") as session:
         torch.manual_seed(2)
         assert _booked(way, False)[0] == expected
-        assert not session.context.notes
+        assert not session.notes
 
 
 class Telling(Items):
@@ -432,7 +432,7 @@ def _told(rank: Rank) -> tuple[str, list[str]]:
     with rank.session() as session, contextlib.redirect_stdout(io.StringIO()) as said:
         for _ in DataLoader(Telling(), 6):
             pass
-    return said.getvalue(), list(session.context.notes)
+    return said.getvalue(), list(session.notes)
 
 
 def test_what_reading_prints_is_printed_for_all_samples(ranks: Any) -> None:
@@ -462,7 +462,7 @@ class Opening(Items):
 def _opened(rank: Rank) -> tuple[int, list[str]]:
     with rank.session() as session:
         cut = sum(all(map(sharded, flat(batch))) for batch in DataLoader(Opening(), 6))
-    return cut, list(session.context.notes)
+    return cut, list(session.notes)
 
 
 def test_what_reading_opens_is_no_book(ranks: Any) -> None:
@@ -538,10 +538,10 @@ def _normalized(rank: Rank, loading: str) -> tuple[list[Any], list[str], int]:
     calls: list[Any] = []
     plain = torch.nn.Module.__call__
     with rank.session(f"ddp,loading={loading}") as session:
-        session.context.on_call = calls.append
+        session.calls.on_call = calls.append
         batches = [batch.sum().item() for batch in DataLoader(_Normalized(), 4)]
         assert torch.nn.Module.__call__ is not plain
-        return batches, list(session.context.notes), len(calls)
+        return batches, list(session.notes), len(calls)
 
 
 @pytest.mark.parametrize("loading", ["auto", "full"])

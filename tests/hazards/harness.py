@@ -208,7 +208,7 @@ def outcome(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextl
             found = _values(hazard.script, mode)
         except RondeError as error:
             return Outcome(refusal=str(error))
-        notes = list(session.context.notes)
+        notes = list(session.notes)
         problems = [
             f"value {place} {text}"
             for place, (a, b) in enumerate(zip(expected, found, strict=False))

@@ -44,7 +44,7 @@ def _on_ranks(rank: Rank) -> tuple[list[torch.Tensor], list[str], int]:
     with rank.session("ddp") as session:
         return (
             _train(torch.compile(backend="eager")),
-            list(session.context.notes),
+            list(session.notes),
             sum(session.tally.sharded.values()),
         )
 
@@ -63,11 +63,11 @@ def _dropping(rank: Rank) -> list[str]:
     outer = nn.Sequential(torch.compile(net, backend="eager"), nn.Linear(5, 2))
     with rank.session("ddp") as session:
         outer.eval()(torch.randn(7, 4))
-        assert not session.context.notes
+        assert not session.notes
         outer.train()(torch.randn(7, 4)).sum().backward()
         outer(torch.randn(7, 4))
         assert session.tally.sharded == {"Sequential": 3}
-        return list(session.context.notes)
+        return list(session.notes)
 
 
 def test_a_compiled_model_that_draws_says_that_it_runs_uncompiled(ranks: Any) -> None:
@@ -112,7 +112,7 @@ def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tens
         # These ranks have had other sessions: the compiler knows torch's functions from there.
         torch._dynamo.reset()
         trace_rules.clear_lru_cache()
-        return _results(make, torch.compile(backend=counting)), list(session.context.notes), traced
+        return _results(make, torch.compile(backend=counting)), list(session.notes), traced
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _fit() -> list[float]:
 
 def _on_a_rank(rank: Rank) -> tuple[list[float], list[str], dict[str, int]]:
     with rank.session() as session:
-        return _fit(), list(session.context.notes), dict(session.tally.sharded)
+        return _fit(), list(session.notes), dict(session.tally.sharded)
 
 
 def test_a_model_that_samples_is_recorded_once(ranks: Ranks) -> None:
@@ -76,7 +76,7 @@ def _guided(rank: Rank) -> list[str]:
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
         for _ in range(3):
             svi.step(x, x.sum(1))
-        return [note for note in session.context.notes if note.startswith("AutoNormal")]
+        return [note for note in session.notes if note.startswith("AutoNormal")]
 
 
 def test_a_guide_is_not_told_of_its_trial_before_it_had_set_itself_up(ranks: Ranks) -> None:

@@ -90,7 +90,7 @@ def _exported() -> list[str]:
 def _exported_on_ranks(rank: Rank) -> tuple[bool, list[str]]:
     expected = _exported()
     with rank.session() as session:
-        return _exported() == expected, list(session.context.notes)
+        return _exported() == expected, list(session.notes)
 
 
 def test_a_model_is_exported_with_the_whole_batch(ranks: Any) -> None:

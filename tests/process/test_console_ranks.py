@@ -31,7 +31,7 @@ def conversation(rank: Any, *lines: str) -> Iterator[Any]:
     patches, plain = Patches(), Patches()
     with rank.session() as session:
         comms = [rank.groups["boundary"], rank.groups["reducer"]]
-        console = Console(session.context, comms, terminal=True)
+        console = Console(comms, session.tally, session.context.on_main_thread, terminal=True)
         plain.set(builtins, "input", line)
         console.install(patches)
         try:
@@ -115,7 +115,7 @@ def patient(rank: Any, folder: str) -> float:
     from datetime import timedelta
 
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
 
     comm = join(
         f"file://{folder}/store",

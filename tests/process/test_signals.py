@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ronde.patching.patches import Patches
+from ronde.process.signal_board import SignalBoard
 from ronde.process.signals import COUNTED, HandledSignals
-from ronde.trace.signal_board import SignalBoard
 
 USR1, USR2 = COUNTED.index(signal.SIGUSR1), COUNTED.index(signal.SIGUSR2)
 

@@ -118,7 +118,7 @@ def _orders(rank: Rank) -> list[str]:
     expected, alone = _script()
     with rank.session(plan="rng=per-rank") as session:
         found, weights = _script()
-        notes = list(session.context.notes)
+        notes = list(session.notes)
         cut = session.tally.sharded
     problems = [f"batch {i}" for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b]
     if notes or not cut:

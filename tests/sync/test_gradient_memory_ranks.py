@@ -28,7 +28,7 @@ def reducer(rank: Rank, backend: str) -> Iterator[Any]:
     "in place": what this rank alone sums is left where backward put it, as is done with large gradients.
     """
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
     from ronde.sync import bucket
     from ronde.sync.reducer import Reducer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ronde.errors import RondeError
-from ronde.tensor import digest
+from ronde.tensor.script_values import numbers
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -21,7 +21,7 @@ def _given_batches(rank: Rank, step: float) -> str:
     model = torch.nn.Linear(3, 2)
     with rank.session() as session:
         model(torch.ones(4, 3))
-        session.context.others_began = True
+        session.context.script_values.watched = True
         try:
             model(torch.arange(12.0).view(4, 3).T.contiguous().T + step * rank.rank)
         except RondeError as error:
@@ -52,9 +52,9 @@ def test_ranks_that_were_given_different_batches_are_told(ranks: Ranks) -> None:
 )
 def test_tensors_of_all_kinds_are_compared(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = change(torch.arange(12.0).view(3, 4))
-    assert digest.numbers(x) == digest.numbers(x.clone())
+    assert numbers(x) == numbers(x.clone())
     other = change(torch.arange(12.0).flip(0).view(3, 4))
-    told = digest.numbers(x) != digest.numbers(other)
+    told = numbers(x) != numbers(other)
     assert told == (not x.is_sparse and x.numel() > 0 and not bool((x != x).any()))
 
 
@@ -77,14 +77,14 @@ def _changed_sooner(rank: Rank) -> tuple[list[str], bool]:
     model, x = _Scaled(), torch.arange(12.0).view(4, 3)
     expected = model(x).detach()
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         found = [model(x).tolist()]
         for first in (0, 1):
             if rank.rank == first:
                 SETTINGS["best"] += 1
             found.append(model(x).tolist())
         found.append(model(x).tolist())
-        notes = [note for note in session.context.notes if "one rank before another" in note]
+        notes = [note for note in session.notes if "one rank before another" in note]
     return notes, all(torch.allclose(torch.tensor(each), expected) for each in found)
 
 
@@ -99,7 +99,7 @@ def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
     torch.manual_seed(0)
     model, x = _Scaled(), torch.arange(12.0).view(4, 3)
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         for scale in (3.0, 2.0):
             SETTINGS["scale"] = scale
             model(x)
@@ -109,7 +109,7 @@ def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
             told = "nothing"
         except RondeError as error:
             told = str(error).split(",")[0]
-        notes = [note for note in session.context.notes if "one rank before another" in note]
+        notes = [note for note in session.notes if "one rank before another" in note]
     SETTINGS["scale"] = 2.0
     return len(notes), told
 

@@ -41,8 +41,7 @@ def _both(rank: Rank) -> tuple[bool, dict[str, int], list[str], int, list[type]]
     with rank.session() as session:
         found = _step(seen)
         alike = all(torch.allclose(a, b, rtol=1e-11) for a, b in zip(plain, found, strict=True))
-        context = session.context
-        return alike, dict(context.tally.sharded), list(context.notes), context.tally.samples, seen
+        return alike, dict(session.tally.sharded), list(session.notes), session.tally.samples, seen
 
 
 def test_what_is_behind_the_bag_is_cut(ranks: Any) -> None:

@@ -61,7 +61,7 @@ def _filled_on_ranks(rank: Any, plan: str) -> list[str]:
     with rank.session(plan) as session:
         found = _filled()
         assert session.tally.sharded.keys() == {"Attended", "Second"}
-        assert not session.context.notes
+        assert not session.notes
     return [name for name in expected if not torch.allclose(expected[name], found[name], rtol=1e-12)]
 
 

@@ -98,7 +98,7 @@ def _on_ranks(rank: Rank, make: Callable[[], nn.Module], kind: Callable[..., Bat
     with rank.session() as session:
         out, gradients, left = _trained(make, kind)
         logits = out.logits if isinstance(out, Result) else out
-        return isinstance(logits, GlobalTensor), gradients, left, list(session.context.notes)
+        return isinstance(logits, GlobalTensor), gradients, left, list(session.notes)
 
 
 _NOT_TAKEN_APART = (
@@ -161,7 +161,7 @@ def _recommended(*, arrays: bool) -> list[float]:
 
 def _recommended_on_ranks(rank: Rank, arrays: bool) -> Any:
     with rank.session() as session:
-        return _recommended(arrays=arrays), list(session.context.notes), dict(session.tally.sharded)
+        return _recommended(arrays=arrays), list(session.notes), dict(session.tally.sharded)
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -209,7 +209,7 @@ def _attended(batched: bool) -> tuple[torch.Tensor, list[float]]:
 def _attended_on_ranks(rank: Rank, batched: bool) -> Any:
     with rank.session() as session:
         out, values = _attended(batched)
-        return isinstance(out, GlobalTensor), values, list(session.context.notes)
+        return isinstance(out, GlobalTensor), values, list(session.notes)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -52,7 +52,7 @@ def _told(rank: Rank, own: float, began: bool, names: tuple[str, ...]) -> dict[s
     torch.manual_seed(0)
     model, x = torch.nn.Linear(4, 3), torch.randn(6, 4)
     with rank.session() as session:
-        session.context.others_began = began
+        session.context.script_values.watched = began
         for name in names:
             for way in (torch.Tensor.backward, lambda loss: _grad(loss, model)):
                 try:
@@ -92,7 +92,7 @@ def _masks(rank: Rank) -> bool:
     torch.manual_seed(0)
     model, x = torch.nn.Linear(4, 3).double(), torch.randn(6, 4).double()
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         _masked(model(x)).backward()
     return True
 
@@ -115,7 +115,7 @@ def _fills(rank: Rank) -> bool:
     torch.manual_seed(0)
     model, x = torch.nn.Linear(4, 3), torch.randn(6, 4)
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         _filled(model(x), 0.5 + rank.rank).backward()
     return True
 
@@ -130,7 +130,7 @@ def _steps(rank: Rank) -> tuple[list[str], int]:
     model, x = torch.nn.Linear(4, 3), torch.randn(6, 4)
     said: list[str] = []
     with rank.session() as session:
-        session.context.others_began = True
+        session.context.script_values.watched = True
         values = session.context.script_values
         loss = F.cross_entropy(model(x), Y) * 0.5
         loss.backward(retain_graph=True)

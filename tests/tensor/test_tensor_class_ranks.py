@@ -149,7 +149,7 @@ def _differing(rank: Rank, name: str, plan: str) -> list[str]:
             for place, pair in enumerate(zip(expected, found, strict=True))
             for text in differences(*pair, 1e-11)
         ]
-        notes = list(session.context.notes)
+        notes = list(session.notes)
         if cut is not None and isinstance(out, GlobalTensor) != cut:
             problems.append(f"returned a {type(out).__name__}")
         if bool(notes) != (cut is not True) or (not session.tally.sharded) != (cut is None):
@@ -238,7 +238,7 @@ class Scans(Dataset[Any]):
 def _loaded(rank: Rank) -> list[Any]:
     with rank.session() as session:
         batches = [*DataLoader(Scans(), batch_size=4)]
-        return [[type(batch).__name__ for batch in batches], *session.context.notes]
+        return [[type(batch).__name__ for batch in batches], *session.notes]
 
 
 def test_a_loader_hands_out_a_class_of_its_own(ranks: Ranks) -> None:

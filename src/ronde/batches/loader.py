@@ -14,8 +14,8 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -27,12 +27,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from ronde.batches.samples import Loading, Shown, Watched, watched
 from ronde.errors import RondeError, UsageError
 from ronde.patching.patches import Patches
+from ronde.plan.data import Data
 from ronde.tensor.context import Context, Region
 from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
 from ronde.tensor.tensor_class import own_class, written
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
+from ronde.trace.tally import Tally
 
 __all__ = ["LoaderEdge"]
 
@@ -44,19 +46,22 @@ class LoaderEdge:
 
     Args:
         unmediated: files that a dataset touches while it loads this rank's samples are this rank's own.
-        loading: `auto`, `sliced` (trust the collate function and samples) or `full` (never slice).
+        data: its `loading` is `auto`, `sliced` (trust the collate function and samples) or `full` (never).
     """
 
     def __init__(
         self,
         context: Context,
         rules: dict[Any, Rule],
-        loading: str,
+        data: Data,
+        tally: Tally,
+        note: Callable[[str], None],
         unmediated: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._context = context
         self._rules = rules
-        self._loading = loading
+        self._loading, self._batch_dim = data.loading, data.batch_dim or 0
+        self._tally, self._note = tally, note
         self._unmediated = unmediated
         self._known: weakref.WeakKeyDictionary[DataLoader[Any], Loading] = weakref.WeakKeyDictionary()
         self._plain_fetch: Any = _MapDatasetFetcher.fetch
@@ -100,8 +105,8 @@ class LoaderEdge:
             data = edge._deliver(iterator, data)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                rows = _rows(data, edge._context.batch_dim or 0) if samples is None else samples
-                edge._context.tally.deliver(spent, rows)
+                rows = _rows(data, edge._batch_dim) if samples is None else samples
+                edge._tally.deliver(spent, rows)
             if before is not None:
                 clock.enter(before)
             return data
@@ -125,15 +130,13 @@ class LoaderEdge:
 
         return fetch
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> AbstractContextManager[None]:
         """Inside, the main thread reads samples, all of a batch on every rank."""
-        before = self._context.samples
-        self._context.samples = before or self._context.on_main_thread()
-        try:
-            yield
-        finally:
-            self._context.samples = before
+        return self._context.enter(Region.SAMPLES) if self._may_stand() else nullcontext()
+
+    def _may_stand(self) -> bool:
+        """Not around what is read inside of something else."""
+        return self._context.on_main_thread() and self._context.standing.region is Region.SCRIPT
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
@@ -174,7 +177,7 @@ class LoaderEdge:
         require_alike(self._context.comm, "a first batch", values)
 
     def _say(self, dataset: Any, reason: str) -> None:
-        self._context.note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
+        self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
 
     def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
         """Ranks are out of step while each loads samples of its own in this very process."""

@@ -97,7 +97,7 @@ def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
                 data, held, loading.book = _looked_at(fetch, fetcher, index)
             else:
                 data = fetch(fetcher, index)
-        moved = bool(generators.moved(before, generators.state()))
+        moved = generators.moved(before, generators.state())
         if own is None:
             moved = moved or not torch.equal(drawn, torch.default_generator.get_state())
         elif moved and not first:  # by whom is told by reading a sample again

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from ronde.comm.as_bytes import as_bytes
 from ronde.comm.backend import Backend, SharedMemoryBackend
 from ronde.comm.buffer import Buffer, TorchBuffer
-from ronde.comm.host_memory import HostMemory
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
@@ -195,7 +195,7 @@ class Comm:
         """Whether all ranks are on one host and share memory."""
         return isinstance(self.backend, SharedMemoryBackend)
 
-    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
+    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> OncePerHost | None:
         """Memory of `nbytes` that all ranks have together; None, on all, where there is none.
 
         Args:

@@ -41,7 +41,7 @@ def install(patches: Patches, context: Context) -> None:
     ) -> torch.Tensor:
         if not training or not _is_watched(context):
             return plain_functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        if context.in_pieces:
+        if context.standing.in_pieces:
             raise UsageError(
                 "micro-batches cannot give the single-device answer for a model with batch norm: the "
                 "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
@@ -66,7 +66,7 @@ def install(patches: Patches, context: Context) -> None:
 
 def _is_watched(context: Context) -> bool:
     """Whether a batch norm called here may be given rows of which other ranks have more."""
-    return context.region in (Region.SHARDED, Region.OBSERVED) and not context.batchless
+    return context.region in (Region.SHARDED, Region.OBSERVED) and not context.standing.batchless
 
 
 def _channels(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

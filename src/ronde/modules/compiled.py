@@ -2,7 +2,9 @@
 
 A compiled module runs on this rank's rows, as plain tensors, and stays compiled. A compiled function of the
 script (a loss, a whole training step) is given global tensors, or calls models and backward; a graph that was
-traced through them would hold this rank's rows and collectives as constants.
+traced through them would hold this rank's rows and collectives as constants. `torch.cond` takes its branch as
+Python would: by itself it compiles a wrapper around the branches, by which it finds the parameters that they
+close over, and what is not compiled would get no gradient.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
@@ -21,7 +24,7 @@ from ronde.tensor.context import Context, Region
 __all__ = ["aside", "install", "is_compiled", "uncompiled"]
 
 
-def install(patches: Patches, context: Context) -> None:
+def install(patches: Patches, context: Context, note: Callable[[str], None]) -> None:
     plain: Any = torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
@@ -31,9 +34,29 @@ def install(patches: Patches, context: Context) -> None:
         _pass_over(torch.nn.Module.__call__)
         if isinstance(model, torch.nn.Module) or not callable(model):
             return compiled
-        return _eager_in_scripts(context, model, compiled)
+        return _eager_in_scripts(context, note, model, compiled)
 
     patches.set(torch, "compile", functools.wraps(plain)(compile_))
+    _install_cond(patches)
+
+
+def _install_cond(patches: Patches) -> None:
+    plain: Any = torch.cond
+
+    @functools.wraps(plain)
+    def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        # The compiler comes by here, too, and takes the first.
+        if torch.compiler.is_compiling() or _is_traced() or not callable(true_fn) or not callable(false_fn):
+            return plain(pred, true_fn, false_fn, operands)
+        return (true_fn if pred else false_fn)(*operands)
+
+    patches.set(torch, "cond", cond)
+
+
+def _is_traced() -> bool:
+    """By `torch.export` and the like, or inside `torch.func`: there is no value to go by."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return get_proxy_mode() is not None or functorch.peek_interpreter_stack() is not None
 
 
 def _pass_over(call: Any) -> None:
@@ -50,7 +73,7 @@ def _pass_over(call: Any) -> None:
 
 
 def _eager_in_scripts(
-    context: Context, function: Callable[..., Any], compiled: Callable[..., Any]
+    context: Context, note: Callable[[str], None], function: Callable[..., Any], compiled: Callable[..., Any]
 ) -> Callable[..., Any]:
     name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
     ours = getattr(function, "__module__", "").startswith("ronde.") or _is_inside_torch(function)
@@ -63,7 +86,7 @@ def _eager_in_scripts(
             return compiled(*args, **kwargs)
         # A model that the plan has compiled, and that runs in parts, has a note of its own.
         if not ours:
-            context.note(
+            note(
                 f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
                 f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
             )

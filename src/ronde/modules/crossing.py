@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,9 @@ class Crossing:
         rules: the operations that keep outputs sharded.
     """
 
-    def __init__(self, context: Context, rules: dict[Any, Rule]) -> None:
+    def __init__(self, context: Context, rules: dict[Any, Rule], note: Callable[[str], None]) -> None:
         self._context = context
+        self._note = note
         self._rules = rules
 
     def inward(self, call: Any, axes: Sequence[int | None], batch: Batch) -> Any:
@@ -99,7 +100,7 @@ class Crossing:
         kind = own_class(value)
         if kind is None:
             return alike(made, value)
-        self._context.note(
+        self._note(
             f"what models return as {kind.__name__} is gathered on every rank at once, as only plain "
             f"tensors stay in rows; give the models x.as_subclass(torch.Tensor)"
         )

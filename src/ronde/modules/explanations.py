@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from ronde.modules.candidates import Batch
+from ronde.modules.calls import Calls
+from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.in_parts import InParts, cause
-from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call
 from ronde.rowwise.mixes_rows import NO_AXIS
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Context
 
 __all__ = ["Explanations", "is_computed_whole"]
 
@@ -22,9 +21,9 @@ __all__ = ["Explanations", "is_computed_whole"]
 class Explanations:
     """Finds the sentences; one per session."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._in_parts = InParts(context)
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._in_parts = InParts(calls)
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
 
@@ -37,7 +36,7 @@ class Explanations:
         elif call.optional or self._is_no_batch(call, verdict) or _is_criterion(call.module, verdict):
             return
         elif not call.listed and is_computed_whole(
-            self._context, call.module, call.batches[verdict.candidate], verdict
+            self._calls, call.module, call.batches[verdict.candidate], verdict
         ):
             self._say_of_single_rows(type(call.module).__name__, verdict)
         else:
@@ -49,7 +48,7 @@ class Explanations:
             return  # one sample on the first axis is a batch of one, of which another axis was cut
         if batch.searched and batch.likely:
             name = type(call.module).__name__
-            self._context.note(
+            self._calls.notes.say(
                 f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
             )
 
@@ -63,7 +62,8 @@ class Explanations:
         batch = call.batches[verdict.candidate]
         if not batch.likely or (verdict.raised and batch.only_vectors(call.values)):
             return True
-        found = self._context.rows is not None and self._context.batch_dim is None and 0 not in batch.axes
+        rows = self._calls.context.standing.rows
+        found = rows is not None and self._calls.batch_dim is None and 0 not in batch.axes
         return found and not verdict.apart
 
     def are_around(self) -> bool:
@@ -107,7 +107,7 @@ class Explanations:
     @contextmanager
     def arrays(self, module: torch.nn.Module) -> Iterator[None]:
         """Around the body of a module that is given arrays of NumPy, and makes tensors of them, if any."""
-        sharded = self._context.tally.sharded
+        sharded = self._calls.tally.sharded
         before = sum(sharded.values())
         with self.inside(module, Verdict(False, _ARRAYS)):
             yield
@@ -135,17 +135,17 @@ class Explanations:
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
         if not self._in_parts.is_told(name):
-            self._context.explained = True
-            self._context.note(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
+            self._calls.explained = True
+            self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
 
-def is_computed_whole(context: Context, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+def is_computed_whole(calls: Calls, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
     """Whether every rank computes the whole of a batch that cannot be cut as one piece.
 
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return context.fewest(batch.rows) * batch.inner == 1 and (verdict.drew or _drops(module))
+    return calls.fewest(batch.rows) * batch.inner == 1 and (verdict.drew or _drops(module))
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -163,4 +163,4 @@ def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
 
 
 _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
-_Dropout: Any = torch.nn.modules.dropout._DropoutNd
+_Dropout = torch.nn.modules.dropout._DropoutNd

@@ -23,12 +23,16 @@ def may_take_fast_path(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.TransformerEncoder) and not module.training
 
 
-def install(patches: Patches, context: Context) -> None:
-    """Have ranks agree on whether the padding of all rows is at their ends."""
+def install(patches: Patches, context: Context, pieces: int) -> None:
+    """Have ranks agree on whether the padding of all rows is at their ends.
+
+    Args:
+        pieces: into how many pieces each rank's rows are cut, at most.
+    """
     plain = torch._nested_tensor_from_mask_left_aligned
 
     def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
-        if context.batchless or context.pieces > 1:
+        if context.standing.batchless or pieces > 1:
             return plain(t, mask)
         if context.together is not None:
             return context.together(lambda: context.comm.votes([not plain(t, mask)]) == [0])

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ronde.modules.candidates import Batch
+from ronde.modules.calls import Calls
+from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.explanations import Explanations
 from ronde.modules.fast_path import may_take_fast_path
-from ronde.modules.listed import LISTED
 from ronde.modules.observations import Call, Known, Observations
 from ronde.modules.observed_call import (
     Around,
@@ -29,7 +29,6 @@ from ronde.modules.observed_call import (
 from ronde.modules.sharded_call import ShardedCall
 from ronde.modules.traits import used_up_by
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.tree import map_leaves
 
@@ -56,19 +55,19 @@ class FirstCalls:
 
     def __init__(
         self,
-        context: Context,
+        calls: Calls,
         explanations: Explanations,
         observable: Observable,
         around: Around,
         *,
         sampled: bool,
     ) -> None:
-        self._context = context
+        self._calls, self._context = calls, calls.context
         self._explanations = explanations
         self._observable = observable
         self._around = around
         self._sampled = sampled
-        self._observations = Observations(context)
+        self._observations = Observations(calls)
         self._second: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def has_too_few(self, module: torch.nn.Module, found: list[Batch], least: int) -> bool:
@@ -115,7 +114,7 @@ class FirstCalls:
         Threads may change what a module goes by, sooner on one rank than on another.
         """
         comm = self._context.comm
-        if not self._context.others_began:
+        if not self._context.script_values.watched:
             return True
         traits = self._observations.traits(call.module)
         mine = [int(known is not None), zlib.crc32(repr(traits.numbers()).encode())]
@@ -146,7 +145,7 @@ class FirstCalls:
         batch = call.batches[known.verdict.candidate]
         made = self._observable(plain, call.module, call.given, known.verdict, batch)
         assert known.steps is not None
-        if self._context.fewest(batch.rows) < 2 or self._is_tried_out(call):
+        if self._calls.fewest(batch.rows) < 2 or self._is_tried_out(call):
             return Observed(known.verdict)
         watching = Watching(self._around, self._observations.traits(call.module).outside, None)
         return compare(made, watching, known.steps)
@@ -166,20 +165,20 @@ class FirstCalls:
         """What comes of it if this is the batch."""
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
         watch = Watching(self._around, self._observations.traits(call.module).outside, notes)
-        if self._context.fewest(batch.rows) < 2:  # nothing can be told of a single row
+        if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
             seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
             if not seen.verdict.sharded or self._is_sampled():
                 return seen
             return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), watch)
         if self._is_tried_out(call):
-            rows = min(self._context.fewest(batch.rows), _FEW)
+            rows = min(self._calls.fewest(batch.rows), _FEW)
             return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
         return observe(made, watch)
 
     def _is_sampled(self) -> bool:
-        return self._sampled or self._context.pieces > 1
+        return self._sampled or self._calls.pieces > 1
 
     def _is_tried_out(self, call: Call) -> bool:
-        """In an observed call torch's transformers do not take their fast path, which gives something else."""
+        """An observed call does not take the fast path of torch's transformers, which gives something else."""
         return self._is_sampled() or any(map(may_take_fast_path, call.module.modules()))

@@ -1,4 +1,4 @@
-"""What a call prints, logs and warns of, held back until it is known whether the call stands or is unwound."""
+"""What a call prints, logs and warns of, held back until it is known whether the call stands."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 
-from ronde.tensor.context import Context
+from ronde.modules.calls import Calls
 
 __all__ = ["InParts", "Told", "cause"]
 
@@ -72,20 +72,20 @@ class Told:
 class InParts:
     """Says of each cause once why modules run in parts; one per session."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._told: dict[tuple[str, str], Told] = {}
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._times: Counter[tuple[str, str]] = Counter()
         self._whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def tell(self, module: torch.nn.Module, reason: str) -> Told:
         """Each reason once, whatever numbers of rows or shapes are in it."""
-        self._context.explained = True
+        self._calls.explained = True
         name = type(module).__name__
         key = name, cause(reason)
         if key not in self._told:
             self._told[key] = Told(name, reason)
-            self._context.note(self._told[key].sentence)
+            self._calls.notes.say(self._told[key].sentence)
         told = self._told[key]
         told.times += 1
         told.modules.add(module)
@@ -105,18 +105,18 @@ class InParts:
         """The reason was found inside, in the module of this name."""
         before = told.sentence
         told.narrow(name, around)
-        self._context.note_instead(before, told.sentence)
+        self._calls.notes.say_instead(before, told.sentence)
 
     def take_back(self, told: Told) -> None:
         """It was found once for nothing, as more is known now."""
         told.times -= 1
         if not told.times:
             self._told = {key: each for key, each in self._told.items() if each is not told}
-            self._context.take_back(told.sentence)
+            self._calls.notes.take_back(told.sentence)
 
     def count(self, name: str, reason: str) -> None:
         """A module of this name runs in parts for that reason now."""
-        self._calls[name, reason] += 1
+        self._times[name, reason] += 1
 
     def ran_as_one_piece(self, module: torch.nn.Module) -> None:
         """What is said of a module inside this one is not so of this."""
@@ -131,14 +131,14 @@ class InParts:
     def say_how_often(self) -> None:
         """At the end of a run: where some calls were as one piece, in how many it was otherwise."""
         calls: Counter[tuple[str, str]] = Counter()
-        named: Counter[str] = Counter(self._context.tally.sharded)
-        for (name, reason), times in self._calls.items():
+        named: Counter[str] = Counter(self._calls.tally.sharded)
+        for (name, reason), times in self._times.items():
             calls[name, cause(reason)] += times
             named[name] += times
         for (name, reason), told in self._told.items():
             before = told.sentence
             told.count(calls[name, reason], named[name])
-            self._context.note_instead(before, told.sentence)
+            self._calls.notes.say_instead(before, told.sentence)
 
 
 def cause(reason: str) -> str:

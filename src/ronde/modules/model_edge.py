@@ -1,9 +1,10 @@
 """The model edge: where global tensors become this rank's rows and outputs become global again.
 
-`torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this rank's rows;
-the first of its form is observed meanwhile. Where rows are not independent it is unwound, and the module runs *in
-parts*: its own body is carried out on global values, as a script is, and the modules inside it get their own
-chance. That is right for every module; what it costs is gathering where the body needs the whole batch.
+`torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this
+rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and the
+module runs *in parts*: its own body is carried out on global values, as a script is, and the modules inside it
+get their own chance. That is right for every module; what it costs is gathering where the body needs the whole
+batch.
 """
 
 from __future__ import annotations
@@ -18,30 +19,28 @@ import numpy
 import torch
 
 from ronde.errors import RondeError
-from ronde.modules.candidates import Batch, batches
+from ronde.modules.calls import Calls, SmallBatches
+from ronde.modules.candidates import LISTED, Batch, are_samples, batches, listed_samples
 from ronde.modules.compiled import aside, is_compiled, uncompiled
 from ronde.modules.crossing import Crossing
 from ronde.modules.explanations import Explanations, is_computed_whole
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.first_call import FirstCalls
-from ronde.modules.listed import LISTED, are_samples, listed_samples
 from ronde.modules.observations import Call
 from ronde.modules.onlookers import onlooker
 from ronde.modules.past_calls import PastCalls
 from ronde.modules.sharded_call import ShardedCall, Way, at_once
-from ronde.modules.small_batches import SmallBatches
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.rng.rank_stream import RankStream
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.fingerprint import require_alike
 from ronde.tensor.global_tensor import Rule, materialize, settled
 from ronde.tensor.graph import leaves_behind, now
 from ronde.tensor.tree import Opaque, leaves, map_leaves
-from ronde.tensor.views import notice_writes_past_graph
 from ronde.trace.step_clock import Part
 
 __all__ = ["ModelEdge"]
@@ -60,7 +59,7 @@ class ModelEdge:
 
     def __init__(
         self,
-        context: Context,
+        calls: Calls,
         rules: dict[Any, Rule],
         stream: RankStream | None,
         way: Way = at_once,
@@ -68,36 +67,35 @@ class ModelEdge:
         *,
         sampled: bool = False,
     ) -> None:
-        self._context = context
+        self._calls, self._context = calls, calls.context
         self._way = way
         self._calling = calling
         self._stream = stream
-        self._crossing = Crossing(context, rules)
-        self._explanations = Explanations(context)
+        self._crossing = Crossing(calls.context, rules, calls.notes.say)
+        self._explanations = Explanations(calls)
         self._first_calls = FirstCalls(
-            context, self._explanations, self._observable, self._around, sampled=sampled
+            calls, self._explanations, self._observable, self._around, sampled=sampled
         )
         self._past_calls = PastCalls()
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.
         self._in_one_sample = False
+        self._count = 0
         self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
-        context = self._context
+        calls, context = self._calls, self._context
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
-            if context.main_region is not Region.SCRIPT:
-                if context.function and context.on_main_thread():
-                    context.called_in.setdefault(context.function)
+            if context.standing.region is not Region.SCRIPT:
+                if context.standing.function and context.on_main_thread():
+                    calls.in_functions.setdefault(context.standing.function)
                 return plain(module, *args, **kwargs)
             if not context.on_main_thread():
-                context.called_beside = True
+                calls.beside = True
                 return plain(module, *args, **kwargs)
-            if context.until_backward:
-                notice_writes_past_graph(context)
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
             return self._call(plain, module, args, kwargs)
@@ -108,13 +106,13 @@ class ModelEdge:
     def conclude(self) -> None:
         """At the end of a run: say of its calls what is known by then only."""
         self._explanations.conclude()
-        context = self._context
+        calls = self._calls
         for sentence in self._past_calls.sentences():
-            context.note(sentence)
-        said = self._small_batches.sentence(context.world_size)
+            calls.notes.say(sentence)
+        said = self._small_batches.sentence(self._context.world_size)
         # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
-        if said and (context.tally.sharded or context.explained or context.uncut):
-            context.note(said)
+        if said and (calls.tally.sharded or calls.explained or calls.uncut):
+            calls.notes.say(said)
 
     def _install_register_hook(self, patches: Patches) -> None:
         plain: Any = torch.Tensor.register_hook
@@ -126,10 +124,10 @@ class ModelEdge:
             context.gradients_watched = True
             if not isinstance(tensor, torch.nn.Parameter):
                 return plain(tensor, hook)
-            calls = context.model_calls
+            count = self._count
 
             def checked(gradient: torch.Tensor) -> Any:
-                if calls and context.model_calls == calls:
+                if count and self._count == count:
                     raise RondeError(
                         f"a hook was registered on a parameter of shape {list(tensor.shape)} between a "
                         f"forward pass and its backward, where it would see the gradient of one rank's "
@@ -142,12 +140,12 @@ class ModelEdge:
         patches.set(torch.Tensor, "register_hook", modes_first(register_hook))
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._context.samples or type(module).__module__ in _HANDLED_BY_RULES:
+        if type(module).__module__ in _HANDLED_BY_RULES:
             return plain(module, *args, **kwargs)
-        if self._context.in_transform():
+        if in_transform():
             self._note_uncut(_IN_TRANSFORM)
             return plain(module, *args, **kwargs)
-        if self._context.carries_tangents():
+        if carries_tangents():
             self._note_uncut(_WITH_TANGENTS)
             return self._replicated(plain, module, (args, kwargs))
         if torch.jit.is_tracing():
@@ -168,7 +166,7 @@ class ModelEdge:
         if any(isinstance(value, DeferredScalar) for value in values):
             args, kwargs = settled((args, kwargs))
             values = list(leaves((args, kwargs)))
-        found = batches(values, self._context.batch_dim, self._context.rows)
+        found = batches(values, self._calls.batch_dim, self._context.standing.rows)
         if not found:
             with self._explanations.arrays(module) if any(map(_is_array, values)) else nullcontext():
                 return plain(module, *args, **kwargs)
@@ -176,9 +174,9 @@ class ModelEdge:
         # Of one row nothing can be tried, and on one rank too there is nothing to cut.
         least = max(self._context.world_size, 2)
         large = [batch for batch in found if batch.rows >= least and not (batch.searched and listed)]
-        self._context.model_calls += 1
-        if self._context.on_call is not None:
-            self._context.on_call(module)
+        self._count += 1
+        if self._calls.on_call is not None:
+            self._calls.on_call(module)
         seen_by = onlooker()
         if seen_by is not None:
             self._note_uncut(
@@ -214,7 +212,7 @@ class ModelEdge:
         elif verdict.raised and large[0].only_vectors(values):
             # One sample, or many laid end to end: how many is known when something is called on them.
             samples, rows = _samples(values, found[0]), None
-        elif is_computed_whole(self._context, module, large[verdict.candidate], verdict):
+        elif is_computed_whole(self._calls, module, large[verdict.candidate], verdict):
             self._tally(module, large[verdict.candidate].rows)
             return self._replicated(plain, module, (args, kwargs))
         else:
@@ -226,27 +224,26 @@ class ModelEdge:
         # The body of TorchScript is not Python's to carry out.
         if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
             return self._replicated(plain, module, (args, kwargs))
-        before, self._context.rows = self._context.rows, rows
         around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
         try:
-            with self._explanations.inside(module, verdict):
+            with self._context.enter(Region.SCRIPT, rows), self._explanations.inside(module, verdict):
                 return _body(plain, module)(*args, **kwargs)
         finally:
-            self._context.rows, self._in_one_sample = before, around
+            self._in_one_sample = around
 
     def _note_uncut(self, why: str) -> None:
-        self._context.uncut = True
-        self._context.note(why)
+        self._calls.uncut = True
+        self._calls.notes.say(why)
 
     def _tally(self, module: torch.nn.Module, rows: int, *, small: bool = False) -> None:
         training = is_training(module)
         if training and torch.is_grad_enabled():
-            self._context.tally.train_on(rows)
+            self._calls.tally.train_on(rows)
             if not self._explanations.are_around():
                 self._small_batches.count(small=small)
         elif not training and not torch.is_grad_enabled():
             # With gradients a script may train: it has called `eval()` once and never `train()` again.
-            self._context.tally.evaluate()
+            self._calls.tally.evaluate()
 
     def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
         with self._context.enter(Region.REPLICATED, None), self._calling(module):
@@ -258,10 +255,10 @@ class ModelEdge:
     ) -> Any:
         context, clock = self._context, self._context.clock
         if not torch.is_grad_enabled():
-            context.on_evaluation()
+            self._calls.on_evaluation()
         if clock.armed:
             clock.claim(Part.OWN)
-        if context.others_began:
+        if context.script_values.watched:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         start = now()
         made = self._observable(plain, module, call, verdict, batch)
@@ -277,7 +274,7 @@ class ModelEdge:
         given = self._crossing.inward(call, verdict.inputs, batch)
         if torch.is_grad_enabled():
             self._crossing.adopt(module)
-        return ShardedCall(self._context, plain, module, given, verdict, batch, self._stream)
+        return ShardedCall(self._calls, plain, module, given, verdict, batch, self._stream)
 
     @contextmanager
     def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
@@ -294,7 +291,7 @@ class ModelEdge:
     ) -> Any:
         """The output for the script, of a call whose graph was made since `start`."""
         context = self._context
-        context.tally.cut(type(uncompiled(module)).__name__)
+        self._calls.tally.cut(type(uncompiled(module)).__name__)
         adopted = self._adopted.setdefault(module, [])
         if verdict.foreign or verdict not in adopted:
             # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
@@ -315,12 +312,12 @@ class ModelEdge:
         names = [type(uncompiled(part)).__name__ for part in module.modules() if is_compiled(part)]
         for name in names:
             if self._watches_draws(verdict):
-                self._context.note(
+                self._calls.notes.say(
                     f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
                     f"(dropout), which are made for the whole batch and then cut"
                 )
             if verdict.joint and torch.is_grad_enabled():
-                self._context.note(
+                self._calls.notes.say(
                     f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
                     f"norm: ranks meet in the midst of it for the statistics of the whole batch"
                 )

@@ -1,8 +1,8 @@
 """What is known of how models are called: for each form of call, what its observed first call has found.
 
-A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among the
-module's attributes, and among the variables that its code names. A number that is another one from call to call is
-left out of the form once a few of its values have made no difference and it was seen to decide nothing.
+A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
+the module's attributes, and among the variables that its code names. A number that is another one from call to
+call is left out of the form once a few of its values have made no difference and it was seen to decide nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import Traits, comparable
 from ronde.rowwise.mixes_rows import COUNTS
 from ronde.rowwise.noted import Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import Verdict
-from ronde.tensor.context import Context
 from ronde.tensor.tensor_class import own_class
 from ronde.tensor.tree import structure
 
@@ -149,8 +149,8 @@ def _operations(steps: Sequence | None) -> Any:
 class Observations:
     """Remembers what observed calls have found; one per session."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._context = calls, calls.context
         self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
         self._forms: dict[Any, _Form] = {}
 
@@ -163,7 +163,7 @@ class Observations:
     def find(self, call: Call) -> tuple[Known | None, Any]:
         """What is known of calls like this one, and where what is found of it is to be kept."""
         traits = self.traits(call.module)
-        form = self._forms.setdefault(_form(self._context, traits, call), _Form())
+        form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
         numbers = (
             *traits.numbers(),
             *[found for value in call.values if (found := comparable(value, 0)) is not None],
@@ -219,7 +219,7 @@ def _changes(traits: Traits, form: _Form) -> str:
     )
 
 
-def _form(context: Context, traits: Traits, call: Call) -> Any:
+def _form(calls: Calls, traits: Traits, call: Call) -> Any:
     described = tuple(
         [
             (value.dtype, value.dim(), value.requires_grad, own_class(value))
@@ -229,7 +229,7 @@ def _form(context: Context, traits: Traits, call: Call) -> Any:
         ]
     )
     candidates = tuple(
-        [(each.axes, context.fewest(each.rows) == 1, each.inner, each.likely) for each in call.batches]
+        [(each.axes, calls.fewest(each.rows) == 1, each.inner, each.likely) for each in call.batches]
     )
     modes = traits.modes(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return traits.kind, structure(call.given), described, candidates, modes, context.pieces
+    return traits.kind, structure(call.given), described, candidates, modes, calls.pieces

@@ -1,4 +1,4 @@
-"""A call of a model that is observed, by all ranks together: on this rank's rows, as if they were independent."""
+"""A call of a model that all ranks observe together: on this rank's rows, as if they were independent."""
 
 from __future__ import annotations
 
@@ -175,9 +175,13 @@ def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | N
     comparison = Comparison(call.module, call.given, ranks, steps, watching.outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
-    with watching.around(Region.SHARDED, call), _together(context, comparison.together), said.holding():
-        with call.drawing(call.cut):
-            output, problem = comparison.run(lambda: call.run(args, kwargs))
+    with (
+        watching.around(Region.SHARDED, call),
+        _together(context, comparison.together),
+        said.holding(),
+        call.drawing(call.cut),
+    ):
+        output, problem = comparison.run(lambda: call.run(args, kwargs))
     if problem:
         return None
     said.release()

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.errors import RondeError
+from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.compiled import is_compiled
 from ronde.patching.other_threads import others_run
@@ -38,13 +39,17 @@ class ShardedCall:
         stream: the rank's own generator for draws inside models, or None for `rng=global`.
     """
 
-    context: Context
+    calls: Calls
     plain: Callable[..., Any]
     module: torch.nn.Module
     given: tuple[Any, Any]
     verdict: Verdict
     batch: Batch
     stream: RankStream | None
+
+    @property
+    def context(self) -> Context:
+        return self.calls.context
 
     @property
     def cut(self) -> Layout:
@@ -64,7 +69,7 @@ class ShardedCall:
     def drawing(self, cut: Layout) -> Any:
         """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
         if not self.verdict.draws:
-            return _NoDraws(self.context, self.module)
+            return _NoDraws(self.calls, self.module)
         return drawing(self.context, self.stream, self.verdict.draws, cut)
 
 
@@ -101,15 +106,15 @@ class _NoDraws(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, context: Context, module: torch.nn.Module) -> None:
+    def __init__(self, calls: Calls, module: torch.nn.Module) -> None:
         super().__init__()
-        self._context = context
+        self._calls = calls
         self._beside = others_run()
         self._watches = self._beside and not any(map(is_compiled, module.modules()))
 
     def __enter__(self) -> Any:
         self._before = _generator()
-        self._outside, self._context.draws_nothing = self._context.draws_nothing, True
+        self._outside, self._calls.draws_nothing = self._calls.draws_nothing, True
         return super().__enter__() if self._watches else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,7 +125,7 @@ class _NoDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __exit__(self, kind: Any, *raised: Any) -> None:
-        self._context.draws_nothing = self._outside
+        self._calls.draws_nothing = self._outside
         if self._watches:
             super().__exit__(kind, *raised)
         elif kind is None and not (self._beside or torch.equal(self._before, _generator())):
@@ -132,8 +137,8 @@ _generator = torch.default_generator.get_state
 
 def _drew() -> RondeError:
     return RondeError(
-        "a model drew random numbers that it did not draw in its first call; ranks would draw different ones. "
-        "Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+        "a model drew random numbers that it did not draw in its first call; ranks would draw different "
+        "ones. Let it draw at every call, or keep what decides whether it draws in an attribute of its "
         "own, as a number or a flag"
     )
 

@@ -131,7 +131,7 @@ def used_up_by(module: torch.nn.Module) -> str:
 
 
 def _plain_attributes(part: torch.nn.Module) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Of what may be or hold numbers, texts and flags. Of torch's own layers only numbers are ever set anew."""
+    """Of what may be or hold numbers, texts and flags; of torch's own layers only numbers are set anew."""
     own, torchs = vars(part), type(part).__module__.startswith("torch.")
     for name, value in own.items():
         if name in _BOOKKEEPING:

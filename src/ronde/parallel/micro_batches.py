@@ -43,16 +43,13 @@ class MicroBatches:
         pieces = min(self._pieces, stop - start)
         if pieces < 2 or not self._divides(call):
             return at_once(call)
-        call.context.in_pieces = True
-        try:
+        with call.context.enter(dataclasses.replace(call.context.standing, in_pieces=True)):
             return self._in_pieces(call, Layout(0, stop - start, pieces))
-        finally:
-            call.context.in_pieces = False
 
     def _divides(self, call: ShardedCall) -> bool:
         """Whether a call is to run in pieces, or has to run in one."""
         if call.verdict.keeps:
-            call.context.note(
+            call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
                 f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"
             )

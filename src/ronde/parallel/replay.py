@@ -19,7 +19,7 @@ from ronde.errors import UsageError
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
-from ronde.rng.random_state import HOSTS, host_states, put_back
+from ronde.rng.random_state import host_states, put_back
 from ronde.rowwise.undo import Held
 from ronde.tensor.tensor_class import alike
 from ronde.tensor.tree import Opaque, leaves, map_leaves
@@ -163,13 +163,13 @@ class _Moment:
         now, states = Held.by(self._module), host_states()
         _put(self._namespaces, changed)
         self._held.restore()
-        put_back(self._states, HOSTS)
+        put_back(self._states)
         try:
             with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
             now.restore()
-            put_back(states, HOSTS)
+            put_back(states)
             _put(namespaces, contents)
 
 

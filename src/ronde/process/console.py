@@ -1,8 +1,8 @@
-"""What a user types: a debugger opens on the main rank alone, an answer to `input()` is known on every rank.
+"""What a user types: a debugger opens on rank 0 alone, an answer to `input()` is known on every rank.
 
-All ranks come to the same `breakpoint()`. The main rank, whose stdin is the user's, opens the debugger; on
+All ranks come to the same `breakpoint()`. Rank 0, whose stdin is the user's, opens the debugger; on
 the others it goes on at once, and they wait at the next collective, from then on without a time limit. While
-the debugger waits for a command the main rank is alone: a collective that a command would start is refused
+the debugger waits for a command rank 0 is alone: a collective that a command would start is refused
 (`p loss` is not: its reduction was started by all), and random draws of a command are taken back.
 """
 
@@ -25,7 +25,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
-from ronde.tensor.context import Context
+from ronde.trace.tally import Tally
 
 __all__ = ["Console"]
 
@@ -34,13 +34,23 @@ class Console:
     """One rank's part in a conversation with the user.
 
     Args:
-        comms: all by which this rank waits for others.
-        terminal: whether the main rank's stdin is a terminal.
+        comms: by which this rank waits for others.
+        on_main_thread: whether the thread that asks is the script's main one.
+        terminal: whether the stdin of rank 0 is a terminal.
     """
 
-    def __init__(self, context: Context, comms: Sequence[Comm], *, terminal: bool) -> None:
-        self._context = context
+    def __init__(
+        self,
+        comms: Sequence[Comm],
+        tally: Tally,
+        on_main_thread: Callable[[], bool],
+        *,
+        terminal: bool,
+    ) -> None:
         self._comms = comms
+        self._rank = comms[0].rank
+        self._tally = tally
+        self._on_main_thread = on_main_thread
         self._terminal = terminal
         self._process = os.getpid()
         self._late = LatePatches(
@@ -55,7 +65,7 @@ class Console:
     def install(self, patches: Patches) -> None:
         self._patches = patches
         self._patch_input(patches)
-        if self._context.rank != 0:
+        if self._rank != 0:
             patches.set(sys, "breakpointhook", lambda *_, **__: self._be_patient())
             patches.set(sys, "stdin", _Elsewhere(terminal=self._terminal))
         self._late.install()
@@ -67,7 +77,7 @@ class Console:
     def _in_step(self) -> bool:
         """Whether this thread of this process does what it does on all ranks together."""
         alone = self._comms[0].alone
-        return not alone and self._context.on_main_thread() and os.getpid() == self._process
+        return not alone and self._on_main_thread() and os.getpid() == self._process
 
     def _patch_input(self, patches: Patches) -> None:
         plain: Callable[..., str] = builtins.input
@@ -75,8 +85,8 @@ class Console:
         def shared_input(prompt: object = "", /) -> str:
             if not self._in_step():
                 return plain(prompt)
-            self._context.comm.mark("input()")
-            if self._context.rank != 0:
+            self._comms[0].mark("input()")
+            if self._rank != 0:
                 sys.stdout.write(str(prompt))
             line = self._comms[0].answer_of_main(lambda: self._ask(plain, prompt))
             if line is None:
@@ -95,7 +105,7 @@ class Console:
     @contextmanager
     def _attended(self) -> Iterator[None]:
         """Inside, the terminal is the user's: no progress line."""
-        pulse = self._context.tally.pulse
+        pulse = self._tally.pulse
         if pulse is not None:
             pulse.attended = True
         try:
@@ -106,11 +116,11 @@ class Console:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, the main rank waits for a user's commands, of which the others know nothing."""
+        """Inside, rank 0 waits for a user's commands, of which the others know nothing."""
         if not self._in_step():
             yield
             return
-        pulse = self._context.tally.pulse
+        pulse = self._tally.pulse
         if pulse is not None:
             pulse.debugged = True
         states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
@@ -127,7 +137,7 @@ class Console:
             random.setstate(states[2])
 
     def _be_patient(self) -> None:
-        """The main rank has opened a debugger, and may be there for long."""
+        """Rank 0 has opened a debugger, and may be there for long."""
         if self._in_step():
             for comm in self._comms:
                 comm.be_patient()
@@ -137,7 +147,7 @@ class Console:
         plain: Callable[..., Any] = vars(module)["Pdb"].interaction
 
         def interaction(debugger: Any, *args: Any, **kwargs: Any) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(debugger, *args, **kwargs)
             else:
@@ -150,7 +160,7 @@ class Console:
         plain: Callable[..., Any] = vars(module)["InteractiveConsole"].interact
 
         def interact(console: Any, *args: Any, **kwargs: Any) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(console, *args, **kwargs)
             else:
@@ -165,7 +175,7 @@ class Console:
         def mainloop(
             shell: Any, local_ns: Any = None, module: Any = None, stack_depth: int = 0, **kwargs: Any
         ) -> None:
-            if self._context.rank == 0:
+            if self._rank == 0:
                 with self._alone():
                     plain(shell, local_ns, module, stack_depth=stack_depth + 1, **kwargs)
             else:
@@ -175,13 +185,13 @@ class Console:
 
 
 class _Elsewhere(io.TextIOBase):
-    """`sys.stdin` of a rank that has none: the main rank would read what this one does not."""
+    """`sys.stdin` of a rank that has none: rank 0 would read what this one does not."""
 
     def __init__(self, *, terminal: bool) -> None:
         self._terminal = terminal
 
     def isatty(self) -> bool:
-        """As on the main rank, so that all take one branch."""
+        """As on rank 0, so that all take one branch."""
         return self._terminal
 
     def fileno(self) -> int:

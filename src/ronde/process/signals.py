@@ -29,7 +29,7 @@ from typing import Any
 
 from ronde.patching.caller import called_by_script, is_script
 from ronde.patching.patches import Patches
-from ronde.trace.signal_board import SignalBoard
+from ronde.process.signal_board import SignalBoard
 
 __all__ = ["COUNTED", "HandledSignals"]
 

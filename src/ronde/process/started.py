@@ -11,31 +11,30 @@ from typing import Any
 from ronde.patching.caller import is_users
 from ronde.patching.other_threads import is_of_script
 from ronde.patching.patches import Patches
-from ronde.tensor.context import Context
 
 __all__ = ["Started"]
 
 
 class Started:
-    """Learns of those that the main thread starts; `context.others_began` tells whether there were any.
+    """Learns of those that the main thread starts.
 
     Args:
         in_step: whether the code that runs now is run by all ranks together: ranks must not differ in that.
+        began: hears of each.
 
     Attributes:
         functions: the names of the script's functions that processes run, in the order in which they came.
     """
 
-    def __init__(self, context: Context, in_step: Callable[[], bool]) -> None:
+    def __init__(self, in_step: Callable[[], bool], began: Callable[[], None]) -> None:
         self.functions: dict[str, None] = {}
-        self._context = context
         self._in_step = in_step
+        self._began = began
         self._process = os.getpid()
 
     def install(self, patches: Patches) -> None:
         plain_process: Any = multiprocessing.process.BaseProcess.start
         plain_thread = threading.Thread.start
-        context = self._context
 
         def start_process(process: Any) -> None:
             target = getattr(process, "_target", None)
@@ -45,12 +44,12 @@ class Started:
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))
             if not _is_loaders(target) and self._in_step():
-                context.others_began = True
+                self._began()
             plain_process(process)
 
         def start_thread(thread: threading.Thread) -> None:
             if is_of_script(thread) and self._in_step():
-                context.others_began = True
+                self._began()
             plain_thread(thread)
 
         patches.set(multiprocessing.process.BaseProcess, "start", start_process)

@@ -13,7 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ByParts", "carry_out", "is_made_of_others", "takes_functions"]
+__all__ = ["carry_out", "is_made_of_others", "takes_functions"]
 
 _KEYS: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 # The kernel of an operation that is carried out by calling others.
@@ -46,14 +46,3 @@ def carry_out(mode: TorchDispatchMode, func: Any, args: Any, kwargs: dict[str, A
         return func._op_dk(_OF_OTHERS, *args, **(kwargs or {}))
     finally:
         TorchDispatchMode.__exit__(mode, None, None, None)
-
-
-class ByParts(TorchDispatchMode):
-    """Modes around this one come by the parts of operations only."""
-
-    supports_higher_order_operators = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_made_of_others(func):
-            return carry_out(self, func, args, kwargs)
-        return func(*args, **(kwargs or {}))

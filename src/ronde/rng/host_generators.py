@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from ronde.rng.random_state import moved_hosts
+from ronde.rng.random_state import have_moved
 
 __all__ = ["HostGenerators"]
 
@@ -64,9 +64,9 @@ class HostGenerators:
         return self._numbers_words
 
     @staticmethod
-    def moved(a: tuple[Any, Any], b: tuple[Any, Any]) -> frozenset[str]:
-        """Which have moved from one state to the other."""
-        return frozenset() if a[0] is b[0] and a[1] is b[1] else moved_hosts(a, b)
+    def moved(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+        """Whether one has moved from one state to the other."""
+        return not (a[0] is b[0] and a[1] is b[1]) and have_moved(a, b)
 
 
 def _words_of_python() -> Any:

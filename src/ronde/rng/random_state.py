@@ -1,9 +1,8 @@
 """The generators from which everything in a process draws: their states, and who has moved them.
 
 Other threads of a script may draw at any moment: one that reads a loader ahead augments its samples. What
-they drew must neither be undone nor be taken for what a model drew. Torch's draws are told by thread. Those
-from Python's and numpy's generators are not: while other threads are there, code is taken to make them if it
-names what does, from the one that it names.
+they drew must neither be undone nor be taken for another's draw. Torch's draws are told by thread, those from
+Python's and numpy's generators are not: these are put back only where no other thread is there.
 """
 
 from __future__ import annotations
@@ -21,48 +20,24 @@ from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import draws_from_default
 
-__all__ = [
-    "HOSTS",
-    "NUMPYS",
-    "PYTHONS",
-    "Drawn",
-    "Hosts",
-    "host_states",
-    "moved_hosts",
-    "preserved_random_state",
-    "put_back",
-    "torch_states",
-]
-
-
-PYTHONS, NUMPYS = "Python's", "numpy's"
-HOSTS = frozenset((PYTHONS, NUMPYS))
-
-
-def torch_states() -> list[torch.Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
+__all__ = ["Drawn", "have_moved", "host_states", "preserved_random_state", "put_back"]
 
 
 def host_states() -> tuple[Any, Any]:
-    """Of Python's and numpy's."""
+    """Of Python's and numpy's generators."""
     return random.getstate(), numpy.random.get_state(legacy=False)
 
 
-def moved_hosts(before: tuple[Any, Any], now: tuple[Any, Any]) -> frozenset[str]:
-    """Which of Python's and numpy's generators are in another state."""
+def put_back(states: tuple[Any, Any]) -> None:
+    """Python's and numpy's generators are as they were."""
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+
+
+def have_moved(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
+    """Whether Python's or numpy's generator is in another state."""
     (python, a), (other, b) = before, now
-    return frozenset(
-        name for name, moved in ((PYTHONS, python != other), (NUMPYS, not _same_numpy(a, b))) if moved
-    )
-
-
-def put_back(states: tuple[Any, Any], hosts: frozenset[str]) -> None:
-    """Of Python's and numpy's generators those that are named in `hosts`."""
-    if PYTHONS in hosts:
-        random.setstate(states[0])
-    if NUMPYS in hosts:
-        numpy.random.set_state(states[1])
+    return python != other or not _same_numpy(a, b)
 
 
 def _same_numpy(a: Any, b: Any) -> bool:
@@ -73,42 +48,21 @@ def _same_numpy(a: Any, b: Any) -> bool:
     return all(numpy.array_equal(a["state"][name], b["state"][name]) for name in a["state"])
 
 
-class Hosts:
-    """Python's and numpy's generators as they were; to read a state takes as long as much else in a trial."""
-
-    def __init__(self) -> None:
-        self._before = host_states()
-        self._stayed = False
-
-    def moved(self) -> frozenset[str]:
-        """Which of them are in another state by now; to be asked when nothing draws any more."""
-        moved = moved_hosts(self._before, host_states())
-        self._stayed = not moved
-        return moved
-
-    def put_back(self, hosts: frozenset[str]) -> None:
-        """Those that are named in `hosts`, unless `moved` has just found them where they were."""
-        if not self._stayed:
-            put_back(self._before, hosts)
-
-
 @contextmanager
-def preserved_random_state(hosts: frozenset[str] = frozenset()) -> Iterator[Hosts]:
-    """Leave every generator as it was, but for what other threads draw.
-
-    Args:
-        hosts: of Python's and numpy's generators, those from which what runs in here may draw.
-    """
+def preserved_random_state() -> Iterator[None]:
+    """Leave every generator as it was, but for what other threads may draw."""
     alone = not others_run()
-    host, states, drawn = Hosts(), torch_states(), Drawn()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    hosts, state, drawn = host_states(), torch.get_rng_state(), Drawn()
     try:
         with nullcontext() if alone else drawn:
-            yield host
+            yield
     finally:
-        host.put_back(HOSTS if alone else hosts)
+        if alone:
+            put_back(hosts)
         if alone or drawn.any:
-            torch.set_rng_state(states[0])
-            torch.cuda.set_rng_state_all(states[1:])
+            torch.set_rng_state(state)
+            torch.cuda.set_rng_state_all(cuda)
 
 
 class Drawn(TorchDispatchMode):

@@ -5,6 +5,7 @@ What is computed there on behalf of a model is computed on the same rows, with t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,15 +18,15 @@ __all__ = ["here"]
 
 def here(context: Context) -> Callable[[], AbstractContextManager[None]]:
     """Makes what to enter in order to stand again where execution stands now."""
-    region, rows, batchless = context.region, context.rows, context.batchless
-    if region is Region.OBSERVED:  # by then nobody watches
-        region = Region.SHARDED
+    # By then nobody watches.
+    region = Region.SHARDED if context.region is Region.OBSERVED else context.region
+    standing = dataclasses.replace(context.standing, region=region)
     active = SlicedDraws.active()
     draws: Callable[[], AbstractContextManager[Any]] = active.resuming() if active else nullcontext
 
     @contextmanager
     def again() -> Iterator[None]:
-        with context.enter(region, rows, batchless=batchless), draws():
+        with context.enter(standing), draws():
             yield
 
     return again

@@ -1,7 +1,7 @@
 """Numbers that tell when they decide something.
 
-A number that is another one at every call cannot be observed at each of its values. It need not be, when it only
-ever goes into arithmetic: what steers Python is a comparison, and these numbers note that.
+A number that is another one at every call cannot be observed at each of its values. It need not be, when it
+only ever goes into arithmetic: what steers Python is a comparison, and these numbers note that.
 """
 
 from __future__ import annotations

@@ -127,7 +127,11 @@ class Observation:
     def _with_marks(self, verdict: Verdict) -> Verdict:
         watch = self._watch
         return dataclasses.replace(
-            verdict, joint=watch.joint, batchless=watch.batchless and not watch.joint, drew=watch.drew
+            verdict,
+            joint=watch.joint,
+            batchless=watch.batchless and not watch.joint,
+            drew=watch.drew,
+            keeps=watch.undo.changes() if verdict.sharded else "",
         )
 
     def _refused(self, reason: str) -> Verdict:

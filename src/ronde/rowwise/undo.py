@@ -128,7 +128,17 @@ class Held:
 
     def changed(self) -> bool:
         """Whether a container holds something else by now."""
-        return any(not _is_same(_now(held), before) for held, before in self._containers.values())
+        return any(True for _ in self.changes())
+
+    def changes(self) -> Iterator[str]:
+        """Names of the entries, or containers, that are others by now."""
+        for held, before in self._containers.values():
+            now = _now(held)
+            if _is_same(now, before):
+                continue
+            if isinstance(now, dict):
+                yield from (str(key) for key, value in now.items() if before.get(key, now) is not value)
+            yield f"a {type(held).__name__}"
 
     def restore(self) -> None:
         for held, before in self._containers.values():
@@ -270,6 +280,11 @@ class Undo:
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
         return any(tensor.grad is not before for tensor, before in self._gradients)
+
+    def changes(self) -> str:
+        """What the call has changed of the module, or beside it; "" where nothing is another."""
+        written = [name for place in self._before if (name := self._names.get(place)) is not None]
+        return next(iter((*written, *self.module.changes(), *self.outside.changes())), "")
 
     def unwind(self) -> None:
         """All as before the call."""

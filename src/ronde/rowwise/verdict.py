@@ -27,6 +27,7 @@ class Verdict:
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
         drew: random numbers were drawn, whatever came of it.
+        keeps: something on itself or beside it that each call changes, the same way for whatever rows.
         apart: its outputs are rows of the batch, though it is not cut.
     """
 
@@ -42,4 +43,5 @@ class Verdict:
     joint: bool = False
     batchless: bool = False
     drew: bool = False
+    keeps: str = ""
     apart: bool = False

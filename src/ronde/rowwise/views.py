@@ -38,7 +38,7 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
 
 
 def _check_places(watch: Watch, op: Operation, label: Label) -> None:
-    """Whether rows are taken by their number: what takes all of these may not take all of the whole batch's."""
+    """Refuse what takes rows by their number: if it takes all here, it may not take all of the whole batch."""
     name = op.facts.name
     if label.order is None or name not in _TAKES:
         return

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ronde.errors import RondeError
+from ronde.modules.calls import Calls
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.patching.patches import Patches
 from ronde.rowwise.mixes_rows import MixesRows
-from ronde.runtime.memory_meter import MemoryMeter
+from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer
 from ronde.tensor import loss_scale
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Region
 from ronde.tensor.deferred import root
 from ronde.tensor.fingerprint import compare_values
 from ronde.tensor.global_tensor import materialize
@@ -30,24 +32,28 @@ class Backward:
 
     Args:
         scaling: of a loss to the edge of what float16 holds; None where nothing computes in it.
+        on_backward: hears of each backward that the script is about to begin.
     """
 
     def __init__(
         self,
-        context: Context,
+        calls: Calls,
         reducer: Reducer,
         sharding: Sharding,
         memory: MemoryMeter,
         scaling: LossScaling | None,
+        on_backward: Callable[[], None],
     ) -> None:
-        self._context = context
+        self._on_backward = on_backward
+        self._calls, self._context = calls, calls.context
         self._reducer = reducer
         self._sharding = sharding
         self._memory = memory
         self._scaling = scaling
 
     def install(self, patches: Patches) -> None:
-        context, reducer, memory = self._context, self._reducer, self._memory
+        calls, context = self._calls, self._context
+        reducer, memory = self._reducer, self._memory
         clock = context.clock
         plain: Any = torch.autograd.backward
 
@@ -64,8 +70,8 @@ class Backward:
             before = clock.enter(Part.OWN) if clock.armed else None
             nested = reducer.busy
             if not nested:
-                context.on_backward()
-            if context.others_began:
+                self._on_backward()
+            if context.script_values.watched:
                 compare_values(context, tensors, grad_tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
@@ -87,7 +93,7 @@ class Backward:
                 reduced = reducer.backward(divided=divide, graph=graph, casts=casts)
                 with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
-            context.tally.backward()
+            calls.tally.backward()
             if before is not None:
                 clock.enter(before)
 

@@ -32,7 +32,7 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.patching.patches import Patches
-    from ronde.runtime.memory_meter import MemoryMeter
+    from ronde.runtime.memory.meter import MemoryMeter
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -206,7 +206,7 @@ def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
     """One rank runs as plain python does, but for this."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ronde.runtime.memory_meter import MemoryMeter
+    from ronde.runtime.memory.meter import MemoryMeter
 
     meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
 

@@ -26,9 +26,9 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
+from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
-from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +14,12 @@ import torch.utils.checkpoint
 from ronde.errors import UsageError
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Context, Region, Standing, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.edges import Leave
 from ronde.tensor.fingerprint import compare_values
 from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
 from ronde.tensor.graph import crosses_ranks
-from ronde.tensor.views import notice_writes_past_graph
 from ronde.trace.step_clock import Part
 
 __all__ = ["install"]
@@ -28,9 +28,14 @@ __all__ = ["install"]
 _KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 
 
-def install(patches: Patches, context: Context) -> None:
+def install(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
+    """Replace the functions.
+
+    Args:
+        on_backward: hears of each `grad` that the script is about to begin.
+    """
     _install_engine(patches, context)
-    _install_grad(patches, context)
+    _install_grad(patches, context, on_backward)
     _install_jacobian(patches, context)
     _install_multi_grad_hook(patches)
     _install_function(patches, context)
@@ -38,16 +43,13 @@ def install(patches: Patches, context: Context) -> None:
 
 
 def _install_engine(patches: Patches, context: Context) -> None:
-    """Before backward uses what operations have kept, that is what the script has written by `.data`.
+    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
 
-    The backward of a loss of a class of its own has functions of torch pass over all tensor classes. What is
-    computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
     """
     plain: Any = getattr(torch.autograd, _ENGINE)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if context.past_graph and context.on_main_thread():
-            notice_writes_past_graph(context)
         before = context.clock.enter(Part.MODEL) if context.clock.armed else None
         with torch._C._EnableTorchFunction():
             results = plain(*args, **kwargs)
@@ -67,13 +69,13 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def _install_grad(patches: Patches, context: Context) -> None:
+def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
     plain: Any = torch.autograd.grad
 
     def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
         options = {**dict(zip(_OPTIONS, args, strict=False)), **kwargs}
-        if not context.on_main_thread() or context.in_transform():
+        if not context.on_main_thread() or in_transform():
             return plain(outputs, inputs, grad_outputs, **options)
         if type(inputs) is dict:
             found = grad(outputs, tuple(inputs.values()), grad_outputs, **options)
@@ -81,8 +83,8 @@ def _install_grad(patches: Patches, context: Context) -> None:
         asked = _several(inputs)
         whole = context.region is Region.SCRIPT
         if whole:
-            context.on_backward()
-        if context.others_began:
+            on_backward()
+        if context.script_values.watched:
             compare_values(context, outputs, grad_outputs)
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
         one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
@@ -137,7 +139,7 @@ def _install_jacobian(patches: Patches, context: Context) -> None:
         strategy: str = "reverse-mode",
     ) -> Any:  # fmt: skip
         """Row by row, as without `vectorize`: ranks cannot meet inside of `vmap`."""
-        if context.region is Region.SCRIPT and context.on_main_thread() and not context.in_transform():
+        if context.region is Region.SCRIPT and context.on_main_thread() and not in_transform():
             vectorize = vectorize and (strict or strategy != "reverse-mode")
         return plain(func, inputs, create_graph, strict, vectorize, strategy)
 
@@ -202,7 +204,7 @@ def _install_function(patches: Patches, context: Context) -> None:
         if elsewhere or cls.__module__.startswith("ronde."):
             return plain(cls, *args, **kwargs)
         context.gradients_watched = True
-        with context.applying(cls.__name__):
+        with context.enter(Standing(Region.REPLICATED, function=cls.__name__)):
             return plain(cls, *args, **kwargs)
 
     patches.set(torch.autograd.Function, "apply", classmethod(apply))

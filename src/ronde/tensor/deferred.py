@@ -72,7 +72,7 @@ class DeferredScalar(torch.Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         context = first._context if isinstance(first, DeferredScalar) else _context_of((args, kwargs))
-        if context.others_began:
+        if context.script_values.watched:
             context.note_values(put_in(func, args, kwargs))
         clock = context.clock
         if not clock.armed:

@@ -11,8 +11,8 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.tensor.context import Context
-from ronde.tensor.digest import KIND_OF_NUMBERS, numbers
 from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.script_values import KIND_OF_NUMBERS, numbers
 
 __all__ = ["compare_values", "require_alike"]
 

@@ -8,7 +8,6 @@ the tensor. The idea of a global view of a sharded value is OneFlow's.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
 from ronde.errors import RondeError
-from ronde.tensor.context import Context, Region
+from ronde.tensor.context import Context, Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar, resolve
 from ronde.tensor.edges import Slice, gather_data
 from ronde.tensor.kinds import (
@@ -26,14 +25,14 @@ from ronde.tensor.kinds import (
     lends_memory,
     may_copy,
     put_in,
+    spelled,
     watches,
 )
 from ronde.tensor.layout import Layout, memory_order
 from ronde.tensor.memory import memory
-from ronde.tensor.spelling import spelled
+from ronde.tensor.shard import Rule, Shard, whole_value
 from ronde.tensor.tree import instances, map_leaves
 from ronde.tensor.views import (
-    Origin,
     hold_whole,
     lend,
     notice,
@@ -42,12 +41,9 @@ from ronde.tensor.views import (
     share,
     whole_now,
 )
-from ronde.tensor.whole_value import whole_value
 from ronde.trace.step_clock import Part
 
 __all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "materialize", "settled", "wrap"]
-
-Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 # torch's own descriptors, which the class below overrides.
 _PLAIN_GRAD: Any = torch.Tensor.grad
@@ -58,34 +54,10 @@ class StrayBatch(RondeError):
     """A model that is tried uses a batch that is not among its arguments."""
 
 
-class GlobalTensor(torch.Tensor):
+class GlobalTensor(Shard):
     """See the module. Made by `wrap` alone."""
 
-    # Not in its dictionary, which is the script's, and which libraries copy to what they make of a tensor.
-    __slots__ = (
-        "_ahead", "_context", "_full", "_full_version", "_joined", "_kept", "_layout", "_origins", "_past",
-        "_past_version", "_rows", "_rules", "_views",
-    )  # fmt: skip
-    _context: Context
-    _layout: Layout
-    _rules: dict[Any, Rule]
-    # This rank's rows, part of the graph; see `_local`.
-    _rows: torch.Tensor | None
-    # The whole value, part of the graph, when it has been asked for, and its version then.
-    _full: torch.Tensor | None
-    _full_version: int
-    # The same memory without the graph, when `.data` has been asked for, and its version then.
-    _past: torch.Tensor | None
-    _past_version: int
-    # What this one may be a view of, the nearest first, and what may be views of it, the oldest first.
-    _origins: list[Origin]
-    _views: list[weakref.ref[GlobalTensor]]
-    # The whole value of a view lies in that of what it is a view of; else it was gathered for itself.
-    _joined: bool
-    # What this and another are views of; see `_keep`.
-    _kept: GlobalTensor | None
-    # Gives the whole value, for which a gather was started when the tensor was made.
-    _ahead: Callable[[], torch.Tensor] | None
+    __slots__ = ()
 
     @property
     def _local(self) -> torch.Tensor | None:
@@ -113,7 +85,7 @@ class GlobalTensor(torch.Tensor):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.others_began:
+        if context.script_values.watched:
             context.note_values(put_in(func, args, kwargs))
         if not context.clock.armed:
             return _carried_out(first, region, func, types, args, kwargs)
@@ -188,7 +160,7 @@ def _carried_out(
 ) -> Any:
     """A function of global tensors, `first` among them: on rows where there is a rule, else on the whole."""
     context = first._context
-    whole = context.in_transform() or context.carries_tangents()
+    whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
         rule = first._rules.get(func)
         if rule is not None:
@@ -310,21 +282,19 @@ def _lies_in(result: Any, value: GlobalTensor) -> bool:
 
 def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first = args[0] if args else kwargs.get("input")
-    written: list[Callable[[], None]] = []
     for changed in instances(GlobalTensor, kwargs.get("out")):
         hold_whole(changed)
     if isinstance(first, GlobalTensor) and changes_shape(func):
         hold_whole(first)
     elif changes_first(func, kwargs):
-        written = [open_to_write(changed) for changed in instances(GlobalTensor, first)]
+        for changed in instances(GlobalTensor, first):
+            open_to_write(changed)
     elif isinstance(first, GlobalTensor) and watches(func):
         materialize(first)
         first._rows = None
     elif isinstance(first, GlobalTensor) and lends_memory(func):
         lend(first)
     result = _called(func, args, kwargs)
-    for bring_to_rows in written:
-        bring_to_rows()
     if isinstance(first, GlobalTensor) and result is first._full:
         return first  # it worked in place, or had nothing to do
     lent = [
@@ -379,7 +349,7 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
     shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
-    shell._kept, shell._past = None, None
+    shell._kept = None
     return shell
 
 

@@ -14,13 +14,10 @@ from ronde.tensor.deferred import DeferredScalar
 __all__ = [
     "Reached",
     "crosses_ranks",
-    "custom_backwards",
-    "hides_functions",
     "is_users_function",
     "leaves_behind",
     "now",
     "reached",
-    "uses_older",
 ]
 
 
@@ -29,9 +26,9 @@ def now() -> int:
     return torch.autograd._get_sequence_nr()
 
 
-def _nodes(results: Iterable[Any], since: int, known: Iterable[Any]) -> Iterator[Any]:
-    """Nodes behind tensors, back to the first that were made before `since`; none behind `known`."""
-    seen = set(known)
+def _nodes(results: Iterable[Any], since: int) -> Iterator[Any]:
+    """Nodes behind tensors, back to the first that were made before `since`."""
+    seen = set[Any]()
     pending = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
     while pending:
         node = pending.pop()
@@ -43,14 +40,9 @@ def _nodes(results: Iterable[Any], since: int, known: Iterable[Any]) -> Iterator
             pending.extend(following for following, _ in node.next_functions)
 
 
-def uses_older(results: Iterable[Any], since: int, known: Iterable[Any]) -> bool:
-    """Whether tensors come from a value in the midst of a graph that was made before `since`."""
-    return any(node._sequence_nr() < since for node in _nodes(results, since, known))
-
-
 def _functions(results: Iterable[Any]) -> Iterator[Any]:
     """The `torch.autograd.Function`s behind tensors."""
-    for node in _nodes(results, 0, ()):
+    for node in _nodes(results, 0):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             yield getattr(node, "_forward_cls", None)
 
@@ -66,16 +58,6 @@ def is_users_function(function: Any) -> bool:
     """
     home = _home(function)
     return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
-
-
-def custom_backwards(results: Iterable[Any]) -> bool:
-    """Whether a function of the user's lies behind tensors."""
-    return any(map(is_users_function, _functions(results)))
-
-
-def hides_functions(results: Iterable[Any]) -> bool:
-    """Whether a reentrant checkpoint lies behind tensors, behind which a function of the user's may lie."""
-    return any(_home(function) == "torch.utils.checkpoint" for function in _functions(results))
 
 
 def crosses_ranks(results: Any) -> bool:
@@ -105,7 +87,7 @@ def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[
     several = [results] if isinstance(results, torch.Tensor) else results
     results = [value for value in several if isinstance(value, torch.Tensor)]
     found = {id(value): Reached(value, otherwise=True) for value in results if value.is_leaf}
-    for node in _nodes(results, 0, ()):
+    for node in _nodes(results, 0):
         for following, _ in node.next_functions:
             leaf = getattr(following, "variable", None)
             if leaf is not None:
@@ -122,7 +104,7 @@ def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
 
     What a model made a leaf for itself, to take a gradient inside, is gone from Python when it returns.
     """
-    nodes = [node for node in _nodes(results, since, ()) if hasattr(node, "variable")]
+    nodes = [node for node in _nodes(results, since) if hasattr(node, "variable")]
     alone = _references(_made_and_forgotten())
     return [node.variable for node in nodes if _references(node) > alone]
 

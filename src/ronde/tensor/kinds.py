@@ -1,7 +1,8 @@
-"""Kinds of torch functions, by what a global tensor must take care of in them."""
+"""Kinds of torch functions, by what a global tensor must take care of; how arguments are spelled."""
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "lends_memory",
     "may_copy",
     "put_in",
+    "spelled",
     "watches",
 ]
 
@@ -123,3 +125,25 @@ def put_in(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Arguments of a function but what it writes to: memory that nobody may have written yet."""
     values = [value for name, value in kwargs.items() if name != "out"]
     return (args[1:] if changes_first(func, kwargs) else args), values
+
+
+# What torch's parser of arguments takes for its own words (`numpy_compatibility_arg_names` there).
+_NUMPYS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
+_FIRST = ("input", "x", "a", "x1")
+
+
+def spelled(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with torch's names, its first argument by place.
+
+    Functions written in Python, such as `torch.nn.functional.softmax`, take no other names than their own.
+    """
+    if not kwargs:
+        return args, kwargs
+    native = not isinstance(func, FunctionType)
+    if not args and "condition" not in kwargs:  # which `torch.where` has first
+        first = next((name for name in (_FIRST if native else _FIRST[:1]) if name in kwargs), None)
+        if first is not None:
+            args, kwargs = (kwargs[first],), {name: kwargs[name] for name in kwargs if name != first}
+    return args, {_NUMPYS.get(name, name): value for name, value in kwargs.items()} if native else kwargs

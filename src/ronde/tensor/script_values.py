@@ -14,10 +14,14 @@ from typing import Any
 import numpy
 import torch
 
-from ronde.tensor.digest import KIND_OF_NUMBERS, LARGEST, numbers
+__all__ = ["KIND_OF_NUMBERS", "ScriptValues", "numbers"]
 
-__all__ = ["ScriptValues"]
-
+# In the place of a digest, where there is but a number of Python's.
+KIND_OF_NUMBERS = 0.0
+# So far from the largest number that sums of such are numbers.
+_LARGEST = 1e200
+# Of a tensor, as many elements are looked at.
+_ELEMENTS = 1024
 # As many are told apart; a script that computes more, or never calls backward, has them added up.
 _MOST = 64
 # Of a long list, as many entries.
@@ -25,9 +29,14 @@ _LONGEST = 256
 
 
 class ScriptValues:
-    """Those since the last backward, in rows of three numbers: one of what must be the same, and two sums."""
+    """Those since the last backward, in rows of three numbers: one of what must be the same, and two sums.
+
+    Attributes:
+        watched: the script has started threads or processes: what they give may differ between ranks.
+    """
 
     def __init__(self) -> None:
+        self.watched = False
         self._count = self._exact = 0
         self._rows: list[tuple[float, float, float]] = []
         self._last: list[Any] = []
@@ -101,5 +110,29 @@ def _values(given: Any) -> Iterator[Any]:
 def _of_number(value: float) -> tuple[float, float, float]:
     if not math.isfinite(value):
         return float(zlib.crc32(str(value).encode())), 0.0, 0.0
-    value = max(-LARGEST, min(value, LARGEST))
+    value = max(-_LARGEST, min(value, _LARGEST))
     return KIND_OF_NUMBERS, abs(value), value
+
+
+def numbers(value: torch.Tensor) -> tuple[float, float, float]:
+    """A tensor in three numbers: a digest of what must be the same, a sum of sizes, and one by places."""
+    kind = str((value.dtype, tuple(value.shape))).encode()
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized or not value.numel():
+        return float(zlib.crc32(kind)), 0.0, 0.0
+    values = _some(value.detach())
+    if not value.dtype.is_floating_point and not value.dtype.is_complex:
+        return float(zlib.crc32(kind + values.tobytes())), 0.0, 0.0
+    finite = numpy.nan_to_num(values, posinf=1e30, neginf=-1e30).clip(-_LARGEST, _LARGEST)
+    weights = numpy.cos(1.7 * numpy.arange(len(finite)))
+    return float(zlib.crc32(kind)), float(abs(finite).sum()), float((finite * weights).sum())
+
+
+def _some(value: torch.Tensor) -> Any:
+    """Some elements in order, none of them copied before it is chosen."""
+    # An odd step does not come to the same columns of every row.
+    places = torch.arange(0, value.numel(), (value.numel() // _ELEMENTS) | 1, device=value.device)
+    some = value[torch.unravel_index(places, value.shape)] if value.dim() else value.reshape(1)
+    some = some.resolve_conj().resolve_neg()
+    if some.is_complex():
+        some = torch.view_as_real(some).reshape(-1)
+    return (some.double() if some.is_floating_point() else some).cpu().numpy()

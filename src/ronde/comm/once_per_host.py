@@ -18,13 +18,13 @@ from typing import Any
 
 from ronde.comm.shared_segment import open_of_peer
 
-__all__ = ["HostMemory", "share_once"]
+__all__ = ["OncePerHost", "share_once"]
 
 _FAILED = ctypes.c_void_p(-1).value
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class HostMemory:
+class OncePerHost:
     """This rank's two mappings.
 
     Attributes:
@@ -79,7 +79,7 @@ def share_once(
     own: Sequence[tuple[int, int]],
     rank: int,
     exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]],
-) -> HostMemory | None:
+) -> OncePerHost | None:
     """Map memory of `nbytes`, which is nought; called by all ranks of a host alike.
 
     Args:
@@ -106,7 +106,7 @@ def share_once(
             descriptor = open_of_peer(pid, number, inode)
         for begin, end in own:
             os.posix_fallocate(descriptor, begin, end - begin)
-        memory = HostMemory(descriptor, nbytes)
+        memory = OncePerHost(descriptor, nbytes)
     except (OSError, ValueError):
         failure = 1
     failures = exchange((failure, 0, 0))

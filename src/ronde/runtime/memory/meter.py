@@ -14,8 +14,8 @@ import torch
 from torch._C import DisableTorchFunction
 
 from ronde.plan.resident import Kind, Resident
-from ronde.runtime.census import StorageCensus
-from ronde.runtime.process_memory import allocated, peak_of_process, peak_on_device
+from ronde.runtime.memory.census import StorageCensus
+from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
 from ronde.trace.memory import Memory
 
 __all__ = ["MemoryMeter", "in_measured_step"]

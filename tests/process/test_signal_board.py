@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.trace.signal_board import SLOTS, SignalBoard
+from ronde.process.signal_board import SLOTS, SignalBoard
 
 
 @pytest.fixture
