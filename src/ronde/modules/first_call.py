@@ -180,5 +180,5 @@ class FirstCalls:
         return self._sampled or self._calls.pieces > 1
 
     def _is_tried_out(self, call: Call) -> bool:
-        """An observed call does not take the fast path of torch's transformers, which gives something else."""
+        """An observed call does not take the fast path of transformers, which gives something else."""
         return self._is_sampled() or any(map(may_take_fast_path, call.module.modules()))

@@ -1,10 +1,10 @@
 """The model edge: where global tensors become this rank's rows and outputs become global again.
 
 `torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this
-rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and the
-module runs *in parts*: its own body is carried out on global values, as a script is, and the modules inside it
-get their own chance. That is right for every module; what it costs is gathering where the body needs the whole
-batch.
+rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and
+the module runs *in parts*: its own body is carried out on global values, as a script is, and the modules
+inside it get their own chance. That is right for every module; what it costs is gathering where the body needs
+the whole batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What is known of how models are called: for each form of call, what its observed first call has found.
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
-the module's attributes, and among the variables that its code names. A number that is another one from call to
-call is left out of the form once a few of its values have made no difference and it was seen to decide nothing.
+the module's attributes, and among the variables that its code names. A number that is another one from call
+to call is left out of the form once a few of its values have made no difference and it was seen to decide
+nothing.
 """
 
 from __future__ import annotations

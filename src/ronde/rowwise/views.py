@@ -38,7 +38,7 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
 
 
 def _check_places(watch: Watch, op: Operation, label: Label) -> None:
-    """Refuse what takes rows by their number: if it takes all here, it may not take all of the whole batch."""
+    """Refuse what takes rows by their number: what takes all here may not take all of the batch."""
     name = op.facts.name
     if label.order is None or name not in _TAKES:
         return
