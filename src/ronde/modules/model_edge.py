@@ -3,7 +3,7 @@
 `torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this
 rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and
 the module runs *in parts*: its own body is carried out on global values, as a script is, and the modules
-inside it get their own chance. That is right for every module; what it costs is gathering where the body needs
+inside it get their own chance. That is right for every module; it costs gathering where the body needs
 the whole batch.
 """
 
