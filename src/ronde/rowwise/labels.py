@@ -50,17 +50,21 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
         before: what the ids may be a view of.
     """
     axes = [axis for axis in range(ids.dim()) if ids.shape[axis] > 1 and ids.stride(axis)]
+    rows = ids[tuple(slice(None) if axis in axes else 0 for axis in range(ids.dim()))]
     if len(axes) > 1:
-        axes = [
-            axis for axis in axes if not torch.equal(ids.select(axis, 0).unsqueeze(axis).expand_as(ids), ids)
-        ]
+        changing = [place for place in range(rows.dim()) if _changes_along(rows, place)]
+        rows = rows[tuple(slice(None) if place in changing else 0 for place in range(rows.dim()))]
+        axes = [axes[place] for place in changing]
     if len(axes) != 1:
         return Label(ids)
-    rows = ids[tuple(slice(None) if axis == axes[0] else 0 for axis in range(ids.dim()))]
     order = before.order if before else None
     if order is None or not _is_same_view(rows, order.rows):
         order = orders.of(rows)
     return Label(ids, axes[0], order)
+
+
+def _changes_along(rows: torch.Tensor, dim: int) -> bool:
+    return not torch.equal(rows.narrow(dim, 0, 1).expand_as(rows), rows)
 
 
 def _is_same_view(rows: torch.Tensor, others: torch.Tensor) -> bool:

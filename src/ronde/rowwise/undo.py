@@ -27,6 +27,10 @@ _DEPTH = 6
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
+# What torch keeps on each: tables of hooks, mostly empty.
+_OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+
+
 def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | None:
     """The attributes of an object of the user's, or one that is nothing but these.
 
@@ -121,7 +125,8 @@ class Held:
         self._containers[id(content)] = content, _copy(content)
         if isinstance(content, dict):
             for key, each in list(content.items()):
-                self._add(_joined(name, key), each, depth - 1)
+                if key not in _OF_EVERY_MODULE:
+                    self._add(_joined(name, key), each, depth - 1)
         else:
             for each in list(content):
                 self._add(name, each, depth - 1)
