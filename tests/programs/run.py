@@ -23,10 +23,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# As in the tests: ranks share few cores, and threads change the order of sums.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("MPLBACKEND", "Agg")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+if __name__ == "__main__":
+    # As in the tests: ranks share few cores, and threads change the order of sums.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ends.end import End, finished
 from programs.listing import Program, read
