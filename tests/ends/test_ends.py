@@ -24,7 +24,7 @@ EVERY_DAY = {
     "hazards/second axis/as many layers as steps",
     "parity/classifier",
     "parity/no_optimizer",
-    "public/regression",
+    "public/gcn",
 }
 
 

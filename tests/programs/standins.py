@@ -3,7 +3,7 @@
 A package is a folder of `standins`, copied beside the program, where Python looks first. `gym` is the one of
 old, whose `reset` gives the observation and whose `step` gives four things; `gym26` and `gymnasium` give an
 information too, and five. `digits:N` makes torchvision's data sets N images long. `text:FILE` is a text of
-some length in words of its own.
+some length in words of its own, `folder:NAME` an empty folder that a clone would have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _SENTENCES = 2000
 
 def known(standin: str) -> bool:
     kind, _, value = standin.partition(":")
-    return (kind in ("text", "digits") and bool(value)) or kind in _VARIANTS or (PACKAGES / kind).is_dir()
+    return (
+        (kind in ("text", "digits", "folder") and bool(value))
+        or kind in _VARIANTS
+        or (PACKAGES / kind).is_dir()
+    )
 
 
 def provide(standin: str, folder: Path) -> None:
@@ -31,6 +35,8 @@ def provide(standin: str, folder: Path) -> None:
     if kind == "text":
         (folder / value).parent.mkdir(parents=True, exist_ok=True)
         (folder / value).write_text(_text())
+    elif kind == "folder":
+        (folder / value).mkdir(parents=True)
     elif kind == "digits":
         shutil.copytree(PACKAGES / "torchvision", folder / "torchvision")
         (folder / "torchvision" / "size.py").write_text(f"IMAGES = {int(value)}\n")
