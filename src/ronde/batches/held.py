@@ -93,7 +93,7 @@ class Held:
         elif issubclass(kind, torch.Tensor):
             self._compare(name, lambda: 0 if value.is_inference() else value._version)
         elif issubclass(kind, _ARRAYS):
-            size = value.nbytes if isinstance(value, numpy.ndarray) else memoryview(value).nbytes
+            size = value.nbytes if issubclass(type(value), numpy.ndarray) else memoryview(value).nbytes
             if size <= self._room and not _is_closed(value):
                 self._room -= size
                 self._compare(name, value.tobytes if hasattr(value, "tobytes") else lambda: bytes(value))
@@ -107,7 +107,7 @@ class Held:
             self._look_at_class(name, value)
         elif (inside := _inside(value)) is not None:
             self._follow(name, inside)
-            if isinstance(value, types.FunctionType) and is_users(value):
+            if issubclass(type(value), types.FunctionType) and is_users(value):
                 self._look_at_variables(value)
         elif not issubclass(kind, types.ModuleType):
             self._look_at_object(name, value)
@@ -159,7 +159,9 @@ class _Named(dict[str, Any]):
 
 
 def _may_hold(value: Any) -> bool:
-    return not isinstance(value, (types.ModuleType, types.GetSetDescriptorType, types.MemberDescriptorType))
+    return not issubclass(
+        type(value), (types.ModuleType, types.GetSetDescriptorType, types.MemberDescriptorType)
+    )
 
 
 def _attributes(value: Any) -> _Named:
@@ -181,20 +183,20 @@ def _attributes(value: Any) -> _Named:
 
 def _inside(value: Any) -> list[Any] | None:
     """What a function, or something around one, is made of; None for what is none."""
-    if isinstance(value, types.FunctionType):
+    if issubclass(type(value), types.FunctionType):
         own = vars(value).values()
         return [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *own]
-    if isinstance(value, types.MethodType):
+    if issubclass(type(value), types.MethodType):
         return [value.__func__, value.__self__]
-    if isinstance(value, types.BuiltinMethodType):
+    if issubclass(type(value), types.BuiltinMethodType):
         return [] if isinstance(value.__self__, types.ModuleType) else [value.__self__]
-    if isinstance(value, functools.partial):
+    if issubclass(type(value), functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, (staticmethod, classmethod, functools._lru_cache_wrapper)):
+    if issubclass(type(value), (staticmethod, classmethod, functools._lru_cache_wrapper)):
         return [value.__wrapped__]
-    if isinstance(value, property):
+    if issubclass(type(value), property):
         return [value.fget]
-    if isinstance(value, functools.cached_property):
+    if issubclass(type(value), functools.cached_property):
         return [value.func]
     return None
 
@@ -256,7 +258,7 @@ def _same(before: Any, now: Any) -> bool:
 
 def _is_closed(value: Any) -> bool:
     """An open file, a table that was read, an array that cannot be written to."""
-    if isinstance(value, numpy.ndarray):
+    if issubclass(type(value), numpy.ndarray):
         return not value.flags.writeable
     known = (*_SIMPLE, *_ARRAYS, torch.Tensor, dict, *_LISTS)
     return not issubclass(type(value), known) and not is_users(type(value))

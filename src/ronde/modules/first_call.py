@@ -168,9 +168,13 @@ class FirstCalls:
         if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
             seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
-            if not seen.verdict.sharded or self._is_sampled():
+            if not seen.verdict.sharded:
                 return seen
-            return carry_out_one_row(dataclasses.replace(made, verdict=seen.verdict), watch)
+            made = dataclasses.replace(made, verdict=seen.verdict)
+            if self._is_sampled():
+                one = dataclasses.replace(made, given=few_rows(whole, batch.axes, 1, batch.inner))
+                return carry_out_one_row(one, watch, stands=False)
+            return carry_out_one_row(made, watch, stands=True)
         if self._is_tried_out(call):
             rows = min(self._calls.fewest(batch.rows), _FEW)
             return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)

@@ -253,13 +253,11 @@ class ModelEdge:
     def _sharded(
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
     ) -> Any:
-        context, clock = self._context, self._context.clock
+        clock = self._context.clock
         if not torch.is_grad_enabled():
             self._calls.on_evaluation()
         if clock.armed:
             clock.claim(Part.OWN)
-        if context.script_values.watched:
-            require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         start = now()
         made = self._observable(plain, module, call, verdict, batch)
         steps_aside = verdict.joint or self._watches_draws(verdict)
@@ -271,6 +269,9 @@ class ModelEdge:
         self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
     ) -> ShardedCall:
         """The call, with this rank's rows for what is the batch."""
+        context = self._context
+        if context.script_values.watched:
+            require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         given = self._crossing.inward(call, verdict.inputs, batch)
         if torch.is_grad_enabled():
             self._crossing.adopt(module)

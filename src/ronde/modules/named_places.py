@@ -56,11 +56,11 @@ class _Walk:
 
     def visit(self, value: Any) -> None:
         """What code names: functions and classes of the user's are read in turn."""
-        if isinstance(value, types.MethodType):
+        if type(value) is types.MethodType:
             value = value.__func__
-        if isinstance(value, types.FunctionType):
+        if type(value) is types.FunctionType:
             self._visit_function(inspect.unwrap(value))
-        elif isinstance(value, type) and not issubclass(value, torch.nn.Module):
+        elif issubclass(type(value), type) and not issubclass(value, torch.nn.Module):
             self.visit_class(value)
 
     def visit_class(self, kind: type) -> None:
@@ -89,16 +89,16 @@ class _Walk:
         if key in self.places:
             return
         value = place.read()
-        if isinstance(value, types.ModuleType):
+        if type(value) is types.ModuleType:
             if is_users_module(value):
                 for name in names & vars(value).keys():
                     self._found(Place(name, vars(value)), names)
             return
-        if isinstance(value, type):
+        if issubclass(type(value), type):
             for name in names & vars(value).keys() if is_users(value) else ():
                 self._found(Place(name, vars(value)))
         self.visit(value)
-        if not callable(value):
+        if not any("__call__" in vars(each) for each in type(value).__mro__):
             self.places[key] = place
 
 

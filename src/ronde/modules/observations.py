@@ -167,7 +167,7 @@ class Observations:
         form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
         numbers = (
             *traits.numbers(),
-            *[found for value in call.values if (found := comparable(value, 0)) is not None],
+            *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
         )
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
@@ -195,7 +195,7 @@ class Observations:
             form.steers = True
             return None
         places = self.traits(call.module).places
-        plain = [number for number, value in enumerate(call.values) if comparable(value, 0) is not None]
+        plain = [n for n, value in enumerate(call.values) if not isinstance(value, torch.Tensor)]
         named = [places[each] for each in changing if each < len(places)]
         leaves = frozenset(plain[each - len(places)] for each in changing if each >= len(places))
         return Notes(named), leaves

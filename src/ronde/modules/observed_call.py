@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -197,10 +197,13 @@ def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) ->
         context.together = None
 
 
-def carry_out_one_row(call: ShardedCall, watching: Watching) -> Observed:
+def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) -> Observed:
     """Carry out a call on a single row, of which it is known what becomes of several.
 
     It is unwound where it fails, or gives something of another form.
+
+    Args:
+        stands: whether its result is to be kept, or it is only to be found out.
     """
     undo, said, start = Undo(call.module, call.given, watching.outside()), HeldOutput(), now()
     args, kwargs = call.given
@@ -208,7 +211,7 @@ def carry_out_one_row(call: ShardedCall, watching: Watching) -> Observed:
     output: Any = None
     with watching.around(Region.SHARDED, call), said.holding():
         try:
-            with call.drawing(call.cut):
+            with call.drawing(call.cut) if stands else nullcontext():
                 output = call.run(args, kwargs)
             problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
         except RondeError:
@@ -216,9 +219,12 @@ def carry_out_one_row(call: ShardedCall, watching: Watching) -> Observed:
         except Exception as error:
             problem = f"{_ONE_ROW} ({type(error).__name__})"
     problem = _Ranks(call.context, 1, 1).agree(problem)
-    if problem:
+    if problem or not stands:
         undo.unwind()
+    if problem:
         return Observed(dataclasses.replace(call.verdict, sharded=False, reason=problem))
+    if not stands:
+        return Observed(call.verdict)
     said.release()
     return Observed(call.verdict, output, True, start=start)
 

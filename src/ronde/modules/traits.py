@@ -23,6 +23,7 @@ from ronde.patching.caller import is_users
 __all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_HELD = "_parameters", "_buffers"
 _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = vars(torch.nn.Module()).keys()
 # Of a container so many entries are compared, so deep.
@@ -62,7 +63,7 @@ class Traits:
         self.variables = named_places(module)
         self.places = [place for part in parts for place in _plain_attributes(part)]
         self.places += [(each.namespace, each.name) for each in self.variables]
-        self.kind = tuple((path, *_built(part)) for path, part in module.named_modules())
+        self.kind = _kind(module), tuple([name for _, name in self.places])
 
     def outdated(self) -> bool:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
@@ -116,7 +117,10 @@ class Traits:
     def is_lazy(self) -> bool:
         """Whether its first call makes layers."""
         held = (
-            value for own in self._own for kind in ("_parameters", "_buffers") for value in own[kind].values()
+            value
+            for own in self._own
+            for kind in ("_parameters", "_buffers")
+            for value in own.get(kind, {}).values()
         )
         return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in held)
 
@@ -125,7 +129,7 @@ def used_up_by(module: torch.nn.Module) -> str:
     """The attribute that is used up as it is read (an iterator), "" where there is none."""
     for part in module.modules():
         for name, value in vars(part).items():
-            if isinstance(value, _USED_UP) and not isinstance(value, torch.nn.Module):
+            if issubclass(type(value), _USED_UP) and not issubclass(type(value), torch.nn.Module):
                 return name
     return ""
 
@@ -145,9 +149,9 @@ def comparable(value: Any, depth: int = _DEEP) -> Any:
     kind = type(value)
     if kind in PLAIN:
         return value if value == value else repr(value)  # not a number
-    if isinstance(value, (numpy.generic, enum.Enum)):
+    if issubclass(kind, (numpy.generic, enum.Enum)):
         return repr(value)
-    if not depth or isinstance(value, (torch.Tensor, torch.nn.Module)):
+    if not depth or issubclass(kind, (torch.Tensor, torch.nn.Module, types.ModuleType, type)):
         return None
     if kind is numpy.ndarray:
         return (value.shape, *value.ravel().tolist()) if value.size <= _LONG else None
@@ -155,8 +159,12 @@ def comparable(value: Any, depth: int = _DEEP) -> Any:
         return _comparable_items(value, depth) if len(value) <= _LONG else None
     if kind is dict:
         return _comparable_items([*value, *value.values()], depth) if len(value) <= _LONG else None
+    if hasattr(kind, "__call__") or (
+        hasattr(kind, "__getattribute__") and kind.__getattribute__ is not object.__getattribute__
+    ):
+        return None  # what hides its attributes is not asked for them
     settings = getattr(value, "__dict__", None)
-    if settings is None or callable(value) or isinstance(value, types.ModuleType):
+    if settings is None:
         return _in_slots(value, kind)
     plain = [(name, comparable(each, 0)) for name, each in settings.items()]
     return kind.__qualname__, *[each for each in plain if each[1] is not None]
@@ -164,7 +172,7 @@ def comparable(value: Any, depth: int = _DEEP) -> Any:
 
 def _in_slots(value: Any, kind: type) -> Any:
     names = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
-    if not names or callable(value) or not is_users(kind):
+    if not names or not is_users(kind):
         return None
     return kind.__qualname__, *[(name, comparable(getattr(value, name), 0)) for name in names]
 
@@ -181,26 +189,46 @@ def _comparable_items(values: Any, depth: int) -> Any:
     return (len(found), *found) if known else None
 
 
+class _Closed(Exception):
+    """Something that cannot be looked through."""
+
+
+def _kind(module: torch.nn.Module) -> Any:
+    """How a module is built: classes, names and settings; a key of its own where not all can be compared."""
+    try:
+        return tuple((path, *_built(part)) for path, part in module.named_modules())
+    except _Closed:
+        return object()
+
+
 def _built(part: torch.nn.Module) -> tuple[Any, ...]:
-    """Its class, what it holds by which names, and what functions it was given."""
     own = vars(part)
-    held = [
-        (name, value) for kind in ("_parameters", "_buffers") for name, value in own.get(kind, {}).items()
-    ]
-    functions = [
-        (name, _code(value))
-        for name, value in own.items()
-        if name not in _BOOKKEEPING and callable(value) and not isinstance(value, torch.nn.Module)
-    ]
-    # By its class, and not by its shapes, which lazy layers and parameters in parts do not have.
-    return type(part), tuple((name, value is None) for name, value in held), tuple(functions)
+    # Not by shapes, which lazy layers and parameters in parts do not have.
+    held = [(name, value is None) for kind in _HELD for name, value in own.get(kind, {}).items()]
+    others = [(name, _described(value)) for name, value in own.items() if name not in _BOOKKEEPING]
+    return type(part), tuple(held), tuple(others)
 
 
-def _code(function: Any) -> Any:
-    """What a function does; one that closes over something is only itself."""
-    if isinstance(function, types.FunctionType) and not function.__closure__:
-        return function.__code__, function.__defaults__ and len(function.__defaults__)
-    return id(function)
+def _described(value: Any, depth: int = _DEEP) -> Any:
+    """What an attribute is; of plain values only that, as they are compared at every call.
+
+    Raises:
+        _Closed: for an object that may hold anything, and for a function that closes over something.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return "plain"
+    if issubclass(kind, torch.Tensor):
+        return kind
+    if kind in (list, tuple) and depth and len(value) <= _LONG:
+        return kind, *(_described(each, depth - 1) for each in value)
+    if kind is dict and depth and len(value) <= _LONG:
+        return kind, *((_described(key, 0), _described(each, depth - 1)) for key, each in value.items())
+    if kind is types.FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+        return value
+    if kind is types.BuiltinFunctionType and isinstance(value.__self__, (types.ModuleType, type, type(None))):
+        return value
+    raise _Closed
 
 
 def _is_torchs(hook: Any) -> bool:

@@ -13,6 +13,7 @@ from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
 from ronde.tensor.layout import memory_order
 from ronde.tensor.output_axis import OutputAxis
+from ronde.tensor.tensor_class import dispatches
 
 __all__ = ["axes_of", "same_as"]
 
@@ -26,6 +27,8 @@ def axes_of(watch: Watch, results: Sequence[Any]) -> tuple[OutputAxis, ...]:
     Raises:
         MixesRows: where one is not rows of the batch.
     """
+    if any(map(dispatches, results)):
+        raise MixesRows("its output is of a class that carries out operations itself, below autograd")
     if any(isinstance(result, Rows) for result in results):
         raise MixesRows(_NUMBER)
     found = [_axis(watch, result) for result in results]

@@ -21,7 +21,7 @@ from ronde.patching.caller import is_users
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
 
-__all__ = ["Generators", "Held", "Undo"]
+__all__ = ["Generators", "Held", "Undo", "is_open"]
 
 _DEPTH = 6
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
@@ -29,6 +29,12 @@ _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, coll
 
 # What torch keeps on each: tables of hooks, mostly empty.
 _OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+
+
+def is_open(kind: type) -> bool:
+    """Whether objects of a class are nothing to call, and show their attributes."""
+    hides = kind.__getattribute__ is not object.__getattribute__
+    return not hides and not any("__call__" in vars(each) for each in kind.__mro__)
 
 
 def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | None:
@@ -40,7 +46,7 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
     kind = type(value)
     plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
     if not plain:
-        if isinstance(value, (type, torch.nn.Module, types.ModuleType)) or callable(value):
+        if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
             return None
         if not (any_class or is_users(kind)):
             return None
@@ -72,9 +78,9 @@ class _Slots(dict[Any, Any]):
 
 def within(value: Any) -> Iterable[Any]:
     """What a plain container or object holds."""
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+    if issubclass(type(value), (list, tuple, set, frozenset, collections.deque)):
         return list(value)
     return list((attributes_of(value) or {}).values())
 
@@ -108,13 +114,13 @@ class Held:
         return held
 
     def _add(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             self.tensors.append((name, value))
-        elif isinstance(value, Rows):
+        elif issubclass(type(value), Rows):
             self.counts.append(name)
-        elif isinstance(value, _GENERATORS):
+        elif issubclass(type(value), _GENERATORS):
             self.generators.append(value)
-        elif depth and not isinstance(value, torch.nn.Module):
+        elif depth and not issubclass(type(value), torch.nn.Module):
             self._add_container(name, value, depth)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:
@@ -261,6 +267,8 @@ class Undo:
         self._objects = {id(tensor): f"its {_kind(tensor)} {name}" for name, tensor in self.module.tensors}
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._gradients = [(each, each.grad) for _, each in self.module.tensors if each.is_leaf]
+        given = [tensor for _, tensor in self.arguments.tensors]
+        self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -285,6 +293,10 @@ class Undo:
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
         return any(tensor.grad is not before for tensor, before in self._gradients)
+
+    def writes_on_arguments(self) -> bool:
+        """Whether attributes were set on a tensor among the arguments."""
+        return any(vars(tensor) != before for tensor, before in self._written_on)
 
     def changes(self) -> str:
         """What the call has changed of the module, or beside it; "" where nothing is another."""

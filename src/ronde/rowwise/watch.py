@@ -114,7 +114,7 @@ class Watch:
     def rows_of(self, tensor: torch.Tensor) -> Label | Relative | Mixed | None:
         """What is known of a tensor that has to do with rows."""
         mark = self.marks.of(tensor)
-        return None if type(mark) is Drawn else mark
+        return None if isinstance(mark, Drawn) else mark
 
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         self.marks.put(tensor, mark)
