@@ -547,14 +547,14 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
 @pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
 def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
     right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
-    said = "Lambda runs in parts, not as one piece: an output's shapes [3] and []"
+    said = "Lambda runs in parts, not as one piece: of a single row it makes something else than of one of several"
     assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 
 
 def _exchanges(rank: Rank) -> list[list[str]]:
-    """What a rank exchanges in the third step of a classifier: in forward and loss, and in backward."""
-    rows = torch.arange(48.0).view(12, 4) / 7
-    data = torch.utils.data.TensorDataset(rows, torch.arange(12) % 3)
+    """What a rank exchanges in the fourth step of a classifier: in forward and loss, and in backward."""
+    rows = torch.arange(64.0).view(16, 4) / 7
+    data = torch.utils.data.TensorDataset(rows, torch.arange(16) % 3)
     seen: list[str] = []
     with rank.session() as session:
         loader = torch.utils.data.DataLoader(data, 4)

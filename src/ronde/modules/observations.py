@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
+import types
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -220,12 +221,23 @@ def _changes(traits: Traits, form: _Form) -> str:
     )
 
 
+def _other(value: Any) -> Any:
+    """What is no tensor: its class; of a function what it does, and with what."""
+    if isinstance(value, types.MethodType):
+        return value.__func__.__code__ if hasattr(value.__func__, "__code__") else None, id(value.__self__)
+    if not isinstance(value, types.FunctionType):
+        return type(value)
+    held = [*(cell.cell_contents for cell in value.__closure__ or ()), *(value.__defaults__ or ())]
+    held += (value.__kwdefaults__ or {}).values()
+    return value.__code__, tuple([id(each) for each in held])
+
+
 def _form(calls: Calls, traits: Traits, call: Call) -> Any:
     described = tuple(
         [
             (value.dtype, value.dim(), value.requires_grad, own_class(value))
             if isinstance(value, torch.Tensor)
-            else type(value)
+            else _other(value)
             for value in call.values
         ]
     )

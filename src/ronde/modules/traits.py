@@ -19,6 +19,7 @@ from ronde.modules.blind_hooks import is_blind
 from ronde.modules.named_places import Place, named_places
 from ronde.modules.torchscript import is_training
 from ronde.patching.caller import is_users
+from ronde.rowwise.undo import is_open
 
 __all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
 
@@ -159,10 +160,8 @@ def comparable(value: Any, depth: int = _DEEP) -> Any:
         return _comparable_items(value, depth) if len(value) <= _LONG else None
     if kind is dict:
         return _comparable_items([*value, *value.values()], depth) if len(value) <= _LONG else None
-    if hasattr(kind, "__call__") or (
-        hasattr(kind, "__getattribute__") and kind.__getattribute__ is not object.__getattribute__
-    ):
-        return None  # what hides its attributes is not asked for them
+    if not is_open(kind):
+        return None
     settings = getattr(value, "__dict__", None)
     if settings is None:
         return _in_slots(value, kind)
