@@ -547,7 +547,8 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
 @pytest.mark.parametrize(("world_size", "plan"), [(3, "ddp"), (2, "micro-batches=2")])
 def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
     right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
-    said = "Lambda runs in parts, not as one piece: of a single row it makes something else than of one of several"
+    reason = "of a single row it makes something else than of one of several"
+    said = f"Lambda runs in parts, not as one piece: {reason}"
     assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 
 
