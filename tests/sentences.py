@@ -147,7 +147,7 @@ def _is_no_sentence(node: ast.AST) -> bool:
 
 
 def _is_said(call: ast.Call) -> bool:
-    """Whether a call tells the user: an exception that is not Python's own, a rehearsal's verdict, a note."""
+    """Whether a call tells the user: an exception that is not Python's own, a finding, a note."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     ours = name.endswith(("Error", "Lost", "Refusal", "Draw", "Verdict"))
     return name in ("say", "note") or (ours and not hasattr(builtins, name))

@@ -25,7 +25,10 @@ def test_what_the_page_names_is_there() -> None:
 
 
 def test_the_page_names_every_file_of_rules() -> None:
-    rules = {path.name for path in (ROOT / "src/ronde/tensor/rules").glob("*.py")} - {"__init__.py", "common.py"}
+    rules = {path.name for path in (ROOT / "src/ronde/tensor/rules").glob("*.py")} - {
+        "__init__.py",
+        "common.py",
+    }
     assert set(re.findall(r"^\| `(\w+\.py)` \|", PAGE.read_text(), re.MULTILINE)) == rules
 
 

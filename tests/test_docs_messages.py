@@ -81,7 +81,7 @@ UNSAID = {
 
 
 def explained() -> list[str]:
-    """The page's terms: in a definition list, what is marked in the line before one that begins with a colon."""
+    """The page's terms: in a definition list, marked in the line before one with a colon."""
     return [term for terms in _headings() for term in re.findall("`([^`]+)`", terms)]
 
 
