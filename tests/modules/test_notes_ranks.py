@@ -324,8 +324,8 @@ def _beside() -> nn.Module:
         (
             FollowsTheBatch,
             [
-                "FollowsTheBatch runs in parts, not as one piece: it keeps calls, which depends on the batch, "
-                "on itself"
+                "FollowsTheBatch runs in parts, not as one piece: it keeps calls, which depends on the "
+                "batch, on itself"
             ],
         ),
         (
