@@ -86,13 +86,16 @@ class _Net(nn.Module):
 
 
 def _results(make: Callable[[], nn.Module], compiled: Callable[[Any], Any]) -> list[torch.Tensor]:
-    """A step in training and a call in evaluation."""
+    """Calls in training and in evaluation: the first two of a kind are observed, and run uncompiled."""
     torch.manual_seed(0)
     net = _Net(make()).double()
     model: Any = compiled(net)
     x = torch.randn(7, 4, dtype=_D)
-    model(x).square().sum().backward()
-    out = model.eval()(x)
+    for _ in range(3):
+        model(x).square().sum().backward()
+    model.eval()
+    for _ in range(3):
+        out = model(x)
     return [
         out.detach() + 0,
         *(p.grad.clone() for p in net.parameters() if p.grad is not None),
@@ -127,7 +130,7 @@ def _counted(rank: Rank, make: Callable[[], nn.Module]) -> tuple[list[torch.Tens
 def test_a_compiled_model_is_compiled_but_where_ranks_meet_in_it(
     ranks: Any, make: Callable[[], nn.Module], note: str, traced: int
 ) -> None:
-    """In evaluation in any case, though it was rehearsed, and called in training, before."""
+    """In evaluation in any case, though it was observed, and called in training, before."""
     expected = _results(make, lambda plain: plain)
     for found, notes, count in ranks(2, _counted, make):
         for ours, theirs in zip(found, expected, strict=True):

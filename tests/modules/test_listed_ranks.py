@@ -81,7 +81,7 @@ CASES: dict[str, Any] = {
         lambda: Checks(3),
         lambda: [{"image": image, "box": torch.tensor([0.0, 0.0, 1.0, 1.0])} for image in _images(3)],
         5,
-        ["its forward reads an argument on the host"],
+        ["its forward reads its argument on the host"],
         "Sequential",
     ),
     "several inputs": (Sum, lambda: _pair(6), 6, [], "Sum"),
