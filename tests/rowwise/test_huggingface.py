@@ -186,7 +186,7 @@ NOT_CUT: dict[str, tuple[Made, str]] = {
             *("MixtralModel", "MixtralConfig", {**TEXT, "num_key_value_heads": 2, "num_local_experts": 4}),
             uncached,
         ),
-        "rows of the batch meet inside it (sort)",
+        "rows of its output depend on other rows, or on their number (sort)",
     ),
 }
 # The others take long to be made.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ronde.boundary import recurrent
 from torch import nn
 
+from ronde.modules import recurrent
 from ronde.patching.patches import Patches
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import ROWS, Recurrent, Written, linear

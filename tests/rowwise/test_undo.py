@@ -66,7 +66,10 @@ def test_attributes_and_containers_are_as_before() -> None:
         old=1,
     )
     listed, deep = module.listed, module.inner["deep"][0]
-    assert observe(module, (table(),)).verdict.reason == "rows of the batch meet inside it (mean)"
+    assert (
+        observe(module, (table(),)).verdict.reason
+        == "rows of its output depend on other rows, or on their number (mean)"
+    )
     assert (module.count, module.listed, module.named, module.chosen) == (0, [0], {"a": 1}, {1, 2})
     assert (list(module.last), list(module.ordered), module.inner) == ([1], ["x", "y"], {"deep": [[1, 2]]})
     assert module.listed is listed

@@ -101,6 +101,12 @@ def is_drawn_by_others(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | 
     return may_draw and is_made_of_others(func)
 
 
+def _is_meta(kwargs: dict[str, Any]) -> bool:
+    """Whether only a shape is asked for."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
+
+
 def _name(func: Any) -> str:
     return func._schema.name.split("::")[1]
 
@@ -210,7 +216,7 @@ class SlicedDraws(TorchDispatchMode):
         if self._inner is None and is_drawn_by_others(func, args, kwargs):
             return carry_out(self, func, args, kwargs)
         # One with a generator of its own draws the same on every rank.
-        if self._inner is not None or not draws_from_default(func, args, kwargs):
+        if self._inner is not None or not draws_from_default(func, args, kwargs) or _is_meta(kwargs):
             return func(*args, **kwargs)
         return self._drawn(func, _name(func), args, kwargs)
 

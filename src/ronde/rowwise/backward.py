@@ -56,7 +56,7 @@ def functions_tried(watch: Watch) -> Iterator[None]:
             with torch._C.DisableTorchFunction():
                 return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():
-            rows = [each for each in tensors(args) if watch.of(each) is not None]
+            rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
@@ -95,7 +95,7 @@ class _Trial:
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
     with torch._C.DisableTorchFunction():
-        labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
+        labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
     if not all(type(label) is Label and label.order is not None for label in labels):
         raise MixesRows(meet(name))
     with watch.looking_away(Away.NOTED):
@@ -143,7 +143,7 @@ def _generators_kept(watch: Watch) -> Iterator[None]:
 def _orders(watch: Watch, args: Any) -> list[Order]:
     found: dict[int, Order] = {}
     for each in tensors(args):
-        mark = watch.of(each)
+        mark = watch.rows_of(each)
         if type(mark) is Label and mark.order is not None:
             found[id(mark.order)] = mark.order
     return list(found.values())
@@ -165,7 +165,7 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
     def shown(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        mark, rows = watch.of(value), value.detach()
+        mark, rows = watch.rows_of(value), value.detach()
         if type(mark) is Label and mark.order is not None:
             rows = mark.order.pick(rows, mark.axis, part)
         real = rows.is_floating_point() or rows.is_complex()
@@ -175,7 +175,7 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
 
 
 def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
-    marks = [watch.of(each) for each in tensors(args)]
+    marks = [watch.rows_of(each) for each in tensors(args)]
     gradients: list[torch.Tensor | None] = []
     whole = _backward(watch, _given(watch, args, 0, grad=True), run, gradients, 1.0)
     parts: list[list[torch.Tensor | None]] = []

@@ -91,7 +91,7 @@ class Functions(TorchFunctionMode):
             return self._within(func, args, kwargs, "makes_noise")
         if (
             func in _ONE_OPERATION
-            and self._watch.of(args[0]) is not None
+            and self._watch.rows_of(args[0]) is not None
             and not _keeps_statistics(args, kwargs)
         ):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
@@ -111,7 +111,7 @@ class Functions(TorchFunctionMode):
             raise MixesRows(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
         if name == "backward":
             raise MixesRows(BACKWARD)
-        if name in _READS and self._watch.of(args[0]) is not None and not only_checks():
+        if name in _READS and self._watch.rows_of(args[0]) is not None and not only_checks():
             raise MixesRows(HOST_READ)
         if name == "__set__" or name == "requires_grad_":
             self._check_set(func, name, args[0])
@@ -124,7 +124,7 @@ class Functions(TorchFunctionMode):
 
     def _check_stride(self, tensor: torch.Tensor) -> None:
         """What lies outside of rows in memory is as far apart as there are rows."""
-        mark = self._watch.of(tensor)
+        mark = self._watch.rows_of(tensor)
         with torch._C.DisableTorchFunction():
             if type(mark) is Label and mark.order is not None:
                 own = tensor.stride(mark.axis)
@@ -147,7 +147,7 @@ class Functions(TorchFunctionMode):
 
     def _shape_of(self, tensor: torch.Tensor) -> list[int] | None:
         """With what is a number of rows as such; None where there is none."""
-        mark = self._watch.of(tensor)
+        mark = self._watch.rows_of(tensor)
         with torch._C.DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
         counts = self._watch.counts

@@ -53,7 +53,7 @@ def normalize(
         running: the statistics that it keeps.
     """
     with torch._C.DisableTorchFunction():
-        label = watch.of(value)
+        label = watch.rows_of(value)
     if label is None:
         if running:
             raise MixesRows("its batch norm keeps statistics of something that has no batch axis")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree, check_variables
@@ -142,6 +143,8 @@ class Observation:
             return self._refused(self._watch.counts.problem)
         if isinstance(error, Opaque):
             return self._refused(f"it returns tensors inside a {error}")
+        if isinstance(error, UnknownDraw):
+            return self._refused(f"its random draws cannot be cut ({error})")
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0][:120]}"
         found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")

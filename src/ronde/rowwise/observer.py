@@ -134,7 +134,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
         return _without_rows(watch, op, None)
     if kinds == {Drawn}:
         mark = next(mark for mark in op.marks if type(mark) is Drawn)
-        if (name in _READS or torch.Tag.dynamic_output_shape in op.func.tags) and not only_checks():
+        if (name in _READS or _shape_tells(op)) and not only_checks():
             raise MixesRows(f"its forward reads {mark.what} on the host")
         return _without_rows(watch, op, mark)
     if name in _READS or _shape_tells(op):

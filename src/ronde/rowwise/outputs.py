@@ -40,7 +40,7 @@ def _axis(watch: Watch, result: Any) -> OutputAxis | None:
     """Where a leaf has rows; None for a number that depends on them."""
     if not isinstance(result, torch.Tensor):
         return OutputAxis(None)
-    mark = watch.of(result)
+    mark = watch.rows_of(result)
     if mark is None:
         return OutputAxis(None, dims=result.dim())
     if type(mark) is not Label:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.labels import Label, Relative
+from ronde.rowwise.labels import Drawn, Label, Relative
 from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
 from ronde.rowwise.watch import Watch
 
@@ -143,5 +143,8 @@ def ways(watch: Watch, op: Operation, *, random: bool) -> Iterator[Parts]:
     if len(sizes) > 1:
         yield made(frozenset(sizes[:1]), constants=False)
     yield made(frozenset(), constants=False)
-    if any(mark is None and not lengths.keys().isdisjoint(operand.shape) for operand, mark in op.pairs()):
+    if any(
+        (mark is None or type(mark) is Drawn) and not lengths.keys().isdisjoint(operand.shape)
+        for operand, mark in op.pairs()
+    ):
         yield made(frozenset(sizes), constants=True)

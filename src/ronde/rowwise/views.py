@@ -50,7 +50,10 @@ def _check_places(watch: Watch, op: Operation, label: Label) -> None:
     bounds = [each for each in op.facts.names if each in ("end", "split_size", "length")]
     for bound in bounds:
         number = op.given(op.facts.names.index(bound))
-        if isinstance(number, int) and number < whole and number not in watch.counted:
+        if not isinstance(number, int) or number in watch.counted or number >= whole:
+            continue
+        # Copies of the batch laid end to end are taken apart again.
+        if number == len(label.order) or number % watch.counts.mine:
             raise MixesRows(meet(name))
 
 

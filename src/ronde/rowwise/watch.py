@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ronde.rng.draws import Draw
-from ronde.rowwise.labels import Label, Mark, Marks, along
+from ronde.rowwise.labels import Drawn, Label, Mark, Marks, Mixed, Relative, along
 from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.operation import Operation
 from ronde.rowwise.order import Order, Orders
@@ -110,6 +110,11 @@ class Watch:
 
     def of(self, tensor: torch.Tensor) -> Mark | None:
         return self.marks.of(tensor)
+
+    def rows_of(self, tensor: torch.Tensor) -> Label | Relative | Mixed | None:
+        """What is known of a tensor that has to do with rows."""
+        mark = self.marks.of(tensor)
+        return None if type(mark) is Drawn else mark
 
     def put(self, tensor: torch.Tensor, mark: Mark | None) -> None:
         self.marks.put(tensor, mark)
