@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
-from ronde.process.lockstep import seed_all
+from ronde.process.seeds import seed_all
 from ronde.runtime.session import Session
 
 __all__ = ["alone"]

@@ -1,4 +1,4 @@
-"""The clock, and seeds made of it, are the main rank's; what is not in step keeps its own."""
+"""The clock, and seeds made of it, are rank 0's; what is not in step keeps its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from ronde.comm.agreement import Agreement
 from ronde.patching.patches import Patches
-from ronde.process.clock_and_seeds import Circumstances
+from ronde.process.clock import Circumstances
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -130,6 +130,4 @@ def _out_of_step(rank: Rank) -> str:
 def test_ranks_on_different_lines_are_told_so(ranks: Ranks) -> None:
     first, second = ranks(2, _out_of_step)
     assert first == "agreed"
-    assert second.startswith(
-        "PeerLost: Rank 1 asks for the clock at train.py:11 while the main rank asks for"
-    )
+    assert second.startswith("PeerLost: Rank 1 asks for the clock at train.py:11 while rank 0 asks for")

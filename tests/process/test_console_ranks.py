@@ -1,4 +1,4 @@
-"""What a user types: answers reach every rank, debuggers open on the main rank alone."""
+"""What a user types: answers reach every rank, debuggers open on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ronde.tensor.rules import table
 
 @contextmanager
 def conversation(rank: Any, *lines: str) -> Iterator[Any]:
-    """A session with a console, at which the user of the main rank types these lines."""
+    """A session with a console, at which the user of rank 0 types these lines."""
     typed = iter(lines)
 
     def line(prompt: object = "", /) -> str:
@@ -71,7 +71,7 @@ def stdin(rank: Any) -> Any:
 def test_another_rank_refuses_to_read_what_it_has_not(ranks: Callable[..., list[Any]]) -> None:
     _, (asked, message) = ranks(2, stdin)
     assert asked is True
-    assert message.startswith("the script reads sys.stdin, which only the main rank has; use input()")
+    assert message.startswith("the script reads sys.stdin, which only rank 0 has; use input()")
 
 
 def debugged(rank: Any) -> Any:
@@ -103,14 +103,14 @@ def debugged(rank: Any) -> Any:
 def test_a_debugger_is_the_main_ranks_alone(ranks: Callable[..., list[Any]]) -> None:
     (said, draw, rows, _), other = ranks(2, debugged)
     assert said[:2] == ["2", "torch.Size([1])"]
-    assert "only the main rank is in the debugger" in said[2]
+    assert "only rank 0 is in the debugger" in said[2]
     # Ranks are in step afterwards: in random numbers, and where a collective is needed.
     assert other == ([], draw, rows, True)
     assert rows == [[1.0] * 3] * 4
 
 
 def patient(rank: Any, folder: str) -> float:
-    """A group whose time limit is short; the main rank comes late, as one does who sat in a debugger."""
+    """A group whose time limit is short; rank 0 comes late, as one does who sat in a debugger."""
     import time
     from datetime import timedelta
 

@@ -80,7 +80,7 @@ def test_a_draw_that_no_rehearsal_saw_is_told() -> None:
     with stream(0, notes).drawing([Draw("rand", 1, 0)], ROWS):
         assert torch.randint(0, 9, (2, 3)).shape == (2, 3)
     (note,) = notes
-    assert note.startswith("a model drew randint, which its rehearsal did not: with rng=per-rank")
+    assert note.startswith("a model drew randint, which it did not in its first call: with rng=per-rank")
 
 
 class _Noisy(nn.Module):

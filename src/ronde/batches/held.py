@@ -20,6 +20,7 @@ import random
 import socket
 import types
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any
 
@@ -69,7 +70,8 @@ class Held:
             name, value = self._pending.popleft()
             if id(value) not in self._seen and not issubclass(type(value), _SIMPLE):
                 self._seen[id(value)] = value  # held, so that its id stays its own
-                self._look(name, value)
+                with suppress(Exception):  # of an object's own: a proxy, say, that stands for nothing yet
+                    self._look(name, value)
 
     def changed(self) -> str:
         """The name of an attribute or a variable that is not as it was; empty if all are."""

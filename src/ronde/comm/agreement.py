@@ -40,7 +40,7 @@ class Agreement:
         place, kind, bits = self._comm.broadcast(sent).tolist()
         if place != zlib.crc32(name.encode()):
             raise PeerLost(
-                f"Rank {self._comm.rank} asks for {name} while the main rank asks for something else: "
+                f"Rank {self._comm.rank} asks for {name} while rank 0 asks for something else: "
                 f"the ranks take different paths through the script."
             )
         if kind == _OTHER:

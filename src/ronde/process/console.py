@@ -217,6 +217,6 @@ class _Elsewhere(io.TextIOBase):
     @staticmethod
     def _refusal() -> UsageError:
         return UsageError(
-            "the script reads sys.stdin, which only the main rank has; use input(), whose answer every rank "
+            "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank "
             "gets, or give the script a file"
         )

@@ -59,7 +59,7 @@ class RankStream:
         """Inside, a model draws from this stream.
 
         Args:
-            draws: what it draws, as learnt by rehearsal.
+            draws: what it draws, as learnt in an observed call.
             rows: the cut of the batch.
         """
         generator = self._default()
@@ -100,10 +100,11 @@ class RankStream:
         return self._constant[dtype]
 
     def overlook(self, name: str) -> None:
-        """A draw that no rehearsal saw: what one device would draw for the whole batch is not known."""
+        """A draw that no observed call saw: what one device would draw for the whole batch is not known."""
         self._note(
-            f"a model drew {name}, which its rehearsal did not: with rng=per-rank the script's generator "
-            f"does not go on with it, so what the script shuffles and draws later is not one device's"
+            f"a model drew {name}, which it did not in its first call: with rng=per-rank the script's "
+            "generator does not go on with it, so what the script shuffles and draws later is not "
+            "one device's"
         )
 
 

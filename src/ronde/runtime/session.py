@@ -36,12 +36,12 @@ from ronde.parallel.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.process import in_order, shared_blocks
-from ronde.process.clock_and_seeds import Circumstances
+from ronde.process import pools, shared_blocks
+from ronde.process.clock import Circumstances
 from ronde.process.console import Console
 from ronde.process.parameter_order import ParameterOrder
 from ronde.process.signals import HandledSignals
-from ronde.process.started import Started
+from ronde.process.threads import Started
 from ronde.rng.rank_stream import RankStream
 from ronde.runtime import compute, saved_gradients, take_over
 from ronde.runtime.account import summarize
@@ -185,7 +185,7 @@ class Session:
         self._started.install(self.patches)
         if self.config.world_size > 1:
             self._from_processes.install(self.patches)
-            in_order.install(self.patches)
+            pools.install(self.patches)
         if self.config.local_world_size > 1:
             shared_blocks.install(self.patches)
         if shares_memory(self.config):

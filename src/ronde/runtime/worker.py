@@ -136,14 +136,14 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
         execute(config.script, config.arguments, module=config.module)
         return
     from ronde.patching.patches import Patches
-    from ronde.process import lockstep
+    from ronde.process import seeds
     from ronde.process.tensor_hash import number_tensors
 
     if config.world_size > 1:
         number_tensors()
-    lockstep.seed_all(config.seed)
+    seeds.seed_all(config.seed)
     entropy = Patches()
-    lockstep.install(entropy, config.seed)
+    seeds.install(entropy, config.seed)
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)

@@ -349,7 +349,7 @@ class Reducer:
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:
-        """After its first backward a group's leaves stand in the main rank's order of arrival."""
+        """After its first backward a group's leaves stand in rank 0's order of arrival."""
         if group.arrival is None:
             return
         place = {id(leaf.tensor): index for index, leaf in enumerate(group.leaves)}

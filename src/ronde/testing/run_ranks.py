@@ -61,7 +61,7 @@ class Rank:
         """
         from ronde.launch.rank_config import RankConfig
         from ronde.plan import Plan
-        from ronde.process.lockstep import seed_all
+        from ronde.process.seeds import seed_all
 
         config = RankConfig(
             rank=self.rank,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ronde.patching.patches import Patches
-from ronde.process.clock_and_seeds import Circumstances
+from ronde.process.clock import Circumstances
 from ronde.verify.record import Writer
 
 __all__ = ["Chances", "save_chances"]

@@ -23,7 +23,7 @@ __all__ = ["MemoryMeter", "in_measured_step"]
 # Measured steps: two in a row, because a step of one optimizer may be followed by another's.
 _IN_A_ROW = 2
 _FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
-# In so many steps models are cut and rehearsed, caches filled: what counts is behind them, if there is more.
+# In so many steps models are observed, caches filled: what counts is behind them, if there is more.
 _SETTLED = 2
 # What torch itself holds: reading `.grad` may mean more where gradients are in parts.
 _gradient: Any = vars(torch._C.TensorBase)["grad"].__get__

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from ronde.patching.patches import Patches
-from ronde.process import in_order
+from ronde.process import pools
 
 
 @pytest.fixture(autouse=True)
 def _in_order() -> Iterator[None]:
     patches = Patches()
-    in_order.install(patches)
+    pools.install(patches)
     yield
     patches.restore()
 

@@ -12,12 +12,12 @@ import numpy
 import pytest
 
 from ronde.patching.patches import Patches
-from ronde.process import lockstep
+from ronde.process import seeds
 
 
 def _drawn(seed: int) -> list[Any]:
     patches = Patches()
-    lockstep.install(patches, seed)
+    seeds.install(patches, seed)
     try:
         return [
             os.urandom(8),
@@ -65,7 +65,7 @@ def test_each_forked_process_has_a_stream_of_its_own() -> None:
 
     def names() -> list[str]:
         patches, found = Patches(), list[str]()
-        lockstep.install(patches, 1)
+        seeds.install(patches, 1)
         try:
             for _ in range(2):
                 reads, writes = os.pipe()
