@@ -24,7 +24,6 @@ class Facts:
         is_pointwise: each entry is made of entries at the same place, with broadcasting.
         written: the arguments that it changes, by place and name.
         sizes: places of arguments that may be lengths.
-        numbers: places of arguments that are computed with, where they are numbers.
         names: of all arguments.
     """
 
@@ -33,7 +32,6 @@ class Facts:
     is_pointwise: bool = False
     written: tuple[tuple[int, str], ...] = ()
     sizes: frozenset[int] = frozenset()
-    numbers: frozenset[int] = frozenset()
     names: tuple[str, ...] = ()
 
 
@@ -51,7 +49,6 @@ def facts_of(func: Any) -> Facts:
         torch.Tag.pointwise in func.tags or name in _POINTWISE,
         () if func.is_view else written,
         frozenset(place for place, each in arguments if _kind(each.real_type) == "SymIntType"),
-        frozenset(place for place, each in arguments if _kind(each.real_type) in _NUMBERS),
         tuple(each.name for _, each in arguments),
     )
 
@@ -61,7 +58,6 @@ _POINTWISE = {
     *("_to_copy", "copy_", "fill_", "zero_", "masked_fill_", "native_dropout_backward", "lift_fresh_copy"),
     *("floor_divide", "floor_divide_", "contiguous", "isclose", "logical_not_", "glu_"),
 }
-_NUMBERS = {"TensorType", "NumberType", "FloatType"}
 
 
 def _kind(declared: Any) -> str:

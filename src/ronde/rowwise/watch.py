@@ -66,7 +66,6 @@ class Watch:
         checking: what is under way looks at values only to check them.
         makes_noise: what is under way makes it for each row.
         drawn: where the rows of the next random operation lie, when sizes tell.
-        counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
         foreign: leaves with a gradient were used that are not the module's.
         drew: something was drawn.
@@ -84,7 +83,6 @@ class Watch:
     checking: bool = False
     makes_noise: bool = False
     drawn: tuple[int, Order] | None = None
-    counted: frozenset[int] = frozenset()
     joint: bool = False
     batchless: bool = False
     foreign: bool = False
