@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
+from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Drawn, Label, Relative
 from ronde.rowwise.mixes_rows import COUNTS, MixesRows
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.order import Order
+from ronde.rowwise.parts import PARTS
 from ronde.rowwise.repeat import matched
 from ronde.rowwise.rows import Rows
 from ronde.rowwise.watch import Watch
 
 __all__ = ["call", "rows_in"]
 
-_PARTS = (0, 1, 2)
-_SPREADS = {"expand", "broadcast_to", "repeat", "tile"}
 _EMPTY = {"empty", "new_empty", "empty_strided", "new_empty_strided"}
 _DRAWS = {"rand", "randn", "randint", "normal"}
 
@@ -44,26 +44,30 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function with such numbers among its arguments."""
     name = func.__name__
     marks = map(watch.of, tensors((*args, *kwargs.values())))
-    own_args, own_kwargs = _with(args, kwargs, lambda rows: rows.here)
     if any(mark is not None and type(mark) is not Drawn for mark in marks) and not name.startswith("new_"):
-        return _beside_rows(watch, func, (args, kwargs), (own_args, own_kwargs))
+        return _beside_rows(watch, func, args, kwargs)
     if _writes(name, kwargs):
         raise MixesRows(COUNTS)
     if name == "randperm":
         raise MixesRows("its random draws cannot be cut (randperm)")
-    parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in _PARTS]
+    parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in PARTS]
     with torch._C.DisableTorchFunction(), watch.looking_away():
         lies = _spread(watch, parts)
     if name in _DRAWS:
         if lies is None or lies[1] is not watch.orders.batch:
             raise MixesRows(f"its random draws cannot be cut ({name})")
         watch.drawn = lies
-    result = func(*own_args, **own_kwargs)
+    result = _here(func, args, kwargs)
     watch.drawn = None
     with torch._C.DisableTorchFunction(), watch.looking_away():
         for made, *few in zip(tensors((result,)), *parts):
             _adopt(watch, made, few, lies)
     return result
+
+
+def _here(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = _with(args, kwargs, lambda rows: rows.here)
+    return func(*args, **kwargs)
 
 
 def _with(args: Any, kwargs: Any, number: Callable[[Rows], int]) -> tuple[Any, Any]:
@@ -87,39 +91,45 @@ def _writes(name: str, kwargs: Any) -> bool:
     return in_place or name.startswith("__i") or name == "__setitem__" or kwargs.get("out") is not None
 
 
-def _beside_rows(watch: Watch, func: Any, given: Any, own: Any) -> Any:
-    """A function of rows of the batch: there the number must be a length, and that of rows."""
-    beside = func.__name__ == "__getitem__" and _counts_beside(watch, given[0])
-    if beside or not all(each.is_size() for each in rows_in(given)):
+def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function that is given rows of the batch, too: with the numbers of a part it gives that part."""
+    if not all(each.is_size() for each in rows_in((args, kwargs))):
         raise MixesRows(COUNTS)
-    watch.counted = frozenset(each.here for each in rows_in(given))
+    parts = [_on_part(watch, func, args, kwargs, part) for part in PARTS]
+    before, watch.counted = watch.counted, frozenset(each.here for each in rows_in((args, kwargs)))
     try:
-        result = func(*own[0], **own[1])
+        result = _here(func, args, kwargs)
     finally:
-        watch.counted = frozenset()
-    if func.__name__ in _SPREADS:
-        sizes = list(_flat(given[0][1:]))
-        mark, spreads = watch.of(result), func.__name__ in ("repeat", "tile")
-        axis = mark.axis - (result.dim() - len(sizes)) if type(mark) is Label else None
-        if any(isinstance(size, Rows) and (spreads or place != axis) for place, size in enumerate(sizes)):
-            raise MixesRows(COUNTS)
+        watch.counted = before
+    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
+        for made, *few in zip(tensors((result,)), *parts):
+            mark = watch.of(made)
+            if type(mark) is Label and mark.order is not None:
+                rows = [mark.order.pick(made, mark.axis, part) for part in PARTS]
+            else:
+                rows = [made] * len(PARTS) if mark is None else few
+            if not all(alike(a, b) for a, b in zip(rows, few, strict=True)):
+                raise MixesRows(COUNTS)
     return result
 
 
-def _counts_beside(watch: Watch, args: Any) -> bool:
-    """Whether numbers of rows say what is taken along another axis than theirs."""
-    mark = watch.of(args[0])
-    axis = mark.axis if type(mark) is Label else None
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(True for place, each in enumerate(index) if place != axis for _ in rows_in(each))
+def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list[torch.Tensor]:
+    """What it gives for a part of the rows."""
 
+    def shown(value: Any) -> Any:
+        mark = watch.of(value) if isinstance(value, torch.Tensor) else None
+        if type(mark) is Label and mark.order is not None:
+            return mark.order.pick(value, mark.axis, part).clone()
+        if type(mark) is Relative:
+            return mark.parts[part].clone()
+        return value.clone() if isinstance(value, torch.Tensor) else value
 
-def _flat(value: Any) -> Iterator[Any]:
-    for each in value:
-        if isinstance(each, (tuple, list)):
-            yield from _flat(each)
-        else:
-            yield each
+    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
+        args, kwargs = replaced(_with(args, kwargs, lambda rows: rows.part(part)), shown)
+        try:
+            return tensors((func(*args, **kwargs),))
+        except Exception:  # its own, on what it was never given
+            raise MixesRows(COUNTS) from None
 
 
 def _made(watch: Watch, func: Any, name: str, given: tuple[Any, Any]) -> list[torch.Tensor]:

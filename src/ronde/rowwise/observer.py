@@ -14,7 +14,7 @@ from ronde.rng.draws import is_random
 from ronde.rowwise import draws, normalize, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
-from ronde.rowwise.mixes_rows import COUNTS, HOST_READ, MixesRows, meet
+from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
 from ronde.rowwise.watch import Away, Watch
@@ -145,7 +145,6 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
         return _new(watch, op)
     if Mixed in kinds:
         return _mixed(watch, op, kinds)
-    _check_numbers(watch, op)
     return _of_rows(watch, op, kinds)
 
 
@@ -212,12 +211,3 @@ def _shape_tells(op: Operation) -> bool:
     if op.facts.name != "index":
         return True
     return any(mark and operand.dtype in (torch.bool, torch.uint8) for operand, mark in list(op.pairs())[1:])
-
-
-def _check_numbers(watch: Watch, op: Operation) -> None:
-    """Whether the number of rows is computed with."""
-    if not watch.counted or op.facts.name == "arange":
-        return
-    for place in op.facts.numbers:
-        if op.given(place) in watch.counted and type(op.given(place)) in (int, float):
-            raise MixesRows(COUNTS)

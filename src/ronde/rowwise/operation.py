@@ -24,7 +24,6 @@ class Facts:
         is_pointwise: each entry is made of entries at the same place, with broadcasting.
         written: the arguments that it changes, by place and name.
         sizes: places of arguments that may be lengths.
-        numbers: places of arguments that are computed with, where they are numbers.
         names: of all arguments.
     """
 
@@ -33,7 +32,6 @@ class Facts:
     is_pointwise: bool = False
     written: tuple[tuple[int, str], ...] = ()
     sizes: frozenset[int] = frozenset()
-    numbers: frozenset[int] = frozenset()
     names: tuple[str, ...] = ()
 
 
@@ -55,7 +53,6 @@ def facts_of(func: Any) -> Facts:
             for place, each in arguments
             if _kind(each.real_type) == "SymIntType" and each.name not in _NO_LENGTHS
         ),
-        frozenset(place for place, each in arguments if _kind(each.real_type) in _NUMBERS),
         tuple(each.name for _, each in arguments),
     )
 
@@ -67,7 +64,6 @@ _POINTWISE = {
     *("_to_copy", "copy_", "fill_", "zero_", "masked_fill_", "native_dropout_backward", "lift_fresh_copy"),
     *("floor_divide", "floor_divide_", "contiguous", "isclose", "logical_not_", "glu_"),
 }
-_NUMBERS = {"TensorType", "NumberType", "FloatType"}
 
 
 def _kind(declared: Any) -> str:

@@ -63,11 +63,9 @@ class Counts:
 
     @staticmethod
     def of(whole: int, mine: int) -> Counts:
-        """Two parts of different sizes where there are rows enough: halves would hide what pairs them."""
+        """The second part begins with the second row, so that what is done by pairs or turns is seen."""
         few = min(mine, 5)
-        # Odd, so that the second part does not begin where a pattern of two does.
-        first = 3 if few == 5 else 1
-        return Counts(whole, mine, (few, first, few - first))
+        return Counts(whole, mine, (few, 1, few - 1))
 
 
 class Rows(int):
