@@ -24,7 +24,8 @@ from ronde.rowwise.rows import Rows
 __all__ = ["Generators", "Held", "Undo", "is_open"]
 
 _DEPTH = 6
-_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
+# Classes whose own methods are called on what holds others, as those of a subclass may do anything.
+_CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, tuple)
 
 
 # What torch keeps on each: tables of hooks, mostly empty.
@@ -44,12 +45,11 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
         any_class: of a library's, too.
     """
     kind = type(value)
+    if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
+        return None
     plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
-    if not plain:
-        if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
-            return None
-        if not (any_class or is_users(kind)):
-            return None
+    if not (plain or any_class or is_users(kind)):
+        return None
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else _Slots.of(value)
 
@@ -74,15 +74,6 @@ class _Slots(dict[Any, Any]):
     def put_back(self) -> None:
         for name, value in self.items():
             setattr(self.owner, name, value)
-
-
-def within(value: Any) -> Iterable[Any]:
-    """What a plain container or object holds."""
-    if issubclass(type(value), dict):
-        return list(value.values())
-    if issubclass(type(value), (list, tuple, set, frozenset, collections.deque)):
-        return list(value)
-    return list((attributes_of(value) or {}).values())
 
 
 class Held:
@@ -126,15 +117,16 @@ class Held:
     def _add_container(self, name: str, value: Any, depth: int) -> None:
         attributes = attributes_of(value, any_class=self._any_class)
         content = value if attributes is None else attributes
-        if not isinstance(content, (*_CONTAINERS, tuple)) or id(content) in self._containers:
+        if not issubclass(type(content), _CONTAINERS) or id(content) in self._containers:
             return
-        self._containers[id(content)] = content, _copy(content)
-        if isinstance(content, dict):
-            for key, each in list(content.items()):
-                if key not in _OF_EVERY_MODULE:
+        before = _copy(content)
+        self._containers[id(content)] = content, before
+        if type(before) is dict:
+            for key, each in before.items():
+                if not (type(key) is str and key in _OF_EVERY_MODULE):
                     self._add(_joined(name, key), each, depth - 1)
         else:
-            for each in list(content):
+            for each in before:
                 self._add(name, each, depth - 1)
 
     def changed(self) -> bool:
@@ -144,53 +136,57 @@ class Held:
     def changes(self) -> Iterator[str]:
         """Names of the entries, or containers, that are others by now."""
         for held, before in self._containers.values():
-            now = _now(held)
+            now = _copy(held)
             if _is_same(now, before):
                 continue
-            if isinstance(now, dict):
-                yield from (str(key) for key, value in now.items() if before.get(key, now) is not value)
+            if type(now) is dict:
+                others = (key for key, value in now.items() if before.get(key, now) is not value)
+                yield from (key for key in others if type(key) is str)
             yield f"a {type(held).__name__}"
 
     def restore(self) -> None:
         for held, before in self._containers.values():
             if isinstance(held, _Slots):
                 held.put_back()
-            elif not _is_same(held, before):
+            elif not _is_same(_copy(held), before):
                 _refill(held, before)
-
-
-def _now(held: Any) -> Any:
-    return held.now() if isinstance(held, _Slots) else held
 
 
 def _joined(name: str, key: Any) -> str:
     """The name of an entry; a module's parameters, buffers and modules have it as attributes do."""
-    if not isinstance(key, str) or key in ("_parameters", "_buffers", "_modules"):
+    if type(key) is not str or key in ("_parameters", "_buffers", "_modules"):
         return name
     return f"{name}.{key}" if name else key
 
 
-def _copy(content: Any) -> Any:
-    if isinstance(content, tuple):
-        return content
-    return dict(content) if isinstance(content, dict) else list(content)
+def _base(content: Any) -> Any:
+    return next(each for each in _CONTAINERS if issubclass(type(content), each))
+
+
+def _copy(content: Any) -> dict[Any, Any] | list[Any]:
+    """What is in a container by now."""
+    if isinstance(content, _Slots):
+        return content.now()
+    base = _base(content)
+    return dict(base.items(content)) if issubclass(base, dict) else [*base.__iter__(content)]
 
 
 def _is_same(now: Any, before: Any) -> bool:
     if len(now) != len(before):
         return False
-    if isinstance(now, dict):
+    if type(now) is dict:
         pairs = zip(now.items(), before.items(), strict=True)
-        return all(key == other and value is held for (key, value), (other, held) in pairs)
+        return all(key is other and value is held for (key, value), (other, held) in pairs)
     return all(value is held for value, held in zip(now, before, strict=True))
 
 
-def _refill(now: Any, before: Any) -> None:
-    now.clear()
-    if isinstance(now, (dict, set)):
-        now.update(before)
+def _refill(content: Any, before: Any) -> None:
+    base = _base(content)
+    base.clear(content)
+    if issubclass(base, (dict, set)):
+        base.update(content, before)
     else:
-        now.extend(before)
+        base.extend(content, before)
 
 
 _GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
