@@ -96,6 +96,21 @@ def test_lists_are_as_before() -> None:
     assert (box, named) == ([], {})
 
 
+def test_an_object_in_a_list_is_found() -> None:
+    box: list[Any] = []
+
+    class State:
+        def __init__(self, rows: torch.Tensor) -> None:
+            self.rows = rows
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        made = self.layer(x)
+        box.append(State(made))
+        return made * 2
+
+    assert not observe(Written(forward, layer=linear()), (table(),)).verdict.sharded
+
+
 def test_numbers_of_rows_are_found_anywhere() -> None:
     total = [0]
 

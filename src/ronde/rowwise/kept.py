@@ -165,37 +165,27 @@ def _tells_of_graphs() -> bool:
 def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
     """How many objects hold each that are there for backward only.
 
-    That is a function's context, or a part of a checkpoint; or a container that no object holds: what a hook
-    for saved tensors has packed is held by the graph, which is none of Python's.
+    That is a function's context, or a part of a checkpoint; or something that no object holds: what a hook for
+    saved tensors has packed is held by the graph, which is none of Python's.
 
     Args:
         known: ids of holders that are accounted for.
     """
     holders = [each for each in _referrers(tensors) if id(each) not in known]
-    containers = [each for each in holders if isinstance(each, (dict, list, tuple, types.CellType))]
-    outer = _referrers(containers) if containers else []
+    outer = _referrers(holders) if holders else []
     found: Counter[int] = Counter()
     for holder in holders:
         around = [each for each in outer if any(held is holder for held in gc.get_referents(each))]
-        is_container = any(holder is each for each in containers)
-        if _is_of_backward(holder) or (is_container and all(map(_is_of_backward, around))):
+        if _is_of_backward(holder) or all(map(_is_of_backward, around)):
             found.update(id(held) for held in gc.get_referents(holder) if isinstance(held, torch.Tensor))
     return found
 
 
 def _referrers(values: list[Any]) -> list[Any]:
-    """What holds any of these, but frames, and lists of these."""
+    """What holds any of these, but frames, and this list."""
     passing = (types.FrameType, types.GeneratorType, type(iter([])))
     found = gc.get_referrers(*values)
-    return [each for each in found if not isinstance(each, passing) and not _lists(each, values)]
-
-
-def _lists(holder: Any, values: list[Any]) -> bool:
-    """Whether it is a list of these, as is made here in looking for them."""
-    if not isinstance(holder, (list, tuple)) or len(holder) < len(values):
-        return False
-    ids = set(map(id, holder))
-    return all(id(value) in ids for value in values)
+    return [each for each in found if each is not values and not isinstance(each, passing)]
 
 
 def _is_of_backward(holder: Any) -> bool:
