@@ -37,9 +37,31 @@ def is_training(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return bool(args[place] if place < len(args) else kwargs.get("training"))
 
 
+def keeps_statistics(op: Operation) -> bool:
+    """Whether it is a norm in training that writes to what it is given as running statistics."""
+    return op.facts.name in NORMS and bool(_running(op)) and is_training(op.func, op.args, op.kwargs)
+
+
+def _running(op: Operation) -> list[torch.Tensor]:
+    return tensors(op.args[3:5])
+
+
+def carry_out_alone(watch: Watch, op: Operation) -> Any:
+    """A norm for which ranks do not meet, as that of instances is, with statistics of all that it is given."""
+    running = _running(op)
+    watch.undo.keep(running, watch.marks)
+    result = op.run()
+    first, *others = tensors((result,))
+    watch.made([first, *others])
+    if any(watch.rows_of(each) is not None for each in tensors(op.args[:3])):
+        for each in (first, *others, *running):
+            watch.put(each, Mixed(op.facts.name))
+    return result
+
+
 def carry_out(watch: Watch, op: Operation) -> Any:
     """As one operation of torch."""
-    running = [value for value in op.args[3:5] if isinstance(value, torch.Tensor)]
+    running = _running(op)
     watch.undo.keep(running, watch.marks)
     return normalize(watch, op.args[0], running, op.run)
 

@@ -59,6 +59,8 @@ class Observer(TorchDispatchMode):
         _check_words(op)
         if op.facts.written:
             _check_writes(watch, op)
+        if normalize.keeps_statistics(op) and not normalize.is_norm_of_batch(watch, op):
+            return normalize.carry_out_alone(watch, op)
         return _carry_out(watch, op)
 
     def _note(self, op: Operation) -> None:
