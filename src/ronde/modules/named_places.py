@@ -42,7 +42,7 @@ def named_places(module: torch.nn.Module) -> list[Place]:
     walk = _Walk()
     for part in module.modules():
         walk.visit_class(type(part))
-        for value in vars(part).values():
+        for value in (*vars(part).values(), *part._forward_pre_hooks.values()):
             walk.visit(value)
     return list(walk.places.values())
 

@@ -63,6 +63,7 @@ class Traits:
         ]
         self.variables = named_places(module)
         self.places = [place for part in parts for place in _plain_attributes(part)]
+        self.places += [place for part in parts for hook in _objects(part) for place in _plain(vars(hook))]
         self.places += [(each.namespace, each.name) for each in self.variables]
         self.kind = _kind(module), tuple([name for _, name in self.places])
 
@@ -137,11 +138,22 @@ def used_up_by(module: torch.nn.Module) -> str:
 
 def _plain_attributes(part: torch.nn.Module) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Of what may be or hold numbers, texts and flags; of torch's own layers only numbers are set anew."""
-    own, torchs = vars(part), type(part).__module__.startswith("torch.")
+    torchs = type(part).__module__.startswith("torch.")
+    for own, name in _plain(vars(part)):
+        if name not in _BOOKKEEPING and (not torchs or isinstance(own[name], float)):
+            yield own, name
+
+
+def _objects(part: torch.nn.Module) -> Iterator[Any]:
+    """Hooks that are objects, with attributes of their own."""
+    for hook in part._forward_pre_hooks.values():
+        if type(hook) is not types.FunctionType and isinstance(getattr(hook, "__dict__", None), dict):
+            yield hook
+
+
+def _plain(own: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
     for name, value in own.items():
-        if name in _BOOKKEEPING:
-            continue
-        if isinstance(value, float) if torchs else comparable(value) is not None or value is None:
+        if comparable(value) is not None or value is None:
             yield own, name
 
 

@@ -27,7 +27,6 @@ __all__ = [
     "find_axis",
     "is_drawn_by_others",
     "is_random",
-    "recorded",
 ]
 
 aten = torch.ops.aten
@@ -64,12 +63,14 @@ class Draw:
         rank: number of dimensions of what is drawn.
         dim: its batch dimension, None when the draw does not depend on the batch.
         outer_first: other dimensions flattened into `dim` lie before the batch rather than behind it.
+        order: of its dimensions in memory, for several rows: a single one may lie otherwise.
     """
 
     name: str
     rank: int
     dim: int | None
     outer_first: bool = False
+    order: tuple[int, ...] = ()
 
 
 def is_random(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> bool:
@@ -109,28 +110,6 @@ def _is_meta(kwargs: dict[str, Any]) -> bool:
 
 def _name(func: Any) -> str:
     return func._schema.name.split("::")[1]
-
-
-def _drawn_shape(func: Any, args: Sequence[Any], result: Any) -> list[int]:
-    """Shape of what was drawn; for a choice among categories, that of the categories' rows."""
-    if _name(func) == "multinomial":
-        return list(args[0].shape)
-    first = result[0] if isinstance(result, (tuple, list)) else result
-    return list(first.shape)
-
-
-def recorded(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[str, list[int]]:
-    """Of a call that has drawn: the operation's name and the shape of what was drawn.
-
-    Raises:
-        UnknownDraw: for one of which a part of the rows cannot be drawn.
-    """
-    name = _name(func)
-    if name not in _FILLS | _FACTORIES | _FROM_TENSORS:
-        raise UnknownDraw(name)
-    if kwargs.get("generator") is not None:
-        raise UnknownDraw(f"{name} with a generator of its own")
-    return name, _drawn_shape(func, args, result)
 
 
 def _local_shape(name: str, args: Sequence[Any]) -> Sequence[int]:
@@ -231,8 +210,8 @@ class SlicedDraws(TorchDispatchMode):
 
         return resumed
 
-    def _layout_of(self, name: str, args: Sequence[Any]) -> Layout | None:
-        """How a draw is cut; None when it is the same on every rank."""
+    def _layout_of(self, name: str, args: Sequence[Any]) -> tuple[Layout, Sequence[int]] | None:
+        """How a draw is cut, and lies in memory; None when it is the same on every rank."""
         shape = _local_shape(name, args)
         mine = self._rows.count(self._rank)
         expected = self._draws[self._next : self._next + 1]
@@ -245,33 +224,37 @@ class SlicedDraws(TorchDispatchMode):
             if shape[draw.dim] % mine == 0:
                 others = shape[draw.dim] // mine
                 outer, inner = (others, 1) if draw.outer_first else (1, others)
-                return dataclasses.replace(self._rows, dim=draw.dim, outer=outer, inner=inner)
+                layout = dataclasses.replace(self._rows, dim=draw.dim, outer=outer, inner=inner)
+                return layout, draw.order if mine == 1 else ()
         raise UnknownDraw(
             f"the model drew {name} of shape {list(shape)}, which it did not in its first call; "
             f"use rng=per-rank, or keep its draws the same in every call"
         )
 
     def _drawn(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        layout = self._layout_of(name, args)
-        if layout is None:
+        found = self._layout_of(name, args)
+        if found is None:
             return func(*args, **kwargs)
-        whole = self._whole(func, name, args, kwargs, layout)
+        layout, order = found
+        whole = self._whole(func, name, args, kwargs, layout, order)
         if name in _FILLS:
             return args[0].copy_(layout.take(whole, self._rank))
         if isinstance(whole, tuple):
             return tuple(layout.take(value, self._rank).contiguous() for value in whole)
         return layout.take(whole, self._rank).contiguous()
 
-    def _whole(self, func: Any, name: str, args: Any, kwargs: Any, layout: Layout) -> Any:
+    def _whole(
+        self, func: Any, name: str, args: Any, kwargs: Any, layout: Layout, order: Sequence[int]
+    ) -> Any:
         """The draw for the whole batch."""
         if name in _FILLS:
-            whole = _empty_like_whole(args[0], layout)
+            whole = _empty_like_whole(args[0], layout, order)
             func(whole, *(self._widen(value, layout) for value in args[1:]), **kwargs)
             return whole
         if name in _FACTORIES:
             like = name.endswith("_like")
             place = 0 if like else len(args) - 1
-            wide = _empty_like_whole(args[0], layout) if like else layout.global_shape(args[place])
+            wide = _empty_like_whole(args[0], layout, order) if like else layout.global_shape(args[place])
             return func(*args[:place], wide, *args[place + 1 :], **kwargs)
         return func(*(self._widen(value, layout) for value in args), **kwargs)
 
@@ -298,9 +281,13 @@ def _put(whole: torch.Tensor, value: torch.Tensor, layout: Layout, rank: int) ->
     part.copy_(value.unflatten(layout.dim, (layout.outer, stop - start, layout.inner)))
 
 
-def _empty_like_whole(local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """An empty tensor of the whole shape, its memory ordered as the local one's: draws run through memory."""
-    order = memory_order(local)
+def _empty_like_whole(local: torch.Tensor, layout: Layout, order: Sequence[int]) -> torch.Tensor:
+    """An empty tensor of the whole shape.
+
+    Args:
+        order: of its dimensions in memory, through which draws run; where it is empty, that of the local one.
+    """
+    order = order or memory_order(local)
     shape = layout.global_shape(local.shape)
     whole = torch.empty([shape[dim] for dim in order], dtype=local.dtype, device=local.device)
     return whole.permute([order.index(dim) for dim in range(local.dim())])

@@ -129,12 +129,12 @@ class _DrawnTwice(SlicedDraws):
         return result
 
     def _go_on(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
-        layout = self._layout_of(name, args)
+        found = self._layout_of(name, args)
         simple = name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, torch.Tensor)
         if simple and self._stream.costs_the_same(args[0].dtype):
             func(args[0].new_empty(1), *args[1:], **kwargs)
-        elif layout is None:
+        elif found is None:
             first = args[0].clone() if isinstance(args[0], torch.Tensor) else args[0]
             func(first, *args[1:], **kwargs)
         else:
-            self._whole(func, name, args, kwargs, layout)
+            self._whole(func, name, args, kwargs, *found)

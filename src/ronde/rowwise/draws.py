@@ -10,6 +10,7 @@ from ronde.rowwise.mixes_rows import MixesRows
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.watch import Watch
+from ronde.tensor.layout import memory_order
 
 __all__ = ["carry_out"]
 
@@ -72,7 +73,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
         or (written and drawn is not written[0])
     ):
         raise _cannot_be_cut(op.facts.name)
-    result = _drawn(watch, op, label.order, label.axis, drawn.dim())
+    result = _drawn(watch, op, label.order, label.axis, drawn.dim(), tuple(memory_order(drawn)))
     for each in written or tensors((result,)):
         if not written:
             watch.made([each])
@@ -81,10 +82,12 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def _drawn(watch: Watch, op: Operation, order: Order, axis: int, dims: int) -> Any:
+def _drawn(  # noqa: PLR0913 - the facts of one draw
+    watch: Watch, op: Operation, order: Order, axis: int, dims: int, memory: tuple[int, ...] = ()
+) -> Any:
     if order.repeats is None or 1 not in order.repeats:
         raise _cannot_be_cut(op.facts.name)
-    draw = Draw(op.facts.name, dims, axis, order.repeats[0] > 1)
+    draw = Draw(op.facts.name, dims, axis, order.repeats[0] > 1, memory)
     watch.draws.append(draw)
     return watch.ranks.draw(op.func, op.args, op.kwargs, draw)
 

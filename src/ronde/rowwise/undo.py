@@ -97,7 +97,12 @@ class Held:
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
         """What a module and those in it hold."""
-        held = Held((name, vars(part)) for name, part in module.named_modules())
+        held = Held(
+            (name, vars(each))
+            for name, part in module.named_modules()
+            for each in (part, *part._forward_pre_hooks.values())
+            if isinstance(getattr(each, "__dict__", None), dict)
+        )
         # TorchScript keeps them elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
