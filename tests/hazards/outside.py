@@ -509,7 +509,7 @@ HAZARDS = {
     "functional call": Hazard(_functional, "right"),
     "per-sample gradients": Hazard(_per_sample_gradients, "right"),
     "parts called by the script": Hazard(_nested_calls, "whole"),
-    "traced": Hazard(_scripted(lambda m, x: m.a(x)), "parts", "it is TorchScript"),
+    "traced": Hazard(_scripted(lambda m, x: m.a(x)), "whole"),
     "traced over the batch": Hazard(_scripted(lambda m, x: m.a(x - x.mean(0))), "right"),
     "weighted L1": Hazard(_weighted_l1, "right"),
     "weighted, mean": Hazard(_weighted_losses("mean"), "right"),

@@ -96,6 +96,10 @@ class FirstCalls:
             if seen is not None:
                 return known.verdict, seen
             self._observations.forget(place, known)
+        given_up = self._observations.give_up(call, place)
+        if given_up is not None:
+            self._explanations.say(call, given_up)
+            return given_up, None
         notes = self._observations.notes(call, place)
         seen = self._observe(plain, call, notes)
         verdict = seen.verdict
@@ -163,6 +167,9 @@ class FirstCalls:
 
     def _on(self, plain: Callable[..., Any], call: Call, batch: Batch, notes: Noting) -> Observed:
         """What comes of it if this is the batch."""
+        if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
+            reason = "one of its arguments is a sparse matrix, which is not cut into rows"
+            return Observed(Verdict(False, reason, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
         watch = Watching(self._around, self._observations.traits(call.module).outside, notes)
         if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
@@ -186,3 +193,7 @@ class FirstCalls:
     def _is_tried_out(self, call: Call) -> bool:
         """An observed call does not take the fast path of transformers, which gives something else."""
         return self._is_sampled() or any(map(may_take_fast_path, call.module.modules()))
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is not torch.strided

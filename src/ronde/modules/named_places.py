@@ -37,20 +37,26 @@ class Place:
         return self.namespace.get(self.name)
 
 
-def named_places(module: torch.nn.Module) -> list[Place]:
-    """The variables that the code of a module, and of those in it, names."""
+def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
+    """The variables that the code of a module, and of those in it, names; and all names in it."""
     walk = _Walk()
     for part in module.modules():
         walk.visit_class(type(part))
         for value in (*vars(part).values(), *part._forward_pre_hooks.values()):
             walk.visit(value)
-    return list(walk.places.values())
+    return list(walk.places.values()), walk.names
 
 
 class _Walk:
-    """Attributes: places: what was found, by namespace and name."""
+    """What was found on the way.
+
+    Attributes:
+        places: variables, by namespace and name.
+        names: all that the code uses, of attributes too, and the texts in it, by which it may ask for one.
+    """
 
     def __init__(self) -> None:
+        self.names: set[str] = set()
         self.places: dict[tuple[int, str], Place] = {}
         self._seen: set[int] = set()
 
@@ -81,6 +87,7 @@ class _Walk:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             self._found(Place(name, cell))
         names = set(_names(function.__code__))
+        self.names |= names
         for name in names & function.__globals__.keys():
             self._found(Place(name, function.__globals__), names)
 
@@ -112,8 +119,10 @@ def _functions(member: Any) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """All names that a piece of code uses, with the functions inside it."""
+    """All names that a piece of code uses, and texts in it, with the functions inside it."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _names(each)
+        elif isinstance(each, str):
+            yield each

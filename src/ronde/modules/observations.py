@@ -90,15 +90,17 @@ class _Form:
         free: numbers that make no difference, by their place.
         values: the numbers of each observed call.
         steers: a number that changes decides something.
+        given_up: what is taken for known of calls that were not observed.
     """
 
-    __slots__ = ("free", "known", "steers", "values")
+    __slots__ = ("free", "given_up", "known", "steers", "values")
 
     def __init__(self) -> None:
         self.known: dict[Any, list[Known]] = {}
         self.free: frozenset[int] = frozenset()
         self.values: list[tuple[Any, ...]] = []
         self.steers = False
+        self.given_up: Known | None = None
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.free:
@@ -173,10 +175,17 @@ class Observations:
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        known = next((each for each in several if each.holds_for(rows, parts)), None)
-        if known is None and len(form.all_known()) >= _MANY:
-            known = Known(Verdict(False, _changes(traits, form), ()), {rows})
+        known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
         return known, (form, numbers)
+
+    def give_up(self, call: Call, place: Any) -> Verdict | None:
+        """What is found of all further calls, once too many that differ in their numbers were observed."""
+        form, _ = place
+        if len(form.all_known()) < _MANY:
+            return None
+        verdict = Verdict(False, _changes(self.traits(call.module), form), ())
+        form.given_up = Known(verdict, set())
+        return verdict
 
     def forget(self, place: Any, known: Known) -> None:
         """A later call was not like the observed one."""

@@ -61,8 +61,8 @@ class Traits:
             for name, value in own.items()
             if name not in _BOOKKEEPING and callable(value) and not isinstance(value, torch.nn.Module)
         ]
-        self.variables = named_places(module)
-        self.places = [place for part in parts for place in _plain_attributes(part)]
+        self.variables, names = named_places(module)
+        self.places = [place for part in parts for place in _plain_attributes(part, names)]
         self.places += [place for part in parts for hook in _objects(part) for place in _plain(vars(hook))]
         self.places += [(each.namespace, each.name) for each in self.variables]
         self.kind = _kind(module), tuple([name for _, name in self.places])
@@ -136,12 +136,18 @@ def used_up_by(module: torch.nn.Module) -> str:
     return ""
 
 
-def _plain_attributes(part: torch.nn.Module) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Of what may be or hold numbers, texts and flags; of torch's own layers only numbers are set anew."""
+def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Of what may be or hold numbers, texts and flags.
+
+    Of the user's classes those that code names; what libraries' classes hold is read by code that is not
+    followed; of torch's own layers only numbers are set anew.
+    """
     torchs = type(part).__module__.startswith("torch.")
+    users = all(is_users(each) for each in type(part).__mro__ if each not in (torch.nn.Module, object))
     for own, name in _plain(vars(part)):
-        if name not in _BOOKKEEPING and (not torchs or isinstance(own[name], float)):
-            yield own, name
+        if name in _BOOKKEEPING or (users and name not in names) or (torchs and type(own[name]) is not float):
+            continue
+        yield own, name
 
 
 def _objects(part: torch.nn.Module) -> Iterator[Any]:

@@ -117,13 +117,18 @@ class Notes:
     @contextmanager
     def put(self) -> Iterator[None]:
         """Inside, the numbers at these places are such."""
+        put = []
         for namespace, name in self._places:
-            _write(namespace, name, self.of(_read(namespace, name)))
+            before = _read(namespace, name)
+            number = self.of(before)
+            _write(namespace, name, number)
+            put.append((namespace, name, before, number))
         try:
             yield
         finally:
-            for namespace, name in self._places:
-                _write(namespace, name, plain_number(_read(namespace, name)))
+            for namespace, name, before, number in put:
+                now = _read(namespace, name)
+                _write(namespace, name, before if now is number else plain_number(now))
 
 
 def _read(namespace: Any, name: str) -> Any:

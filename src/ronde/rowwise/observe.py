@@ -37,7 +37,6 @@ from ronde.tensor.tree import Opaque, leaves
 __all__ = ["Observation"]
 
 Outside = Callable[[], "list[tuple[str, Any]]"]
-_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 class Observation:
@@ -122,7 +121,7 @@ class Observation:
         if watch.undo.generators.others_moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
         self.kept = kept
-        found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, watch.foreign)
+        found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
         return box[0], self._with_marks(found)
 
     def _with_marks(self, verdict: Verdict) -> Verdict:
@@ -161,8 +160,6 @@ class Observation:
         for value, axis in zip(self._values, self._axes, strict=True):
             if axis is None or not isinstance(value, torch.Tensor):
                 continue
-            if value.layout in _SPARSE:
-                raise MixesRows("one of its arguments is a sparse matrix, which is not cut into rows")
             with torch._C.DisableTorchFunction():
                 times = value.shape[axis] // watch.counts.mine
                 watch.label(value, watch.orders.repeated(1, times), axis)

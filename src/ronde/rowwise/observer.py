@@ -13,7 +13,7 @@ from ronde.rng.by_parts import is_made_of_others
 from ronde.rng.draws import is_random
 from ronde.rowwise import draws, normalize, repeat, views
 from ronde.rowwise.checks import only_checks
-from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
+from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
 from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
@@ -104,9 +104,9 @@ def _check_operands(watch: Watch, op: Operation) -> None:
         if mark is None and operand.requires_grad and not watch.marks.is_new(operand):
             if watch.undo.name_of(operand) is not None or watch.undo.is_given(operand):
                 continue
-            if operand.grad_fn is not None:
+            if operand.grad_fn is not None and address(operand) not in watch.foreign:
                 raise MixesRows("it uses a value with a gradient that was computed outside of it")
-            watch.foreign = True
+            watch.foreign.add(address(operand))
 
 
 def _check_writes(watch: Watch, op: Operation) -> None:

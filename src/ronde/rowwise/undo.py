@@ -116,8 +116,9 @@ class Held:
             self.counts.append(name)
         elif issubclass(type(value), _GENERATORS):
             self.generators.append(value)
-        elif depth and not issubclass(type(value), torch.nn.Module):
-            self._add_container(name, value, depth)
+        elif depth:
+            module = issubclass(type(value), torch.nn.Module)
+            self._add_container(name, vars(value) if module else value, depth)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:
         attributes = attributes_of(value, any_class=self._any_class)

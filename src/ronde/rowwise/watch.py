@@ -69,7 +69,7 @@ class Watch:
         noting: numbers are given to the model that note what they decide.
         counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
-        foreign: leaves with a gradient were used that are not the module's.
+        foreign: the memory of leaves with a gradient that were used and are not the module's.
         drew: something was drawn.
     """
 
@@ -89,7 +89,7 @@ class Watch:
     noting: bool = False
     joint: bool = False
     batchless: bool = False
-    foreign: bool = False
+    foreign: set[int] = dataclasses.field(default_factory=set)
     drew: bool = False
     _generators: dict[torch.device, torch.Generator] = dataclasses.field(default_factory=dict)
 
