@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ _BOOKKEEPING = vars(torch.nn.Module()).keys()
 _LONG, _DEEP = 16, 2
 # What is used up as it is read: no call that reads it could be unwound.
 _USED_UP = (types.GeneratorType, Iterator)
+# A weak proxy has the methods of whatever it may stand for.
+_STAYING = (torch.nn.Module, *weakref.ProxyTypes)
 
 
 class Traits:
@@ -131,7 +134,7 @@ def used_up_by(module: torch.nn.Module) -> str:
     """The attribute that is used up as it is read (an iterator), "" where there is none."""
     for part in module.modules():
         for name, value in vars(part).items():
-            if issubclass(type(value), _USED_UP) and not issubclass(type(value), torch.nn.Module):
+            if issubclass(type(value), _USED_UP) and not issubclass(type(value), _STAYING):
                 return name
     return ""
 
@@ -175,9 +178,9 @@ def comparable(value: Any, depth: int = _DEEP) -> Any:
     if kind is numpy.ndarray:
         return (value.shape, *value.ravel().tolist()) if value.size <= _LONG else None
     if kind in (list, tuple, set, frozenset):
-        return _comparable_items(value, depth) if len(value) <= _LONG else None
+        return _comparable_items(value, depth)
     if kind is dict:
-        return _comparable_items([*value, *value.values()], depth) if len(value) <= _LONG else None
+        return _comparable_items([*value, *value.values()], depth)
     if not is_open(kind):
         return None
     settings = getattr(value, "__dict__", None)
@@ -201,9 +204,12 @@ def _read(namespace: Any, name: str) -> Any:
 
 
 def _comparable_items(values: Any, depth: int) -> Any:
+    """How many there are; and what, where they are few and can be compared."""
+    if len(values) > _LONG:
+        return (len(values),)
     found = [comparable(each, depth - 1) for each in values]
     known = all(each is not None or own is None for each, own in zip(found, values))
-    return (len(found), *found) if known else None
+    return (len(found), *found) if known else (len(found),)
 
 
 class _Closed(Exception):

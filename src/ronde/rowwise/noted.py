@@ -101,7 +101,8 @@ class Notes:
     """Numbers of a call that note what they decide.
 
     Args:
-        places: where numbers are that are others at each call: a namespace and a name in it.
+        places: where numbers are that are others at each call, or containers with more or less in them: a
+            namespace and a name in it.
 
     Attributes:
         decisions: what was asked of one of them.
@@ -109,7 +110,13 @@ class Notes:
 
     def __init__(self, places: Sequence[tuple[Any, str]]) -> None:
         self._places = places
+        self._containers: set[int] = set()
         self.decisions: list[str] = []
+
+    def measured(self, value: Any) -> None:
+        """It was asked how long this is."""
+        if id(value) in self._containers:
+            self.decisions.append("len")
 
     def of(self, value: Any) -> Any:
         return noted(value, self.decisions) if is_notable(value) else value
@@ -122,6 +129,8 @@ class Notes:
             before = _read(namespace, name)
             number = self.of(before)
             _write(namespace, name, number)
+            if number is before:
+                self._containers.add(id(before))
             put.append((namespace, name, before, number))
         try:
             yield

@@ -104,7 +104,10 @@ class Observation:
         self._begin()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
-        with _watched(watch, self._module, kept), self._notes.put() if self._notes else nullcontext():
+        with (
+            _watched(watch, self._module, kept, self._notes),
+            self._notes.put() if self._notes else nullcontext(),
+        ):
             box = [plain()]
         watch.away = Away.ENDED
         if watch.counts.problem:  # and the model has gone on
@@ -166,24 +169,26 @@ class Observation:
 
 
 @contextmanager
-def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None]:
+def _watched(watch: Watch, module: torch.nn.Module, kept: Kept, notes: Notes | None) -> Iterator[None]:
     with ExitStack() as around:
         around.enter_context(uncompiled(module))
         around.enter_context(functions_tried(watch))
-        around.enter_context(_lengths_watched(watch))
+        around.enter_context(_lengths_watched(notes))
         around.enter_context(Observer(watch))
         around.enter_context(Functions(watch, kept.note))
         yield
 
 
 @contextmanager
-def _lengths_watched(watch: Watch) -> Iterator[None]:
-    """Inside, the length of a tensor of rows is such a number."""
+def _lengths_watched(notes: Notes | None) -> Iterator[None]:
+    """Inside, the length of a tensor of rows is such a number, and that of a container is noted."""
     plain = builtins.len
 
     def length(value: Any, /) -> int:
         if isinstance(value, torch.Tensor) and value.dim():
             return value.size(0)
+        if notes is not None:
+            notes.measured(value)
         return plain(value)
 
     builtins.len = length

@@ -45,11 +45,11 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
         any_class: of a library's, too.
     """
     kind = type(value)
-    if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
-        return None
-    plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
-    if not (plain or any_class or is_users(kind)):
-        return None
+    if kind not in (types.SimpleNamespace, argparse.Namespace):
+        if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
+            return None
+        if not (any_class or dataclasses.is_dataclass(kind) or is_users(kind)):
+            return None
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else _Slots.of(value)
 
@@ -126,7 +126,7 @@ class Held:
         if not issubclass(type(content), _CONTAINERS) or id(content) in self._containers:
             return
         before = _copy(content)
-        self._containers[id(content)] = content, before
+        self._containers[id(content)] = content, None if issubclass(type(content), tuple) else before
         if type(before) is dict:
             for key, each in before.items():
                 if not (type(key) is str and key in _OF_EVERY_MODULE):
@@ -142,6 +142,8 @@ class Held:
     def changes(self) -> Iterator[str]:
         """Names of the entries, or containers, that are others by now."""
         for held, before in self._containers.values():
+            if before is None:
+                continue
             now = _copy(held)
             if _is_same(now, before):
                 continue
@@ -154,7 +156,7 @@ class Held:
         for held, before in self._containers.values():
             if isinstance(held, _Slots):
                 held.put_back()
-            elif not _is_same(_copy(held), before):
+            elif before is not None and not _is_same(_copy(held), before):
                 _refill(held, before)
 
 

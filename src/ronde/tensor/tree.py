@@ -51,7 +51,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
         return list(value.items())
     if isinstance(value, Mapping):
         pairs = [(key, child) for key, child in value.items()]  # `list` would ask for a length
-        fixed = not hasattr(kind, "__setitem__") and any(isinstance(child, torch.Tensor) for _, child in pairs)
+        fixed = not hasattr(kind, "__setitem__") and any(
+            isinstance(child, torch.Tensor) for _, child in pairs
+        )
         return None if fixed else pairs
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # One that is not given to its class may not be there yet.
