@@ -359,8 +359,6 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-# The dictionary that a parameter is in, its name there, itself.
-_Member = tuple[dict[str, Any], str, torch.Tensor]
 _IN_TRANSFORM = (
     "a module was called inside a transform of torch.func (vmap, grad), where every rank computes the whole "
     "batch: right but no faster"

@@ -8,7 +8,6 @@ must be linear, too.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,8 +52,7 @@ def functions_tried(watch: Watch) -> Iterator[None]:
                 raise MixesRows(meet(kind.__name__))
             return run(*args)
         if watch.ranks.normalizes(kind):
-            with torch._C.DisableTorchFunction():
-                return _normalized(watch, kind, args, run)
+            return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
@@ -74,22 +72,11 @@ def _is_users(kind: Any) -> bool:
 
 def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     watch.sequence.steps.append((kind.__name__, ()))
-    value, *others = tensors(args)
-    running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
+    with torch._C.DisableTorchFunction():
+        value, *others = tensors(args)
+        running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
+    # With them: parameters in parts are made whole by theirs.
     return normalize(watch, value, running, lambda: run(*args))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Trial:
-    """Forward and backward on some of the rows.
-
-    Attributes:
-        results: of forward.
-        gradients: of each tensor among the arguments, None where it has none.
-    """
-
-    results: list[torch.Tensor]
-    gradients: list[torch.Tensor | None]
 
 
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:

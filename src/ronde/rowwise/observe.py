@@ -19,7 +19,7 @@ from ronde.rowwise.backward import ends_recomputation, functions_tried
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree, check_variables
 from ronde.rowwise.labels import Drawn
-from ronde.rowwise.mixes_rows import BACKWARD, MixesRows
+from ronde.rowwise.mixes_rows import BACKWARD, MIXES, MixesRows
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.noted import Notes
 from ronde.rowwise.observer import Observer
@@ -138,7 +138,9 @@ class Observation:
         )
 
     def _refused(self, reason: str) -> Verdict:
-        return self._with_marks(Verdict(False, reason, self._axes))
+        failed = self._watch.failed if reason.startswith(MIXES) else None
+        verdict = Verdict(False, reason, self._axes, raised=failed)
+        return self._with_marks(verdict)
 
     def _failed(self, error: Exception) -> Verdict:
         if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place

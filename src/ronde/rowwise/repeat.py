@@ -171,21 +171,25 @@ def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] 
 
 def _tried(watch: Watch, op: Operation, candidates: Sequence[Order], *, random: bool) -> Learnt | None:
     """What the first way shows in which rows do not meet; None where there is no way."""
-    failed = True
+    failed: Exception | None = None
+    carried_out = False
     for way in ways(watch, op, random=random):
         try:
             results = [way.results(part) for part in PARTS]
-        except Exception:  # an operation's own, on what it was never given
+        except Exception as error:  # an operation's own, on what it was never given
+            failed = error.with_traceback(None)
             continue
         if not way.tells(results[0]):
             return None
-        failed = False
+        carried_out = True
         if any(len(each) != len(results[0]) for each in results):
             continue
         found = list(_matched(op, results, candidates))
         if found and (not found[0].mixed or not results[0][0].numel()):
             return Learnt(found, results[0])
-    return None if failed else _ROWS_MEET
+    if not carried_out:
+        watch.failed = watch.failed or failed
+    return _ROWS_MEET if carried_out else None
 
 
 def _matched(

@@ -71,6 +71,7 @@ class Watch:
         joint, batchless: rows were, or something else was, normalized over the batch.
         foreign: the memory of leaves with a gradient that were used and are not the module's.
         drew: something was drawn.
+        failed: what an operation raised on a part of the rows.
     """
 
     counts: Counts
@@ -91,6 +92,7 @@ class Watch:
     batchless: bool = False
     foreign: set[int] = dataclasses.field(default_factory=set)
     drew: bool = False
+    failed: Exception | None = None
     _generators: dict[torch.device, torch.Generator] = dataclasses.field(default_factory=dict)
 
     @contextmanager
