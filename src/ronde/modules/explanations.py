@@ -129,7 +129,7 @@ class Explanations:
         if told is None:
             self._in_parts.tell(module, verdict.reason)
         elif not _is_torchs(module):
-            self._in_parts.narrow(told, type(module).__name__, alike)
+            self._in_parts.narrow(told, type(module).__name__, verdict.reason, alike)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
