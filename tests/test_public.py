@@ -22,8 +22,8 @@ SAID: dict[str, tuple[str, ...]] = {
     "neural_style": ("nothing was cut",),
     "lstm_tagger": ("LSTMTagger runs in parts, not as one piece: rows of its", "LSTM runs in parts"),
     # The nodes of a graph are bound to each other.
-    "gcn": ("GCN runs in parts, not as one piece: a trial on 5 rows failed",),
-    "gat": ("GAT runs in parts, not as one piece: a trial on 5 rows failed",),
+    "gcn": ("GCN runs in parts, not as one piece: it failed on 30 rows",),
+    "gat": ("GAT runs in parts, not as one piece, because of GraphAttentionLayer inside it: rows of its",),
     # A loss that the model makes, a look at a mask, a batch on the second axis of an object.
     "mingpt": ("GPT runs in parts, not as one piece: an output without a batch axis",),
     "run_glue": (
