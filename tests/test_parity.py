@@ -163,6 +163,7 @@ IN_SOAK_ONLY = {
 # What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
 # other scripts nothing is said: they run on shards.
 _HOST = "its forward reads a value of the batch on the host"
+_JOINS = "rows of its output depend on other rows, or on their number"
 _COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
 SAID: dict[str, tuple[str, ...]] = {
     "augmentation": ("AugmentedDigits: every rank loads whole batches, because its samples draw",),
@@ -174,6 +175,8 @@ SAID: dict[str, tuple[str, ...]] = {
         "smoothed was given to torch.compile and runs uncompiled, as it works on values of all ranks",
         "train_step was given to torch.compile and runs uncompiled, as it works on values of all ranks",
     ),
+    # A loss with a parameter, of all pairs.
+    "contrastive_module": (f"ClipLoss runs in parts, not as one piece: {_JOINS} (mm)",),
     "detection": ("Scenes: " + _COLLATE, "Detector runs in parts, not as one piece: its batch is a list"),
     # It returns `len(x)`.
     "distillation": ("Net runs in parts, not as one piece: a number or text among its outputs",),
@@ -205,8 +208,8 @@ SAID: dict[str, tuple[str, ...]] = {
         "list: " + _COLLATE,
         "SequenceClassifier runs in parts, not as one piece: an output without a batch axis",
     ),
-    # Lengths are read to pack.
-    "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_HOST}"),
+    # To pack, sequences are sorted by their lengths.
+    "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_JOINS} (sort)"),
     "padded_text": ("Lines: " + _COLLATE,),
     "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
     "past_forward": ("SparseAutoencoder runs in parts where",),

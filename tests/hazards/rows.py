@@ -100,7 +100,7 @@ _READ = "reads a value of the batch on the host"
 
 
 def _many(m: Any, x: T) -> T:
-    """Another branch than the rehearsal's, on many rows only."""
+    """Another branch than the first call's, on many rows only."""
     h = m.a(x)
     return h - h.mean(0) if len(x) > 7 else h
 

@@ -305,7 +305,7 @@ def _many_calls(rank: Rank) -> int:
 
 
 def test_a_count_of_many_calls_is_right(ranks: Ranks) -> None:
-    """A number that changes again and again is not rehearsed for ever, and still counted once a call."""
+    """A number that changes again and again is not observed for ever, and still counted once a call."""
     assert ranks(2, _many_calls) == [40, 40]
 
 

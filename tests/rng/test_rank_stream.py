@@ -75,7 +75,7 @@ def test_the_script_goes_on_as_on_one_device(name: str, rank: int) -> None:
     assert name == "classes" or not torch.equal(first, other)
 
 
-def test_a_draw_that_no_rehearsal_saw_is_told() -> None:
+def test_a_draw_that_no_observed_call_saw_is_told() -> None:
     notes: list[str] = []
     with stream(0, notes).drawing([Draw("rand", 1, 0)], ROWS):
         assert torch.randint(0, 9, (2, 3)).shape == (2, 3)

@@ -56,13 +56,16 @@ class Explanations:
         a vector, of which no part can be taken: mostly one sample.
 
         In a module that runs in parts some rows of the batch may be chosen, for an expert say, and be as wide
-        as the batch is long: another axis than the first is blamed once its rows have come out apart.
+        as the batch is long: another axis than the first is blamed once its rows have come out apart. Of
+        torch's layers so is a vector, which may be the order of a packed sequence.
         """
         batch = call.batches[verdict.candidate]
-        if not batch.likely or (verdict.raised and batch.only_vectors(call.values)):
+        vectors = batch.only_vectors(call.values)
+        if not batch.likely or (verdict.raised and vectors):
             return True
         rows = self._calls.context.standing.rows
-        found = rows is not None and self._calls.batch_dim is None and 0 not in batch.axes
+        doubtful = 0 not in batch.axes or (vectors and _is_torchs(call.module))
+        found = rows is not None and self._calls.batch_dim is None and doubtful
         return found and not verdict.apart
 
     def are_around(self) -> bool:
@@ -129,7 +132,7 @@ class Explanations:
         if told is None:
             self._in_parts.tell(module, verdict.reason)
         elif not _is_torchs(module):
-            self._in_parts.narrow(told, type(module).__name__, alike)
+            self._in_parts.narrow(told, type(module).__name__, verdict.reason, alike)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""

@@ -136,9 +136,12 @@ class FirstCalls:
         first: Observed | None = None
         for place, batch in enumerate(call.batches):
             seen = self._on(plain, call, batch, notes)
-            seen = dataclasses.replace(seen, verdict=dataclasses.replace(seen.verdict, candidate=place))
-            if seen.verdict.sharded:
-                return seen
+            verdict = dataclasses.replace(seen.verdict, candidate=place)
+            if verdict.sharded:
+                return dataclasses.replace(seen, verdict=verdict)
+            # Ranks agree on what is wrong, but may have found it at different places.
+            everywhere = self._context.comm.votes([verdict.apart]) == [self._context.world_size]
+            seen = dataclasses.replace(seen, verdict=dataclasses.replace(verdict, apart=everywhere))
             if first is None or (seen.verdict.apart and not first.verdict.apart and batch.likely):
                 first = seen
         assert first is not None

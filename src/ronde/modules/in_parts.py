@@ -13,6 +13,8 @@ from ronde.modules.calls import Calls
 __all__ = ["InParts", "Told", "cause"]
 
 _DIGITS = re.compile(r"\b\d+\b")
+# Where in a tree of modules something is.
+_PATH = re.compile(r"\b(\w+\.)+(?=\w)")
 
 
 class Told:
@@ -54,10 +56,11 @@ class Told:
             f"it: {reason}"
         )
 
-    def narrow(self, name: str, around: list[str]) -> None:
+    def narrow(self, name: str, reason: str, around: list[str]) -> None:
         """The reason was found inside: in the module of this name, and not in those around that."""
         if name not in self._seen:
             self._seen.add(name)
+            self._reason = reason
             self._because_of = [each for each in self._because_of if each not in around] + [name]
 
     def count(self, some: int, calls: int) -> None:
@@ -101,10 +104,10 @@ class InParts:
         """What has been said for that reason of the first of these names of which it has."""
         return next((told for name in names if (told := self._told.get((name, cause(reason))))), None)
 
-    def narrow(self, told: Told, name: str, around: list[str]) -> None:
-        """The reason was found inside, in the module of this name."""
+    def narrow(self, told: Told, name: str, reason: str, around: list[str]) -> None:
+        """The reason was found inside, in the module of this name, as that one has it."""
         before = told.sentence
-        told.narrow(name, around)
+        told.narrow(name, reason, around)
         self._calls.notes.say_instead(before, told.sentence)
 
     def take_back(self, told: Told) -> None:
@@ -142,5 +145,5 @@ class InParts:
 
 
 def cause(reason: str) -> str:
-    """The reason without the numbers in it, which may be others from call to call."""
-    return _DIGITS.sub("", reason)
+    """The reason without what may differ: numbers from call to call, a path from module to module."""
+    return _DIGITS.sub("", _PATH.sub("", reason))

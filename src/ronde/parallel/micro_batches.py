@@ -48,7 +48,8 @@ class MicroBatches:
 
     def _divides(self, call: ShardedCall) -> bool:
         """Whether a call is to run in pieces, or has to run in one."""
-        if call.verdict.keeps:
+        # A batch norm counts its calls, and refuses pieces by itself.
+        if call.verdict.keeps and not call.verdict.joint:
             call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
                 f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"

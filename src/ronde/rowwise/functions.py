@@ -26,18 +26,10 @@ from ronde.rowwise.watch import Watch
 __all__ = ["Functions"]
 
 _shape: Any = torch.Tensor.shape.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_CONVERSIONS = {"tolist", "numpy", "__array__", "__dlpack__"}
 _READS = {
-    *(
-        "tolist",
-        "numpy",
-        "__array__",
-        "__dlpack__",
-        "__repr__",
-        "__format__",
-        "__reduce_ex__",
-        "__contains__",
-    ),
-    *("data_ptr", "__deepcopy__"),
+    *_CONVERSIONS,
+    *("__repr__", "__format__", "__reduce_ex__", "__contains__", "data_ptr", "__deepcopy__"),
 }
 _NOT_OF_ROWS = (type(None), Drawn)
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
@@ -111,8 +103,11 @@ class Functions(TorchFunctionMode):
             raise MixesRows(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
         if name == "backward":
             raise MixesRows(BACKWARD)
-        if name in _READS and self._watch.rows_of(args[0]) is not None and not only_checks():
-            raise MixesRows(HOST_READ)
+        if name in _READS and (mark := self._watch.of(args[0])) is not None and not only_checks():
+            if type(mark) is not Drawn:
+                raise MixesRows(HOST_READ)
+            if name in _CONVERSIONS:
+                raise MixesRows(f"its forward reads {mark.what} on the host")
         if name == "__set__" or name == "requires_grad_":
             self._check_set(func, name, args[0])
 

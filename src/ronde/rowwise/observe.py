@@ -67,6 +67,7 @@ class Observation:
         self._notes = notes
         self._watch.noting = notes is not None
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
+        self._apart = False
         self.kept: Kept | None = None
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
@@ -116,6 +117,7 @@ class Observation:
             raise MixesRows(BACKWARD)
         results = list(leaves(box[0]))
         outputs = axes_of(watch, results)
+        self._apart = True
         same = same_as(results, self._values)
         del results
         check_tree(watch, self._module)
@@ -135,6 +137,7 @@ class Observation:
             batchless=watch.batchless and not watch.joint,
             drew=watch.drew,
             keeps=watch.undo.changes() if verdict.sharded else "",
+            apart=self._apart,
         )
 
     def _refused(self, reason: str) -> Verdict:

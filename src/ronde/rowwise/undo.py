@@ -268,7 +268,12 @@ class Undo:
         self.generators = Generators(self.module.generators)
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
-        self._objects = {id(tensor): f"its {_kind(tensor)} {name}" for name, tensor in self.module.tensors}
+        kinds = {id(tensor): "buffer" for tensor in module.buffers()}
+        kinds |= {id(tensor): "parameter" for tensor in module.parameters()}
+        self._objects = {
+            id(tensor): f"its {kinds.get(id(tensor), 'tensor')} {name}"
+            for name, tensor in self.module.tensors
+        }
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._gradients = [(each, each.grad) for _, each in self.module.tensors if each.is_leaf]
         given = [tensor for _, tensor in self.arguments.tensors]
@@ -319,10 +324,6 @@ class Undo:
         self.outside.restore()
         self.arguments.restore()
         self.generators.restore()
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Verdict:
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
         drew: random numbers were drawn, whatever came of it.
         keeps: something on itself or beside it that each call changes, the same way for whatever rows.
-        apart: its outputs are rows of the batch, though it is not cut.
+        apart: its outputs are rows of the batch, be it cut or not.
     """
 
     sharded: bool
