@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -140,7 +141,6 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
 
 def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
     notes, noted = watching.notes or (None, frozenset())
-    observation = Observation(call.module, given, call.verdict.inputs, ranks, watching.outside, notes)
     said, start = HeldOutput(), now()
     args, kwargs = _with_notes(given, notes, noted) if notes else given
     with (
@@ -149,7 +149,18 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         said.holding(),
         effects_refused(),
     ):
+        # Inside, where parameters that have passed the Enter edge are in the place of others.
+        observe_once = functools.partial(
+            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside, notes
+        )
+        observation = observe_once()
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
+        if verdict.sharded and not stands:
+            if verdict.keeps:
+                verdict = dataclasses.replace(
+                    verdict, keeps=_changed_again(observe_once(), call, (args, kwargs))
+                )
+            observation.unwind()
     error = verdict.raised
     if isinstance(error, StrayBatch):
         verdict = dataclasses.replace(verdict, reason=str(error), raised=None)
@@ -160,9 +171,16 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         if notes:
             output = map_leaves(plain_number, output)
         return Observed(verdict, output, True, steps, start)
+    return Observed(verdict, steps=steps)
+
+
+def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> str:
+    """What a second call changes: what the first has made, and the second finds, is none of it."""
+    args, kwargs = given
+    _, verdict, _ = observation.run(lambda: call.run(args, kwargs))
     if verdict.sharded:
         observation.unwind()
-    return Observed(verdict, steps=steps)
+    return verdict.keeps if verdict.sharded else "what decides how it goes on"
 
 
 def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:

@@ -121,8 +121,8 @@ class Held:
             return
         before = _copy(content)
         self._containers[id(content)] = content, before
-        if type(before) is dict:
-            for key, each in before.items():
+        if isinstance(content, dict):
+            for key, each in before:
                 if not (type(key) is str and key in _OF_EVERY_MODULE):
                     self._add(_joined(name, key), each, depth - 1)
         else:
@@ -137,10 +137,11 @@ class Held:
         """Names of the entries, or containers, that are others by now."""
         for held, before in self._containers.values():
             now = _copy(held)
-            if _is_same(now, before):
+            if _is_same(held, now, before):
                 continue
-            if type(now) is dict:
-                others = (key for key, value in now.items() if before.get(key, now) is not value)
+            if isinstance(held, dict):
+                known = dict(before)
+                others = (key for key, value in now if known.get(key, now) is not value)
                 yield from (key for key in others if type(key) is str)
             yield f"a {type(held).__name__}"
 
@@ -148,7 +149,7 @@ class Held:
         for held, before in self._containers.values():
             if isinstance(held, _Slots):
                 held.put_back()
-            elif not _is_same(_copy(held), before):
+            elif not _is_same(held, _copy(held), before):
                 _refill(held, before)
 
 
@@ -163,21 +164,21 @@ def _base(content: Any) -> Any:
     return next(each for each in _CONTAINERS if issubclass(type(content), each))
 
 
-def _copy(content: Any) -> dict[Any, Any] | list[Any]:
-    """What is in a container by now."""
+def _copy(content: Any) -> tuple[Any, ...]:
+    """What is in a container by now; of a mapping, pairs."""
     if isinstance(content, _Slots):
-        return content.now()
+        return tuple(content.now().items())
     base = _base(content)
-    return dict(base.items(content)) if issubclass(base, dict) else [*base.__iter__(content)]
+    return tuple(base.items(content) if issubclass(base, dict) else base.__iter__(content))
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def _is_same(content: Any, now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     if len(now) != len(before):
         return False
-    if type(now) is dict:
-        pairs = zip(now.items(), before.items(), strict=True)
+    pairs = zip(now, before, strict=True)
+    if isinstance(content, dict):
         return all(key is other and value is held for (key, value), (other, held) in pairs)
-    return all(value is held for value, held in zip(now, before, strict=True))
+    return all(value is held for value, held in pairs)
 
 
 def _refill(content: Any, before: Any) -> None:
