@@ -176,7 +176,9 @@ class FirstCalls:
                 return carry_out_one_row(one, watch, stands=False)
             return carry_out_one_row(made, watch, stands=True)
         if self._is_tried_out(call):
-            rows = min(self._calls.fewest(batch.rows), _FEW)
+            # What was searched for may be joined by what lies far apart.
+            mine = made.cut.count(self._context.rank)
+            rows = mine if batch.searched else min(self._calls.fewest(batch.rows), _FEW)
             return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
         return observe(made, watch)
 
