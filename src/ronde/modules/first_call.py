@@ -157,8 +157,8 @@ class FirstCalls:
             return "it has hooks, which are to see the whole batch"
         if traits.is_lazy():
             return "it has lazy layers, which are made by their first call"
-        if name := used_up_by(call.module):
-            return f"it reads {name}, which is used up as it is read"
+        if used := used_up_by(call.module, traits.outside()):
+            return f"it reads {used}, which is used up as it is read"
         return ""
 
     def _on(self, plain: Callable[..., Any], call: Call, batch: Batch, notes: Noting) -> Observed:

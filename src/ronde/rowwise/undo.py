@@ -28,13 +28,16 @@ _DEPTH = 6
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, tuple)
 
 
+# A namespace has that of all objects, as one of its own.
+_SHOW = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+
 # What torch keeps on each: tables of hooks, mostly empty.
 _OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 def is_open(kind: type) -> bool:
     """Whether objects of a class are nothing to call, and show their attributes."""
-    hides = kind.__getattribute__ is not object.__getattribute__
+    hides = kind.__getattribute__ not in _SHOW
     return not hides and not any("__call__" in vars(each) for each in kind.__mro__)
 
 
@@ -83,6 +86,7 @@ class Held:
         tensors: the tensors among that, and their names.
         counts: names of numbers of rows.
         generators: random generators.
+        used_up: what is used up as it is read, in words.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], *, any_class: bool = False) -> None:
@@ -91,6 +95,7 @@ class Held:
         self.generators: list[Any] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.counts: list[str] = []
+        self.used_up: list[str] = []
         for name, root in roots:
             self._add(name, root, _DEPTH)
 
@@ -111,6 +116,9 @@ class Held:
             self.counts.append(name)
         elif issubclass(type(value), _GENERATORS):
             self.generators.append(value)
+        elif issubclass(type(value), Iterator) and not issubclass(type(value), torch.nn.Module):
+            kind = "iterator" if type(value) is types.GeneratorType else type(value).__name__
+            self.used_up.append(f"the {kind} {name}")
         elif depth and not issubclass(type(value), torch.nn.Module):
             self._add_container(name, value, depth)
 
