@@ -271,7 +271,7 @@ class Undo:
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
         self._objects = {id(tensor): f"its {_kind(tensor)} {name}" for name, tensor in self.module.tensors}
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
-        self._gradients = [(each, each.grad) for _, each in self.module.tensors if each.is_leaf]
+        self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
         given = [tensor for _, tensor in self.arguments.tensors]
         self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -297,7 +297,7 @@ class Undo:
 
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
-        return any(tensor.grad is not before for tensor, before in self._gradients)
+        return any(_gradient(tensor) is not before for tensor, before in self._gradients)
 
     def writes_on_arguments(self) -> bool:
         """Whether attributes were set on a tensor among the arguments."""
@@ -314,12 +314,18 @@ class Undo:
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
             for tensor, gradient in self._gradients:
-                if tensor.grad is not gradient:
+                if _gradient(tensor) is not gradient:
                     tensor.grad = gradient
         self.module.restore()
         self.outside.restore()
         self.arguments.restore()
         self.generators.restore()
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
+    with torch._C.DisableTorchFunction():
+        return torch._C.TensorBase.grad.__get__(tensor)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _kind(tensor: torch.Tensor) -> str:
