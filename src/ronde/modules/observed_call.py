@@ -22,6 +22,7 @@ from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.noted import Notes, plain_number
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
+from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
@@ -229,7 +230,8 @@ def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) ->
     output: Any = None
     with watching.around(Region.SHARDED, call), said.holding():
         try:
-            with call.drawing(call.cut) if stands else nullcontext():
+            drawing = call.drawing(call.cut) if stands else nullcontext()
+            with drawing, uncompiled(call.module), undo.keeping():
                 output = call.run(args, kwargs)
             problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
         except RondeError:

@@ -16,10 +16,15 @@ from typing import Any
 
 import numpy
 import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.patching.caller import is_users
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
+from ronde.tensor.memory import tensors, written
 
 __all__ = ["Generators", "Held", "Undo", "is_open"]
 
@@ -295,6 +300,10 @@ class Undo:
             if place and place not in self._before and not marks.is_new(tensor):
                 self._before[place] = tensor, _whole(tensor).clone()
 
+    def keeping(self) -> TorchDispatchMode:
+        """Inside, what operations write to is kept before they do."""
+        return _Keeping(self)
+
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
@@ -320,6 +329,28 @@ class Undo:
         self.outside.restore()
         self.arguments.restore()
         self.generators.restore()
+
+
+class _Keeping(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, undo: Undo) -> None:
+        super().__init__()
+        self._undo, self._marks = undo, Marks()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_made_of_others(func):
+            return by_parts(self, func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._undo.keep(written(func, args, kwargs), self._marks)
+            result = func(*args, **kwargs)
+            if not (func.is_view or func._schema.is_mutable):
+                for each in tensors(result):
+                    self._marks.made(each)
+            return result
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
