@@ -107,7 +107,10 @@ class Held:
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
         """What a module and those in it hold."""
-        held = Held((name, vars(part)) for name, part in module.named_modules())
+        parts = [(name, vars(part)) for name, part in module.named_modules()]
+        # Those that make a weight before a forward belong to it, with what they count.
+        hooks = [(name, each) for name, own in parts for each in own.get("_forward_pre_hooks", {}).values()]
+        held = Held([*parts, *((name, vars(each)) for name, each in hooks if hasattr(each, "__dict__"))])
         # TorchScript keeps them elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
