@@ -113,6 +113,23 @@ def test_arguments_are_as_before() -> None:
     assert seen == [0]
 
 
+def test_an_argument_that_is_kept_elsewhere_is_taken_back_from_there_only() -> None:
+    seen: list[torch.Tensor] = []
+
+    def forward(self: Any, x: torch.Tensor, factors: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.extend((x, factors["x"]))
+        return self.layer(x) * factors["x"]
+
+    module, x = Written(forward, layer=linear()), table()
+    factors = {"x": x[:, :1]}
+    observed = observe(module, (x, factors), axes=[0, 0])
+    assert (
+        observed.verdict.reason == "it keeps values of the batch in a variable or object that is not its own"
+    )
+    assert not seen
+    assert list(factors) == ["x"]
+
+
 def test_an_error_of_the_models_own_is_kept() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.count += 1

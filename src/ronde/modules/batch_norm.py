@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from ronde.errors import UsageError
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
 from ronde.tensor.edges import SyncSum
@@ -41,13 +40,6 @@ def install(patches: Patches, context: Context) -> None:
     ) -> torch.Tensor:
         if not training or not _is_watched(context):
             return plain_functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        if context.standing.in_pieces:
-            raise UsageError(
-                "micro-batches cannot give the single-device answer for a model with batch norm: the "
-                "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
-                "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
-                "GroupNorm"
-            )
         return _global_batch_norm(context, input, running_mean, running_var, weight, bias, momentum, eps)
 
     def native(  # noqa: PLR0913 - torch.batch_norm's own parameters

@@ -164,8 +164,8 @@ class FirstCalls:
             return "it has hooks, which are to see the whole batch"
         if traits.is_lazy():
             return "it has lazy layers, which are made by their first call"
-        if name := used_up_by(call.module):
-            return f"it reads {name}, which is used up as it is read"
+        if used := used_up_by(call.module, traits.outside()):
+            return f"it reads {used}, which is used up as it is read"
         return ""
 
     def _on(self, plain: Callable[..., Any], call: Call, batch: Batch, notes: Noting) -> Observed:
@@ -186,7 +186,9 @@ class FirstCalls:
                 return carry_out_one_row(one, watch, stands=False)
             return carry_out_one_row(made, watch, stands=True)
         if self._is_tried_out(call):
-            rows = min(self._calls.fewest(batch.rows), _FEW)
+            # What was searched for may be joined by what lies far apart.
+            mine = made.cut.count(self._context.rank)
+            rows = mine if batch.searched else min(self._calls.fewest(batch.rows), _FEW)
             return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
         return observe(made, watch)
 

@@ -36,6 +36,13 @@ class Place:
                 return None
         return self.namespace.get(self.name)
 
+    def put(self, value: Any) -> None:
+        """Let the variable be this again; what a class holds, which only code can set, stays as it is."""
+        if isinstance(self.namespace, types.CellType):
+            self.namespace.cell_contents = value
+        elif isinstance(self.namespace, dict):
+            self.namespace[self.name] = value
+
 
 def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
     """The variables that the code of a module, and of those in it, names; and all names in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,7 @@ from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.noted import Notes, plain_number
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
+from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
@@ -140,7 +142,6 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
 
 def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
     notes, noted = watching.notes or (None, frozenset())
-    observation = Observation(call.module, given, call.verdict.inputs, ranks, watching.outside, notes)
     said, start = HeldOutput(), now()
     args, kwargs = _with_notes(given, notes, noted) if notes else given
     with (
@@ -149,7 +150,18 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         said.holding(),
         effects_refused(),
     ):
+        # Inside, where parameters that have passed the Enter edge are in the place of others.
+        observe_once = functools.partial(
+            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside, notes
+        )
+        observation = observe_once()
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
+        if verdict.sharded and not stands:
+            if verdict.keeps:
+                verdict = dataclasses.replace(
+                    verdict, keeps=_changed_again(observe_once(), call, (args, kwargs))
+                )
+            observation.unwind()
     error = verdict.raised
     if isinstance(error, StrayBatch):
         verdict = dataclasses.replace(verdict, reason=str(error), raised=None)
@@ -160,9 +172,16 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         if notes:
             output = map_leaves(plain_number, output)
         return Observed(verdict, output, True, steps, start)
+    return Observed(verdict, steps=steps)
+
+
+def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> str:
+    """What a second call changes: what the first has made, and the second finds, is none of it."""
+    args, kwargs = given
+    _, verdict, _ = observation.run(lambda: call.run(args, kwargs))
     if verdict.sharded:
         observation.unwind()
-    return Observed(verdict, steps=steps)
+    return verdict.keeps if verdict.sharded else "what decides how it goes on"
 
 
 def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:
@@ -211,7 +230,8 @@ def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) ->
     output: Any = None
     with watching.around(Region.SHARDED, call), said.holding():
         try:
-            with call.drawing(call.cut) if stands else nullcontext():
+            drawing = call.drawing(call.cut) if stands else nullcontext()
+            with drawing, uncompiled(call.module), undo.keeping():
                 output = call.run(args, kwargs)
             problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
         except RondeError:

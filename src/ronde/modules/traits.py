@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import enum
 import types
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -20,7 +19,7 @@ from ronde.modules.blind_hooks import is_blind
 from ronde.modules.named_places import Place, named_places
 from ronde.modules.torchscript import is_training
 from ronde.patching.caller import is_users
-from ronde.rowwise.undo import is_open
+from ronde.rowwise.undo import Held, is_open
 
 __all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
 
@@ -30,10 +29,6 @@ _HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = vars(torch.nn.Module()).keys()
 # Of a container so many entries are compared, so deep.
 _LONG, _DEEP = 16, 2
-# What is used up as it is read: no call that reads it could be unwound.
-_USED_UP = (types.GeneratorType, Iterator)
-# A weak proxy has the methods of whatever it may stand for.
-_STAYING = (torch.nn.Module, *weakref.ProxyTypes)
 
 
 class Traits:
@@ -130,13 +125,15 @@ class Traits:
         return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in held)
 
 
-def used_up_by(module: torch.nn.Module) -> str:
-    """The attribute that is used up as it is read (an iterator), "" where there is none."""
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if issubclass(type(value), _USED_UP) and not issubclass(type(value), _STAYING):
-                return name
-    return ""
+def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> str:
+    """What its code names that is used up as it is read (an iterator), in words; "" where nothing is.
+
+    No call that reads it could be unwound, or be made again.
+
+    Args:
+        outside: variables, and what they hold.
+    """
+    return next(iter((*Held.by(module).used_up, *Held(outside).used_up)), "")
 
 
 def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
 from ronde.tensor.context import Context
@@ -39,12 +40,18 @@ class MicroBatches:
         self._replay = Replay(self._asked, again)
 
     def __call__(self, call: ShardedCall) -> Any:
+        if call.verdict.joint and call.cut.rows > call.cut.world_size:
+            raise UsageError(
+                "micro-batches cannot give the single-device answer for a model with batch norm: the "
+                "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
+                "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
+                "GroupNorm"
+            )
         start, stop = call.cut.bounds(call.context.rank)
         pieces = min(self._pieces, stop - start)
         if pieces < 2 or not self._divides(call):
             return at_once(call)
-        with call.context.enter(dataclasses.replace(call.context.standing, in_pieces=True)):
-            return self._in_pieces(call, Layout(0, stop - start, pieces))
+        return self._in_pieces(call, Layout(0, stop - start, pieces))
 
     def _divides(self, call: ShardedCall) -> bool:
         """Whether a call is to run in pieces, or has to run in one."""

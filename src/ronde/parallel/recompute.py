@@ -175,10 +175,10 @@ class Recompute:
                 f"{self._asked} would call a second time"
             )
             return False
-        irrevocable = used_up_by(block)
-        if irrevocable:
+        used = used_up_by(block, self._replay.outside(block))
+        if used:
             self._note(
-                f"{type(block).__name__} keeps all its activations: it uses {irrevocable}, which "
+                f"{type(block).__name__} keeps all its activations: it uses {used}, which "
                 f"{self._asked} could not put back to compute it again"
             )
             return False

@@ -1,13 +1,14 @@
 """Carrying out a part of a model in forward, and again in backward as it was then, so that nothing is kept.
 
 torch's checkpoints see to random draws and autocast. What they leave to the user is done here: parameters
-that were swapped in for one call (`functional_call`), attributes and buffers that the forward changes, modes
-that the script changes before backward. Parameters that have other values by then cannot be had back: that is
-an error.
+that were swapped in for one call (`functional_call`), attributes, buffers and variables that the forward
+changes, modes that the script changes before backward. Parameters that have other values by then cannot be
+had back: that is an error.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,11 +17,11 @@ import torch
 import torch.utils.checkpoint
 
 from ronde.errors import UsageError
+from ronde.modules.named_places import Place, named_places
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
-from ronde.rng.random_state import host_states, put_back
-from ronde.rowwise.undo import Held
+from ronde.rowwise.undo import Generators, Held
 from ronde.tensor.tensor_class import alike
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 
@@ -44,6 +45,18 @@ class Replay:
     def __init__(self, asked: str, again: Callable[[], object] = lambda: None) -> None:
         self._asked = asked
         self._again = again
+        self._places: weakref.WeakKeyDictionary[torch.nn.Module, list[Place]] = weakref.WeakKeyDictionary()
+
+    def outside(self, module: torch.nn.Module) -> list[tuple[str, Any]]:
+        """The variables that its code names, and what they hold."""
+        return [(place.name, place.read()) for place in self._places_of(module)]
+
+    def _places_of(self, module: torch.nn.Module) -> list[Place]:
+        places = self._places.get(module)
+        if places is None:
+            places, _ = named_places(module)
+            self._places[module] = places
+        return places
 
     def __call__(
         self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
@@ -57,7 +70,7 @@ class Replay:
             kept: operations whose results are kept.
         """
         asked, again = self._asked, self._again
-        moment = _Moment(module, asked)
+        moment = _Moment(module, asked, self._places_of(module))
         results: list[Any] = []
         # A layer that works in place may do so on what it is given.
         in_place = any(_is_in_place(part) for part in module.modules())
@@ -109,11 +122,31 @@ class Replay:
         return result
 
 
+class _World:
+    """What a module, and the variables that its code names, hold by now; with random generators."""
+
+    def __init__(self, module: torch.nn.Module, places: Sequence[Place]) -> None:
+        self._variables = [(place, place.read()) for place in places]
+        self._held = Held.by(module), Held((place.name, value) for place, value in self._variables)
+        self._generators = Generators(each for held in self._held for each in held.generators)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for held in self._held for _, tensor in held.tensors]
+
+    def restore(self) -> None:
+        for place, value in self._variables:
+            if place.read() is not value:
+                place.put(value)
+        for held in self._held:
+            held.restore()
+        self._generators.restore()
+
+
 class _Moment:
     """What a module is when it is called."""
 
-    def __init__(self, module: torch.nn.Module, asked: str) -> None:
-        self._module = module
+    def __init__(self, module: torch.nn.Module, asked: str, places: Sequence[Place]) -> None:
+        self._module, self._places = module, places
         self._name = type(module).__name__
         self._asked = asked
         parts = list(module.modules())
@@ -122,14 +155,12 @@ class _Moment:
             for part in parts
             for namespace in (vars(part), part._parameters, part._buffers, part._modules)
         ]
-        self._held, self._states = Held.by(module), host_states()
+        self._world = _World(module, places)
         self._switches = Switches()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         known: list[torch.Tensor] = list(module.parameters())
         own = {id(tensor) for tensor in (*held, *known)}
-        held += [
-            value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()
-        ]
+        held += [each for each in self._world.tensors() if id(each) not in own and not each.is_inference()]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._versions = [(tensor, tensor._version) for tensor in known]
@@ -160,16 +191,14 @@ class _Moment:
         ]
         changed += self._changed
         contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
-        now, states = Held.by(self._module), host_states()
+        now = _World(self._module, self._places)
         _put(self._namespaces, changed)
-        self._held.restore()
-        put_back(self._states)
+        self._world.restore()
         try:
             with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
             now.restore()
-            put_back(states)
             _put(namespaces, contents)
 
 

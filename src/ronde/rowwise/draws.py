@@ -82,7 +82,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
     return result
 
 
-def _drawn(  # noqa: PLR0913 - the facts of one draw
+def _drawn(
     watch: Watch, op: Operation, order: Order, axis: int, dims: int, memory: tuple[int, ...] = ()
 ) -> Any:
     if order.repeats is None or 1 not in order.repeats:

@@ -47,7 +47,7 @@ def _running(op: Operation) -> list[torch.Tensor]:
 
 
 def carry_out_alone(watch: Watch, op: Operation) -> Any:
-    """A norm for which ranks do not meet, as that of instances is, with statistics of all that it is given."""
+    """A norm for which ranks do not meet, as that of instances, with statistics of what it is given."""
     running = _running(op)
     watch.undo.keep(running, watch.marks)
     result = op.run()

@@ -11,15 +11,21 @@ import collections
 import dataclasses
 import random
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
 import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.patching.caller import is_users
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
+from ronde.tensor.memory import tensors, written
 
 __all__ = ["Generators", "Held", "Undo", "is_open"]
 
@@ -28,13 +34,16 @@ _DEPTH = 6
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, tuple)
 
 
+# A namespace has that of all objects, as one of its own.
+_SHOW = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+
 # What torch keeps on each: tables of hooks, mostly empty.
 _OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
 
 
 def is_open(kind: type) -> bool:
     """Whether objects of a class are nothing to call, and show their attributes."""
-    hides = kind.__getattribute__ is not object.__getattribute__
+    hides = kind.__getattribute__ not in _SHOW
     return not hides and not any("__call__" in vars(each) for each in kind.__mro__)
 
 
@@ -45,11 +54,11 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
         any_class: of a library's, too.
     """
     kind = type(value)
-    if kind not in (types.SimpleNamespace, argparse.Namespace):
-        if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
-            return None
-        if not (any_class or dataclasses.is_dataclass(kind) or is_users(kind)):
-            return None
+    if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
+        return None
+    plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
+    if not (plain or any_class or is_users(kind)):
+        return None
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else _Slots.of(value)
 
@@ -76,6 +85,10 @@ class _Slots(dict[Any, Any]):
             setattr(self.owner, name, value)
 
 
+# A weak proxy has the methods of whatever it may stand for.
+_STAYING = (torch.nn.Module, *weakref.ProxyTypes)
+
+
 class Held:
     """What a tree of modules, or the arguments of a call, hold: each container with its content.
 
@@ -83,6 +96,7 @@ class Held:
         tensors: the tensors among that, and their names.
         counts: names of numbers of rows.
         generators: random generators.
+        used_up: what is used up as it is read, in words.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]], *, any_class: bool = False) -> None:
@@ -91,18 +105,17 @@ class Held:
         self.generators: list[Any] = []
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.counts: list[str] = []
+        self.used_up: list[str] = []
         for name, root in roots:
             self._add(name, root, _DEPTH)
 
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
         """What a module and those in it hold."""
-        held = Held(
-            (name, vars(each))
-            for name, part in module.named_modules()
-            for each in (part, *part._forward_pre_hooks.values())
-            if isinstance(getattr(each, "__dict__", None), dict)
-        )
+        parts = [(name, vars(part)) for name, part in module.named_modules()]
+        # Those that make a weight before a forward belong to it, with what they count.
+        hooks = [(name, each) for name, own in parts for each in own.get("_forward_pre_hooks", {}).values()]
+        held = Held([*parts, *((name, vars(each)) for name, each in hooks if hasattr(each, "__dict__"))])
         # TorchScript keeps them elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
@@ -116,6 +129,9 @@ class Held:
             self.counts.append(name)
         elif issubclass(type(value), _GENERATORS):
             self.generators.append(value)
+        elif issubclass(type(value), Iterator) and not issubclass(type(value), _STAYING):
+            kind = "iterator" if type(value) is types.GeneratorType else type(value).__name__
+            self.used_up.append(f"the {kind} {name}")
         elif depth:
             module = issubclass(type(value), torch.nn.Module)
             self._add_container(name, vars(value) if module else value, depth)
@@ -126,9 +142,10 @@ class Held:
         if not issubclass(type(content), _CONTAINERS) or id(content) in self._containers:
             return
         before = _copy(content)
-        self._containers[id(content)] = content, None if issubclass(type(content), tuple) else before
-        if type(before) is dict:
-            for key, each in before.items():
+        if not issubclass(type(content), tuple):
+            self._containers[id(content)] = content, before
+        if isinstance(content, dict):
+            for key, each in before:
                 if not (type(key) is str and key in _OF_EVERY_MODULE):
                     self._add(_joined(name, key), each, depth - 1)
         else:
@@ -142,13 +159,12 @@ class Held:
     def changes(self) -> Iterator[str]:
         """Names of the entries, or containers, that are others by now."""
         for held, before in self._containers.values():
-            if before is None:
-                continue
             now = _copy(held)
-            if _is_same(now, before):
+            if _is_same(held, now, before):
                 continue
-            if type(now) is dict:
-                others = (key for key, value in now.items() if before.get(key, now) is not value)
+            if isinstance(held, dict):
+                known = dict(before)
+                others = (key for key, value in now if known.get(key, now) is not value)
                 yield from (key for key in others if type(key) is str)
             yield f"a {type(held).__name__}"
 
@@ -156,7 +172,7 @@ class Held:
         for held, before in self._containers.values():
             if isinstance(held, _Slots):
                 held.put_back()
-            elif before is not None and not _is_same(_copy(held), before):
+            elif not _is_same(held, _copy(held), before):
                 _refill(held, before)
 
 
@@ -171,21 +187,21 @@ def _base(content: Any) -> Any:
     return next(each for each in _CONTAINERS if issubclass(type(content), each))
 
 
-def _copy(content: Any) -> dict[Any, Any] | list[Any]:
-    """What is in a container by now."""
+def _copy(content: Any) -> tuple[Any, ...]:
+    """What is in a container by now; of a mapping, pairs."""
     if isinstance(content, _Slots):
-        return content.now()
+        return tuple(content.now().items())
     base = _base(content)
-    return dict(base.items(content)) if issubclass(base, dict) else [*base.__iter__(content)]
+    return tuple(base.items(content) if issubclass(base, dict) else base.__iter__(content))
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def _is_same(content: Any, now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     if len(now) != len(before):
         return False
-    if type(now) is dict:
-        pairs = zip(now.items(), before.items(), strict=True)
+    pairs = zip(now, before, strict=True)
+    if isinstance(content, dict):
         return all(key is other and value is held for (key, value), (other, held) in pairs)
-    return all(value is held for value, held in zip(now, before, strict=True))
+    return all(value is held for value, held in pairs)
 
 
 def _refill(content: Any, before: Any) -> None:
@@ -275,7 +291,7 @@ class Undo:
             for name, tensor in self.module.tensors
         }
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
-        self._gradients = [(each, each.grad) for _, each in self.module.tensors if each.is_leaf]
+        self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
         given = [tensor for _, tensor in self.arguments.tensors]
         self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -299,9 +315,13 @@ class Undo:
             if place and place not in self._before and not marks.is_new(tensor):
                 self._before[place] = tensor, _whole(tensor).clone()
 
+    def keeping(self) -> TorchDispatchMode:
+        """Inside, what operations write to is kept before they do."""
+        return _Keeping(self)
+
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
-        return any(tensor.grad is not before for tensor, before in self._gradients)
+        return any(_gradient(tensor) is not before for tensor, before in self._gradients)
 
     def writes_on_arguments(self) -> bool:
         """Whether attributes were set on a tensor among the arguments."""
@@ -318,12 +338,43 @@ class Undo:
             for tensor, before in self._before.values():
                 _whole(tensor).copy_(before)
             for tensor, gradient in self._gradients:
-                if tensor.grad is not gradient:
+                if _gradient(tensor) is not gradient:
                     tensor.grad = gradient
         self.module.restore()
         self.outside.restore()
         self.arguments.restore()
         self.generators.restore()
+
+
+class _Keeping(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, undo: Undo) -> None:
+        super().__init__()
+        self._undo, self._marks = undo, Marks()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_made_of_others(func):
+            return by_parts(self, func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._undo.keep(written(func, args, kwargs), self._marks)
+            result = func(*args, **kwargs)
+            if not (func.is_view or func._schema.is_mutable):
+                for each in tensors(result):
+                    self._marks.made(each)
+            return result
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
+    with torch._C.DisableTorchFunction():
+        return _grad(tensor)
+
+
+_grad: Any = torch._C.TensorBase.grad.__get__  # type: ignore[union-attr]
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

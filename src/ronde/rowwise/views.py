@@ -170,7 +170,7 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
 def _fit(op: Operation, shape: Sequence[int], axis: int | None) -> bool:
     """Whether operands without rows have the same for each row."""
     for operand, mark in op.pairs():
-        if type(mark) is Label or operand.dim() == 0:
+        if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
             continue
         if axis is None:
             if operand.numel() > 1:
@@ -180,6 +180,12 @@ def _fit(op: Operation, shape: Sequence[int], axis: int | None) -> bool:
         if place >= 0 and operand.shape[place] != 1 and not is_constant_along(operand, place):
             return False
     return True
+
+
+def _is_read(op: Operation, operand: torch.Tensor) -> bool:
+    """Memory that is only written to may hold anything before."""
+    only_written = op.args[0] if op.facts.name == "copy_" else op.kwargs.get("out")
+    return operand is not only_written
 
 
 def is_constant_along(tensor: torch.Tensor, dim: int) -> bool:

@@ -46,14 +46,12 @@ class Standing:
     Attributes:
         rows: global rows of the sharded call under way, and of the batch of a module run in parts.
         batchless: what the sharded call under way normalizes has no rows of the batch.
-        in_pieces: a model runs on a piece of its rows, and on the others before or after it.
         function: which `torch.autograd.Function` the script has applied, while its forward runs.
     """
 
     region: Region
     rows: int | None = None
     batchless: bool = False
-    in_pieces: bool = False
     function: str = ""
 
 
