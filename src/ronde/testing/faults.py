@@ -103,7 +103,7 @@ def local_batch_norm(session: Session) -> None:
     """Statistics of this rank's rows only, as torch's own layer takes them."""
     global_batch_norm = batch_norm._global_batch_norm
     comm = SimpleNamespace(all_gather=lambda own: own[None], all_reduce=lambda own: own)
-    alone = SimpleNamespace(comm=comm)
+    alone: Any = SimpleNamespace(comm=comm)
     replace(batch_norm, "_global_batch_norm", lambda context, *rest: global_batch_norm(alone, *rest))
 
 
