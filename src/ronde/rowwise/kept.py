@@ -165,8 +165,8 @@ def _tells_of_graphs() -> bool:
 def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
     """How many objects hold each that are there for backward only.
 
-    That is a function's context, or a part of a checkpoint; or something that no object holds: what a hook for
-    saved tensors has packed is held by the graph, which is none of Python's.
+    That is a function's context, or a part of a checkpoint; or something that no object holds: what a hook
+    for saved tensors has packed is held by the graph, which is none of Python's.
 
     Args:
         known: ids of holders that are accounted for.
