@@ -306,10 +306,13 @@ class _Keeping(TorchDispatchMode):
             return result
 
 
+_grad: Any = torch._C.TensorBase.grad
+
+
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
     with torch._C.DisableTorchFunction():
-        return torch._C.TensorBase.grad.__get__(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        return _grad.__get__(tensor)
 
 
 def _kind(tensor: torch.Tensor) -> str:
