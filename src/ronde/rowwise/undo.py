@@ -23,6 +23,7 @@ from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.generators import GENERATORS, Generators
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
+from ronde.tensor.global_tensor import GlobalTensor
 from ronde.tensor.memory import tensors, written
 
 __all__ = ["Held", "Undo", "is_open"]
@@ -117,6 +118,8 @@ class Held:
         return held
 
     def _add(self, name: str, value: Any, depth: int) -> None:
+        if issubclass(type(value), GlobalTensor):
+            return  # kept from another call, in rows: what uses it is refused where it does
         if issubclass(type(value), torch.Tensor):
             self.tensors.append((name, value))
         elif issubclass(type(value), Rows):
