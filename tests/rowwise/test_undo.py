@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import nn
 
+from ronde.rowwise.undo import Undo
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import Written, linear, table
 
@@ -100,6 +101,45 @@ def test_generators_are_as_before() -> None:
     assert random.getstate() == states[1]
     assert str(numpy.random.get_state()) == states[2]
     assert str(own.bit_generator.state) == states[3]
+
+
+def test_generators_beside_a_module_are_as_before() -> None:
+    beside, module = numpy.random.default_rng(0), Written(lambda self, x: x)
+    state = str(beside.bit_generator.state)
+    undo = Undo(module, (), [("beside", beside)])
+    beside.random()
+    assert not undo.generators.others.moved()
+    undo.unwind()
+    assert str(beside.bit_generator.state) == state
+
+
+def test_what_is_written_in_place_unobserved_is_as_before() -> None:
+    module = Written(lambda self, x: x, count=torch.zeros(3))
+    undo = Undo(module, ())
+    with undo.keeping():
+        module.count[1:] += 1
+    assert undo.changes() == "count"
+    undo.unwind()
+    assert module.count.tolist() == [0, 0, 0]
+
+
+class CountsAs:
+    """A hook that makes a weight, and counts."""
+
+    calls = 0
+
+    def __call__(self, module: Any, given: Any) -> None:
+        self.calls += 1
+        module.weight = module.raw * self.calls
+
+
+def test_what_a_hook_counts_is_as_before() -> None:
+    module, hook = Written(lambda self, x: mixes(x * self.weight), raw=torch.ones(1)), CountsAs()
+    hook.calls = 1
+    module.register_forward_pre_hook(hook)
+    assert not observe(module, (table(),)).verdict.sharded
+    assert hook.calls == 1
+    assert not hasattr(module, "weight")
 
 
 def test_arguments_are_as_before() -> None:

@@ -21,7 +21,8 @@ from ronde.modules.named_places import Place, named_places
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
-from ronde.rowwise.undo import Generators, Held
+from ronde.rowwise.generators import States
+from ronde.rowwise.undo import Held
 from ronde.tensor.tensor_class import alike
 from ronde.tensor.tree import Opaque, leaves, map_leaves
 
@@ -128,7 +129,7 @@ class _World:
     def __init__(self, module: torch.nn.Module, places: Sequence[Place]) -> None:
         self._variables = [(place, place.read()) for place in places]
         self._held = Held.by(module), Held((place.name, value) for place, value in self._variables)
-        self._generators = Generators(each for held in self._held for each in held.generators)
+        self._generators = States.of_hosts(each for held in self._held for each in held.generators)
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for held in self._held for _, tensor in held.tensors]

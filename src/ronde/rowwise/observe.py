@@ -123,7 +123,7 @@ class Observation:
         check_tree(watch, self._module)
         check_variables(watch, self._outside())
         kept.check(box)
-        if watch.undo.generators.others_moved():
+        if watch.undo.generators.others.moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
         self.kept = kept
         found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))

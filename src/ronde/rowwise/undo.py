@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import random
 import types
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy
 import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,11 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ronde.patching.caller import is_users
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
+from ronde.rowwise.generators import GENERATORS, Generators
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
+from ronde.tensor.global_tensor import GlobalTensor
 from ronde.tensor.memory import tensors, written
 
-__all__ = ["Generators", "Held", "Undo", "is_open"]
+__all__ = ["Held", "Undo", "is_open"]
 
 _DEPTH = 6
 # Classes whose own methods are called on what holds others, as those of a subclass may do anything.
@@ -123,11 +123,13 @@ class Held:
         return held
 
     def _add(self, name: str, value: Any, depth: int) -> None:
+        if issubclass(type(value), GlobalTensor):
+            return  # kept from another call, in rows: what uses it is refused where it does
         if issubclass(type(value), torch.Tensor):
             self.tensors.append((name, value))
         elif issubclass(type(value), Rows):
             self.counts.append(name)
-        elif issubclass(type(value), _GENERATORS):
+        elif issubclass(type(value), GENERATORS):
             self.generators.append(value)
         elif issubclass(type(value), Iterator) and not issubclass(type(value), _STAYING):
             kind = "iterator" if type(value) is types.GeneratorType else type(value).__name__
@@ -213,55 +215,6 @@ def _refill(content: Any, before: Any) -> None:
         base.extend(content, before)
 
 
-_GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, numpy.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, numpy.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
-
-
-class Generators:
-    """States of random generators: torch's, those of Python and numpy, and those that a module keeps."""
-
-    def __init__(self, kept: Iterable[Any]) -> None:
-        self._torch = [(each, each.get_state()) for each in _torchs()]
-        others = [random._inst, numpy.random.mtrand._rand, *kept]  # pyright: ignore[reportAttributeAccessIssue]
-        self._others = [(each, _state(each)) for each in others]
-
-    def others_moved(self) -> bool:
-        """Whether one was drawn from that is not torch's own."""
-        return any(repr(_state(each)) != repr(state) for each, state in self._others)
-
-    def now(self) -> Generators:
-        """The same generators as they are now."""
-        return Generators([each for each, _ in self._others[2:]])
-
-    def restore(self) -> None:
-        for each, state in (*self._torch, *self._others):
-            _set_state(each, state)
-
-
-def _torchs() -> Iterator[torch.Generator]:
-    yield torch.default_generator
-    if torch.cuda.is_initialized():
-        yield torch.cuda.default_generators[torch.cuda.current_device()]
-
-
 class Undo:
     """What a call of a module may change, as it was before.
 
@@ -281,7 +234,7 @@ class Undo:
         self.module = Held.by(module)
         self.outside = Held(outside)
         self.arguments = Held([("", arguments)], any_class=True)
-        self.generators = Generators(self.module.generators)
+        self.generators = Generators(self.module.generators, self.outside.generators)
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
         kinds = {id(tensor): "buffer" for tensor in module.buffers()}
@@ -368,13 +321,13 @@ class _Keeping(TorchDispatchMode):
             return result
 
 
+_grad: Any = torch._C.TensorBase.grad
+
+
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
     with torch._C.DisableTorchFunction():
-        return _grad(tensor)
-
-
-_grad: Any = torch._C.TensorBase.grad.__get__  # type: ignore[union-attr]
+        return _grad.__get__(tensor)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
