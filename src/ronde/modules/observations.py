@@ -2,8 +2,8 @@
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
 the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once a few of its values have made no difference and it was seen to decide
-nothing.
+to call is left out of the form once a few of its values were observed: what was found then holds for all
+values that decide the same comparisons in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import Traits, comparable
 from ronde.rowwise.mixes_rows import COUNTS
-from ronde.rowwise.noted import Notes, is_notable
+from ronde.rowwise.noted import Decision, Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.tensor_class import own_class
@@ -59,15 +59,19 @@ class Known:
         rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
         calls: so many so far.
+        decisions: what numbers have decided that are others from call to call; None where nobody noted it.
     """
 
     verdict: Verdict
     rows: set[int]
     steps: Sequence | None = None
     calls: int = 1
+    decisions: tuple[Decision, ...] | None = None
 
-    def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
-        """Whether a batch of so many rows, cut into such parts, is not another matter."""
+    def holds_for(self, whole: int, parts: Iterable[int], numbers: tuple[Any, ...]) -> bool:
+        """Whether a batch of so many rows, cut into such parts, with these numbers is not another matter."""
+        if not all(each.holds_for(numbers) for each in self.decisions or ()):
+            return False
         if whole in self.rows:
             return True
         if self.steps is None:
@@ -89,7 +93,7 @@ class _Form:
         known: what was found, by the numbers, and for other sizes of the batch after another.
         free: numbers that make no difference, by their place.
         values: the numbers of each observed call.
-        steers: a number that changes decides something.
+        steers: a number that changes decides something, and nobody can tell what.
         given_up: what is taken for known of calls that were not observed.
     """
 
@@ -117,14 +121,29 @@ class _Form:
         self.values.append(numbers)
         if self.steers or not noted:
             return
+        # Of what follows from numbers that change only the operations are compared.
+        known.steps = known.steps and known.steps.without_numbers()
+        changing = self.changing()
+        if changing and (self._are_alike() or self._is_known(numbers, known)):
+            self.free |= changing.keys()
+            self.known = {self.key(numbers): [known]}
+
+    def _are_alike(self) -> bool:
+        """Whether all observed calls were."""
         every = self.all_known()
         verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
-        operations = {_operations(each.steps) for each in every}
-        if len(verdicts) == 1 and len(operations) == 1:
-            self.free |= self.changing().keys()
-            # Of what follows from these numbers only the operations are compared.
-            known.steps = known.steps and known.steps.without_numbers()
-            self.known = {self.key(numbers): [known]}
+        return len(verdicts) == 1 and len({_operations(each.steps) for each in every}) == 1
+
+    def _is_known(self, numbers: tuple[Any, ...], known: Known) -> bool:
+        """Whether one that decided the same was alike, where all that numbers decide is noted."""
+        return _are_numbers(self.changing().values()) and any(
+            each is not known
+            and each.decisions is not None
+            and all(decision.holds_for(numbers) for decision in each.decisions)
+            and each.verdict.sharded == known.verdict.sharded
+            and _operations(each.steps) == _operations(known.steps)
+            for each in self.all_known()
+        )
 
     def all_known(self) -> list[Known]:
         return [each for several in self.known.values() for each in several]
@@ -139,9 +158,14 @@ class _Form:
         }
 
 
+def _are_numbers(columns: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether what changes are numbers, of which is noted all that they decide."""
+    return all(is_notable(each) for column in columns for each in column)
+
+
 def _is_open(column: tuple[Any, ...]) -> bool:
     """Whether what changes is a number, of which can be told what it decides, or how long something is."""
-    if all(map(is_notable, column)):
+    if _are_numbers([column]):
         return True
     return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
 
@@ -175,7 +199,7 @@ class Observations:
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
+        known = next((each for each in several if each.holds_for(rows, parts, numbers)), form.given_up)
         return known, (form, numbers)
 
     def give_up(self, call: Call, place: Any) -> Verdict | None:
@@ -192,13 +216,13 @@ class Observations:
         form, numbers = place
         form.known[form.key(numbers)].remove(known)
 
-    def notes(self, call: Call, place: Any) -> tuple[Notes, frozenset[int]] | None:
-        """What makes numbers that change note what they decide, and which leaves of the arguments are such.
+    def notes(self, call: Call, place: Any) -> tuple[Notes, dict[int, int]] | None:
+        """What makes numbers that change note what they decide, and places of the leaves that are such.
 
         None while too few of their values were observed, or where it is no number that changes.
         """
         form, numbers = place
-        if form.steers or len(form.known) < _FEW - 1:
+        if form.steers or (not form.free and len(form.known) < _FEW - 1):
             return None
         changing = form.changing(numbers)
         if not all(_is_open(column) for column in changing.values()):
@@ -206,13 +230,15 @@ class Observations:
             return None
         places = self.traits(call.module).places
         plain = [n for n, value in enumerate(call.values) if not isinstance(value, torch.Tensor)]
-        named = [places[each] for each in changing if each < len(places)]
-        leaves = frozenset(plain[each - len(places)] for each in changing if each >= len(places))
-        return Notes(named), leaves
+        noted = form.free | changing.keys()
+        leaves = {plain[each - len(places)]: each for each in noted if each >= len(places)}
+        return Notes({each: places[each] for each in noted if each < len(places)}), leaves
 
     def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
         form, numbers = place
-        form.steers |= notes is not None and bool(notes.decisions)
+        if notes is not None:
+            form.steers |= bool(notes.opened)
+            known.decisions = tuple(notes.decisions)
         form.learn(numbers, known, noted=notes is not None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
-# What makes numbers note what they decide, and which leaves of the arguments are such.
-Noting = tuple[Notes, frozenset[int]] | None
+# What makes numbers note what they decide, and which leaves of the arguments are such: their places.
+Noting = tuple[Notes, Mapping[int, int]] | None
 _ONE_ROW = "of a single row it makes something else than of one of several"
 
 
@@ -141,7 +141,7 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
 
 
 def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
-    notes, noted = watching.notes or (None, frozenset())
+    notes, noted = watching.notes or (None, {})
     said, start = HeldOutput(), now()
     args, kwargs = _with_notes(given, notes, noted) if notes else given
     with (
@@ -254,9 +254,14 @@ def _is_as_found(output: Any, verdict: Verdict) -> bool:
     return dims == [axis.dims for axis in verdict.outputs]
 
 
-def _with_notes(given: Any, notes: Notes, noted: frozenset[int]) -> Any:
-    place = itertools.count()
-    return map_leaves(lambda value: notes.of(value) if next(place) in noted else value, given, always=True)
+def _with_notes(given: Any, notes: Notes, noted: Mapping[int, int]) -> Any:
+    leaf = itertools.count()
+
+    def shown(value: Any) -> Any:
+        place = noted.get(next(leaf))
+        return value if place is None else notes.of(value, place)
+
+    return map_leaves(shown, given, always=True)
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:
