@@ -181,7 +181,7 @@ def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> s
     _, verdict, _ = observation.run(lambda: call.run(args, kwargs))
     if verdict.sharded:
         observation.unwind()
-    return verdict.keeps if verdict.sharded else "what decides how it goes on"
+    return verdict.keeps if verdict.sharded else "its state"
 
 
 def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:
