@@ -181,7 +181,8 @@ def rows_of_outputs(rank: Rank) -> list[float]:
         data = output.data
         assert type(data) is type(output)
         assert not data.requires_grad
-        assert data.data_ptr() == output.data_ptr()
+        with torch.no_grad():
+            output.mul_(2)
         return [float(output.sum()), float(data.sum())]
 
 

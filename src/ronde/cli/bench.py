@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from ronde.bench import data_parallel, overhead
+from ronde.bench import first_call as first_calls
 from ronde.bench.choice import check_known
 from ronde.bench.collectives import contender as contenders
 from ronde.bench.collectives import picture as collectives_picture
@@ -22,6 +23,8 @@ from ronde.bench.collectives.contender import CONTENDERS
 from ronde.bench.collectives.operation import OPERATIONS, cases
 from ronde.bench.collectives.report import KIND, CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
+from ronde.bench.first_call import KIND as FIRST_CALL
+from ronde.bench.first_call import FirstCall, FirstCallReport
 from ronde.bench.memory import comparison as memory_comparison
 from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
@@ -132,6 +135,29 @@ def overhead_(
     _tell(report, json=json, plot=plot)
 
 
+@bench.command("first-call")
+def first_call_(
+    workloads: Annotated[
+        str, typer.Option(metavar="NAMES", help=f"Separated by commas: {', '.join(first_calls.WORKLOADS)}.")
+    ] = ",".join(first_calls.USUAL),
+    ranks: Annotated[int, typer.Option(min=2, help="Ranks.")] = 2,
+    plan: Annotated[str, typer.Option(metavar="PLAN", help="How ronde cuts the work.")] = "ddp",
+    json: _Json = None,
+) -> None:
+    """Measure the first call of a model, which is observed, beside a step of its training.
+
+    Prints the time of the call in steps, the memory of the first step over a usual one's, and the share that
+    observed and compared calls take of 200 steps.
+    """
+    check_linux()
+    check(expand(plan), ranks, device_of_ranks(os.environ))
+    _check_writable(json=json)
+    report = first_calls.measure(
+        _names(workloads), ranks=ranks, plan=plan, environment=os.environ, progress=_say_first_call
+    )
+    _tell(report, json=json)
+
+
 @bench.command()
 def collectives(
     operations: Annotated[
@@ -228,7 +254,7 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport}
+    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport}
     _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
 
@@ -270,6 +296,12 @@ def _say_memory(result: PlanMemory) -> None:
     print(f"ronde: {result.plan}: state {show_bytes(most)} on a rank", file=sys.stderr, flush=True)
 
 
+def _say_first_call(result: FirstCall) -> None:
+    """One line on stderr for each workload."""
+    said = f"ronde: {result.workload}: the first call takes {result.calls:.2f} steps"
+    print(said, file=sys.stderr, flush=True)
+
+
 def _kind(text: str) -> str:
     """What kind of report a file holds, "" where it is none."""
     try:
@@ -295,11 +327,19 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report | CollectivesReport | MemoryReport, *, json: Path | None = None, plot: Path | None = None
+    report: Report | CollectivesReport | MemoryReport | FirstCallReport,
+    *,
+    json: Path | None = None,
+    plot: Path | None = None,
 ) -> None:
     if json is not None:
         json.write_text(report.to_json())
     match report:
+        case FirstCallReport():
+            if plot is not None:
+                raise UsageError("a report of first calls has no picture; leave out --plot")
+            print(first_calls.table(report))
+            return
         case CollectivesReport():
             draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
         case MemoryReport():

@@ -1,15 +1,18 @@
 """The workloads by name."""
 
 from bert import BERT, BERT_NO_DROPOUT
-from gpt import GPT_SMALL
+from gpt import GPT_12, GPT_SMALL
 from language_model import LM_1B, LM_TINY
 from mlp import MLP, MLP_20K, MLP_512
 from resnet18 import RESNET18_BN, RESNET18_GN
+from swin import SWIN_T
 from transformer import TRANSFORMER
 
 CATALOGUE = {
     "transformer": TRANSFORMER,
     "gpt": GPT_SMALL,
+    "gpt-12": GPT_12,
+    "swin-t": SWIN_T,
     "resnet18-gn": RESNET18_GN,
     "resnet18-bn": RESNET18_BN,
     "bert": BERT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import torch
@@ -79,3 +80,5 @@ GPT_SMALL = Workload(
     optimizer=partial(torch.optim.AdamW, lr=3e-4),
     loss=next_word_loss,
 )
+# Of twelve layers.
+GPT_12 = dataclasses.replace(GPT_SMALL, model=partial(GPT, layers=12), steps=15)

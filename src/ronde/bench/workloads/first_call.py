@@ -1,0 +1,62 @@
+"""Times the first call of a model and every step, and sees how much memory each step takes."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from command_line import arguments
+from drawn import Drawn
+
+
+def process_bytes(name):
+    """An account of this process's memory: `VmRSS`, or the most of it since it was begun anew, `VmHWM`."""
+    line = next(each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def begin_anew():
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def main():
+    args = arguments()
+    workload = args.workload
+    torch.manual_seed(0)
+    data = workload.data(args.samples)
+    before = process_bytes("VmRSS")
+    model = workload.model()
+    optimizer = workload.optimizer(model.parameters())
+    first_call, seconds, peaks, loss = 0.0, [], [], torch.tensor(0.0)
+    for step in range(args.total):
+        if isinstance(data, Drawn):
+            inputs, targets = data.draw(args.batch_size)
+        else:
+            rows = slice(step * args.batch_size, (step + 1) * args.batch_size)
+            inputs, targets = data[rows]
+        begin_anew()
+        start = time.perf_counter()
+        outputs = model(inputs)
+        first_call = first_call or time.perf_counter() - start
+        loss = workload.loss(outputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+        peaks.append(process_bytes("VmHWM") - before)
+    line = {
+        "workload": args.name,
+        "batch_size": args.batch_size,
+        "first_call": first_call,
+        "step": statistics.median(seconds[1:]),
+        "seconds": seconds,
+        "peaks": peaks,
+        "loss": loss.item(),
+        "torch": torch.__version__,
+    }
+    print("bench-line " + json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
