@@ -1,0 +1,1 @@
+"""Stands in for the part of TensorFlow 1 that old programs took their digits from."""

@@ -1,0 +1,3 @@
+"""How many images a data set has."""
+
+IMAGES = 1280

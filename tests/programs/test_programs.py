@@ -1,0 +1,142 @@
+"""The list of programs of public code is in order, and their runner tells what is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from programs import listing
+from programs.listing import Program
+from programs.run import printed_apart, run
+from programs.standins import known, provide
+from ronde.testing.warm import WarmHost
+
+SCRIPT = """\
+import torch
+from torchvision import datasets, transforms
+from torch.utils.data import DataLoader
+import gym
+env = gym.make("CartPole-v1")
+print(len(env.reset()), len(env.step(1)), len(open("input.txt").read()) > 1000)
+data = datasets.MNIST("data", transform=transforms.ToTensor())
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in DataLoader(data, 16, shuffle=True):
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"loss {loss.item():.6f}")
+"""
+
+
+def _program(sha256: str, **fields: object) -> Program:
+    program = Program(
+        repository="owner/name",
+        path="folder/train.py",
+        commit="0" * 40,
+        sha256=sha256,
+        field="images",
+        arguments="",
+        steps=5,
+        standins=("digits:96", "gym", "text:input.txt"),
+        beside=(),
+    )
+    return dataclasses.replace(program, **fields)
+
+
+def test_the_list_is_in_order() -> None:
+    programs = listing.read()
+    names = [(program.repository.lower(), program.path) for program in programs]
+    assert names == sorted(set(names))
+    assert len(names) >= 140
+    for program in programs:
+        assert re.fullmatch("[0-9a-f]{40}", program.commit), program
+        assert re.fullmatch("([0-9a-f]{64})?", program.sha256), program
+        assert program.field, program
+        assert program.steps > 0, program
+        assert all(known(standin) for standin in program.standins), program
+        assert program.words is not None
+    assert sum(bool(program.sha256) for program in programs) >= 25
+
+
+def test_a_checkout_must_have_the_contents_of_the_commit(tmp_path: Path) -> None:
+    checkout = tmp_path / "owner" / "name" / "folder"
+    program = _program(hashlib.sha256(SCRIPT.encode()).hexdigest())
+    assert "no owner/name/folder/train.py" in program.missing(tmp_path)
+    checkout.mkdir(parents=True)
+    (checkout / "train.py").write_text(SCRIPT)
+    assert not program.missing(tmp_path)
+    assert "only a clone" in dataclasses.replace(program, sha256="").missing(tmp_path)
+    (checkout / "train.py").write_text(SCRIPT + "\n")
+    assert "is not that of commit" in program.missing(tmp_path)
+
+
+def test_a_clone_tells_by_the_commit(tmp_path: Path) -> None:
+    clone = tmp_path / "owner" / "name"
+    (clone / "folder").mkdir(parents=True)
+    (clone / "folder" / "train.py").write_text(SCRIPT)
+
+    def git(*words: str) -> str:
+        author = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example.org"}
+        committer = {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@example.org"}
+        environment = {**os.environ, **author, **committer}
+        return subprocess.run(
+            ["git", "-C", str(clone), *words], check=True, capture_output=True, text=True, env=environment
+        ).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    program = _program("", commit=git("rev-parse", "HEAD"))
+    (clone / "folder" / "train.py").write_text("another")
+    assert not program.missing(tmp_path)
+    assert program.contents(tmp_path, program.path) == SCRIPT.encode()
+
+
+def test_a_program_is_run_with_its_standins(tmp_path: Path, host: WarmHost) -> None:
+    folder = tmp_path / "owner" / "name" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(SCRIPT)
+    program = _program(hashlib.sha256(SCRIPT.encode()).hexdigest())
+    outcome = run(program, tmp_path, ranks=2, plan="ddp", starter=host.start)
+    assert outcome.law == "holds", outcome.report
+    assert outcome.steps == 5
+    assert outcome.worst is not None
+    assert outcome.worst < 1e-12
+    assert outcome.end is not None
+    assert outcome.end.end == "one piece"
+    assert "holds: largest difference" in outcome.line
+    called = dataclasses.replace(program, arguments="-c 'import train'")
+    assert run(called, tmp_path, ranks=2, plan="ddp", starter=host.start).law == "holds"
+
+
+def test_one_that_fails_in_plain_python_is_not_called_broken(tmp_path: Path, host: WarmHost) -> None:
+    folder = tmp_path / "owner" / "name" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("import no_such_package\n")
+    outcome = run(_program("1", standins=()), tmp_path, ranks=2, plan="ddp", starter=host.start)
+    assert "no_such_package" in outcome.law
+    assert outcome.end is None
+
+
+def test_printed_numbers_are_compared_at_their_places() -> None:
+    assert printed_apart("loss 1.0, 2e-3", "loss 1.0, 2e-3") == 0
+    assert printed_apart("loss 2.0", "loss 1.0") == pytest.approx(0.5)
+    assert printed_apart("loss 1.0", "accuracy 1.0") == float("inf")
+    assert printed_apart("done", "done") is None
+
+
+@pytest.mark.parametrize("standin", ["gym", "gym26", "gymnasium", "torchvision", "requests", "tensorflow"])
+def test_standins_are_copied_by_their_names(standin: str, tmp_path: Path) -> None:
+    provide(standin, tmp_path)
+    name = "gym" if standin == "gym26" else standin
+    assert (tmp_path / name / "__init__.py").is_file()
+    if name.startswith("gym"):
+        assert ("True" in (tmp_path / name / "api.py").read_text()) == (standin != "gym")
