@@ -174,7 +174,11 @@ def sum_ranks_deferred(
         pending.wait()
         return _Arrived.apply(value, total, divisor, context)
 
-    return defer(context, value * (context.world_size / divisor), arrive, node=node)
+    def number() -> torch.Tensor:
+        pending.wait()
+        return (total / divisor).to(value.dtype)
+
+    return defer(context, value * (context.world_size / divisor), arrive, node=node, number=number)
 
 
 class _Spread(Function):

@@ -1,0 +1,90 @@
+"""Buffers so small that every rank sums the whole of them: one wait for the peers in place of three.
+
+What a rank contributes it copies into memory that all share, in one of two areas in turn, and reads all
+ranks' areas from there. An area may be written again once every rank has filled the other one, because it has
+read this one before; to sum the turn between, a rank waits for that in any case. Sums are taken in the order
+of ranks, so all hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.buffer import Source, Storage
+from ronde.comm.reductions import REDUCTIONS, reduce_into
+from ronde.comm.waiting import Counters
+
+__all__ = ["SmallBuffer"]
+
+
+class SmallBuffer:
+    """One buffer on this rank; made by `allocate_shared`. What gradients lie in is the rank's own memory.
+
+    Args:
+        areas: two, of every rank [numel] each.
+        counters: how many times each rank has filled this buffer, in `word`.
+        comm: the group, whose backend is shared memory.
+    """
+
+    def __init__(
+        self, areas: Sequence[Sequence[torch.Tensor]], counters: Counters, word: int, comm: Any
+    ) -> None:
+        self._areas = areas
+        self._counters = counters
+        self._word = word
+        self._comm = comm
+        self._storage = Storage(torch.zeros_like(areas[0][comm.rank]))
+        self._turn = 0
+        self._number = 0
+        self._summed = False
+
+    @property
+    def address(self) -> int:
+        return self._storage.tensor.data_ptr()
+
+    def open(self, users: int) -> tuple[torch.Tensor, bool]:
+        same = self._storage.users() <= users
+        if not same:
+            self._storage = Storage(torch.zeros_like(self._storage.tensor))
+        return self._storage.tensor, same
+
+    @property
+    def own(self) -> tuple[int, int]:
+        return 0, 0
+
+    def launch(self, sources: Sequence[Source] = ()) -> None:
+        assert not sources
+        comm, flat = self._comm, self._storage.tensor
+        self._number = 0 if comm.check is None else comm.check.collective("all_reduce", flat)
+        self._turn += 1
+        self._summed = False
+        self._areas[self._turn % 2][comm.rank].copy_(flat)
+        self._counters.tell(self._word, self._turn)
+
+    def advance(self) -> bool:
+        if not self._summed and self._counters.come(self._word, self._turn):
+            self._sum()
+        return self._summed
+
+    def reduce(self) -> None:
+        if self._summed:
+            return
+        if not self._counters.come(self._word, self._turn):
+            waiting = self._comm.backend.shared.waiting
+            self._comm.block(lambda: waiting.until(self._counters, self._word, self._turn), self._number)
+        self._sum()
+
+    def collect(self) -> None:
+        """The whole is summed already."""
+
+    def settle(self) -> None:
+        """Who has still to read this rank's area does so before the area's next turn."""
+
+    def _sum(self) -> None:
+        self._summed = True
+        flat = self._storage.tensor
+        reduce_into(flat, self._areas[self._turn % 2], REDUCTIONS["sum"])
+        flat.div_(self._comm.world_size)
