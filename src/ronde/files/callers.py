@@ -1,0 +1,125 @@
+"""Whose call a file operation is: the main thread's, which all ranks make, or that of a thread or process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+
+from torch._guards import CompileContext
+
+from ronde.boundary.caller import is_script, is_standard
+
+__all__ = ["Callers"]
+
+
+class _Depth(threading.local):
+    """How deep a thread, or the process that it has forked, is in something."""
+
+    value = 0
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        self.value += 1
+        try:
+            yield
+        finally:
+            self.value -= 1
+
+
+class Callers:
+    """Tells that of the call in which it is asked.
+
+    Attributes:
+        branched: the script has started threads or processes, which may have changed files.
+        trackers: folders of packages whose own files are each rank's own.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self.branched = False
+        self.trackers: tuple[str, ...] = ()
+        self._alone = alone
+        self._forks = False
+        self._unmediated, self._for_itself = _Depth(), _Depth()
+        self._process = os.getpid()
+        self._thread = threading.main_thread().ident
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._collector: int | None = None
+
+    def unmediated(self) -> AbstractContextManager[None]:
+        """File operations inside, of this thread, are ronde's own."""
+        return self._unmediated.deeper()
+
+    def for_itself(self) -> AbstractContextManager[None]:
+        """Inside each rank works for itself, as when it loads samples of its own."""
+        return self._for_itself.deeper()
+
+    def in_step(self) -> bool:
+        """Whether all ranks make this call: it is the main thread's, and neither nested nor a collector's."""
+        if self._unmediated.value or self._for_itself.value or os.getpid() != self._process:
+            return False
+        if threading.get_ident() != self._thread or self._collects():
+            return False
+        # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
+        if CompileContext.try_get() is not None:
+            return False
+        return not (self.trackers and self._above(lambda name: name.startswith(self.trackers)))
+
+    def is_beside(self) -> bool:
+        """Whether it is that of a thread or forked process of the script, or of Python's collector.
+
+        Not of a process that a library forked, to load samples say: each rank's loads others, and what they
+        leave is wanted of all.
+        """
+        if self._alone or self._unmediated.value or self._for_itself.value:
+            return False
+        if os.getpid() != self._process:
+            return self._forks
+        beside = self._collects()
+        if not beside and threading.get_ident() != self._thread:
+            beside = threading.current_thread() in self._threads or self._above(is_script)
+        self.branched = self.branched or beside
+        return beside
+
+    def looks_aside(self) -> bool:
+        """Whether it may be about what threads and processes of the script have changed."""
+        return not (self._alone or self._unmediated.value) and (self.branched or self.is_beside())
+
+    def starts(self, thread: threading.Thread | None = None) -> None:
+        """A thread is about to start, or a process to be forked.
+
+        It is the script's if that starts it by itself, or by a module of the interpreter (a pool, a timer).
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        of_script = frame is not None and is_script(frame.f_code.co_filename)
+        self.branched = self.branched or of_script
+        if thread is None:
+            self._forks = of_script
+        elif of_script:
+            self._threads.add(thread)
+
+    def on_collection(self, phase: str, _: Mapping[str, int]) -> None:
+        """Python's collector begins or ends: it comes at other moments on other ranks."""
+        self._collector = threading.get_ident() if phase == "start" else None
+
+    def _collects(self) -> bool:
+        return self._collector == threading.get_ident()
+
+    @staticmethod
+    def _above(is_meant: Callable[[str], bool]) -> bool:
+        """Whether code of such a file leads to this call, no further away than the script's."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if is_meant(name):
+                return True
+            if is_script(name):
+                return False
+            frame = frame.f_back
+        return False

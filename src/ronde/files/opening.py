@@ -1,0 +1,139 @@
+"""`open` and `os.open` as the script sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ronde.files.overlay import called
+from ronde.files.rank_files import RankFiles
+from ronde.files.raw_files import NullFile, RawFile, layered
+
+__all__ = ["Opening"]
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
+
+
+class Opening:
+    """Opening for writing is done by all ranks together; threads and processes open what their rank has.
+
+    Args:
+        plain_open, plain_os_open, plain_os_close: the functions of the interpreter.
+    """
+
+    def __init__(
+        self,
+        files: RankFiles,
+        plain_open: Callable[..., Any],
+        plain_os_open: Callable[..., int],
+        plain_os_close: Callable[[int], None],
+    ) -> None:
+        self._files = files
+        self._open = plain_open
+        self._os_open = plain_os_open
+        self._os_close = plain_os_close
+
+    def open(
+        self,
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Callable[[str, int], int] | None = None,
+    ) -> Any:
+        """Stands in for `open`."""
+        layers = (buffering, encoding, errors, newline)
+        # What opens by itself calls `os.open`.
+        if isinstance(file, int) or not isinstance(mode, str) or opener is not None:
+            return self._open(file, mode, *layers, closefd, opener)
+        writes = not set(mode).isdisjoint("wax+")
+        located = self._files.mediated(file)
+        if located is None or not writes:
+            if located is not None:
+                self._files.before_reading(located)
+            return self._open_beside(file, mode, *layers, closefd)
+        # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
+        self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
+        name = os.fspath(self._files.paths.renamed(file))
+        raw = self._raw(name, located, "".join(letter for letter in mode if letter in "rwax+"))
+        return layered(raw, mode, *layers)
+
+    def _raw(self, name: str | bytes, located: str, mode: str) -> RawFile:
+        opened: list[RawFile] = []
+
+        def act() -> tuple[str, int]:
+            opened.append(RawFile(name, mode))  # pyright: ignore[reportArgumentType]
+            return os.path.realpath(located), os.fstat(opened[0].fileno()).st_size
+
+        def copy() -> None:
+            place = self._files.mirrors.copy(located if mode[0] in "ra" else "")
+            opened.append(RawFile(place, mode.replace("x", "w")))
+            os.unlink(place)
+
+        key, size = self._files.once(f"open ({mode})", located, act, prepare=copy if "+" in mode else None)
+        raw = opened[0] if opened else NullFile(mode, size)
+        raw.name = name  # pyright: ignore[reportAttributeAccessIssue]
+        self._files.opened(key)
+        raw.on_close = lambda: self._files.closed(key)
+        return raw
+
+    def _open_beside(self, file: Any, mode: str, *rest: Any) -> Any:
+        """`open` of the file itself, or of what threads of this rank have made of it."""
+
+        def open_at(place: Any) -> Any:
+            opened = self._open(place, mode, *rest)
+            if place is not file:
+                raw = getattr(opened, "buffer", opened)
+                getattr(raw, "raw", raw).name = file
+            return opened
+
+        if set(mode).isdisjoint("wax+"):
+            return self._files.look(file, open_at, undo=lambda opened: opened.close())
+        place = self._files.place_to_write(file, keep="w" not in mode, follow="x" not in mode)
+        with called({place: file}):
+            return open_at(place)
+
+    def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """Stands in for `os.open`."""
+        if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
+            return self._os_open(path, flags, mode, dir_fd=dir_fd)
+        located = self._files.mediated(path)
+        if not flags & _WRITING:
+            if located is not None:
+                self._files.before_reading(located)
+            return self._files.look(
+                path, lambda place: self._os_open(place, flags, mode), undo=self._os_close
+            )
+        if located is not None:
+            return self._descriptor(self._files.paths.renamed(path), located, flags, mode)
+        anew = bool(flags & os.O_EXCL)
+        place = self._files.place_to_write(path, keep=not flags & os.O_TRUNC, follow=not anew)
+        with called({place: path}):
+            return self._os_open(place, flags, mode)
+
+    def _descriptor(self, path: Any, located: str, flags: int, mode: int) -> int:
+        opened: list[int] = []
+        places: list[str] = []
+
+        def act() -> tuple[str, int]:
+            opened.append(self._os_open(path, flags, mode))
+            return os.path.realpath(located), os.fstat(opened[0]).st_size
+
+        def copy() -> None:
+            places.append(self._files.mirrors.copy(located))
+
+        reads = bool(flags & os.O_RDWR) and not flags & os.O_TRUNC
+        key, size = self._files.once("os.open", located, act, prepare=copy if reads else None)
+        # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
+        self._files.opened(key, closes=False)
+        if not opened:
+            # A file with a name, because file locks take one without for a lock that was removed.
+            with self._files.callers.unmediated():
+                place = places[0] if places else self._files.mirrors.copy("", size)
+            opened.append(self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND)))
+        return opened[0]

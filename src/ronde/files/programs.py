@@ -1,0 +1,187 @@
+"""Programs and processes that the script starts.
+
+A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here
+would know. What it printed and how it ended is known on every rank. One that the script reads while it runs,
+or that a thread starts, is started by every rank, and that is said.
+
+Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
+one another, because those that are spawned write the real files on each.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from ronde.boundary.caller import called_by_script
+from ronde.errors import UsageError
+from ronde.files.rank_files import RankFiles
+
+__all__ = ["PROGRAMS", "WAITS", "once", "sharing", "waiting"]
+
+PROGRAMS = (
+    ("subprocess", "run"),
+    ("subprocess", "call"),
+    ("subprocess", "check_call"),
+    ("subprocess", "check_output"),
+    ("subprocess", "getoutput"),
+    ("subprocess", "getstatusoutput"),
+    ("os", "system"),
+)
+WAITS = (
+    ("multiprocessing.pool", "Pool.__exit__"),
+    ("multiprocessing.pool", "Pool.join"),
+    ("multiprocessing.process", "BaseProcess.join"),
+    ("concurrent.futures.process", "ProcessPoolExecutor.shutdown"),
+    ("concurrent.futures._base", "Executor.__exit__"),
+)
+_STARTERS = ("threading.", "concurrent.futures.", "multiprocessing.pool.")
+"""Modules that call what a thread is to do."""
+
+
+def once(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, which runs a program to its end, on rank 0; its result or failure on all."""
+
+    @functools.wraps(plain)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # A library may have reasons to start a program on one rank and not on another (a compiler).
+        if called_by_script() and files.callers.in_step():
+            return files.alike(label, lambda: plain(*args, **kwargs))
+        if called_by_script(or_by=_STARTERS):
+            _say_of_threads(files, args[0] if args else next(iter(kwargs.values()), ""))
+        return plain(*args, **kwargs)
+
+    return run
+
+
+def waiting(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, which waits for processes of the script; after it, wait for those of the other ranks."""
+
+    @functools.wraps(plain)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        if called_by_script() and files.callers.in_step() and not _in_part(args, kwargs):
+            files.alike(label, lambda: None)
+        return result
+
+    return wait
+
+
+def sharing(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]:
+    """For `subprocess.Popen.__init__`, called after what the script wrote is there."""
+
+    @functools.wraps(plain)
+    def initialize(program: Any, args: Any, *rest: Any, **options: Any) -> None:
+        files.before_child()
+        in_step = called_by_script() and files.callers.in_step()
+        if not in_step and called_by_script(or_by=_STARTERS):
+            _say_of_threads(files, args)
+        if not in_step or len(rest) > 2:  # stdin is the fourth
+            return plain(program, args, *rest, **options)
+        if subprocess.PIPE in (options.get("stdout"), options.get("stderr")):
+            files.note(
+                f"{_name(args)!r} was started by every rank, because the script reads what it prints while "
+                f"it runs; subprocess.run starts a program once"
+            )
+            return plain(program, args, *rest, **options)
+
+        def start() -> int:
+            plain(program, args, *rest, **options)
+            return program.pid
+
+        pid = files.alike("subprocess.Popen", start, str(args))
+        if not files.is_zero:
+            _stand_in(program, args, pid, options)
+        kind = type(program)
+        program.files, program.plain = files, kind
+        members = {name: value for name, value in vars(_Program).items() if callable(value)}
+        program.__class__ = type(kind.__name__, (kind,), {**members, "__module__": kind.__module__})
+
+    return initialize
+
+
+class _Program(subprocess.Popen[Any]):
+    """A program that goes on, as a rank sees it: its methods are collective, so all know alike how it goes.
+
+    Attributes:
+        files: of this rank; the process itself is rank 0's.
+        plain: the class that it would be in plain Python.
+    """
+
+    files: RankFiles
+    plain: Any
+
+    def poll(self) -> int | None:
+        return self._once("poll", lambda: self.plain.poll(self))
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._once("wait", lambda: self.plain.wait(self, timeout))
+
+    def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+        return self._once("communicate", lambda: self.plain.communicate(self, input, timeout))
+
+    def send_signal(self, sig: int) -> None:
+        self._once("send_signal", lambda: self.plain.send_signal(self, sig))
+
+    def _once(self, name: str, act: Callable[[], Any]) -> Any:
+        if self.files.callers.in_step():
+            value, self.returncode = self.files.alike(
+                f"Popen.{name}", lambda: (act(), self.returncode), str(self.args)
+            )
+            return value
+        if self.files.is_zero:
+            return act()
+        raise UsageError(
+            f"a thread of the script asks how {_name(self.args)!r} goes, which the main thread has started "
+            f"and which runs on rank 0; ask in the main thread"
+        )
+
+
+def _stand_in(program: Any, args: Any, pid: int, options: dict[str, Any]) -> None:
+    """Fill in what the script may look at; there is no process to be found."""
+    program.args, program.pid, program.returncode = args, pid, None
+    program.stdin = program.stdout = program.stderr = None
+    if options.get("stdin") == subprocess.PIPE:
+        text = any(options.get(name) for name in ("text", "universal_newlines", "encoding", "errors"))
+        program.stdin = open(os.devnull, "w" if text else "wb")  # noqa: SIM115 - the script closes it
+
+
+def _say_of_threads(files: RankFiles, command: Any) -> None:
+    """A thread of the script starts a program, on every rank at another time.
+
+    Raises:
+        UsageError: where it is told of a file that threads have made, which lies elsewhere on other ranks.
+    """
+    if not files.callers.is_beside():
+        return
+    texts = [part for word in _words(command) for part in word.replace("=", " ").split()]
+    made = next(filter(files.made_by_threads, texts), None)
+    if made is not None:
+        raise UsageError(
+            f"a thread of the script starts {_name(command)!r} on {made!r}, which a thread has written, and "
+            f"which other ranks have elsewhere; start the program in the main thread"
+        )
+    files.note(
+        f"{_name(command)!r} was started by every rank, because a thread of the script starts it; started "
+        f"in the main thread it runs once"
+    )
+
+
+def _words(command: Any) -> list[str]:
+    """A command as a list of texts, whether it is one for a shell or a list of arguments."""
+    parts = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
+    return [os.fsdecode(part) for part in parts]
+
+
+def _name(command: Any) -> str:
+    return os.path.basename(_words(command)[0].split(" ")[0])
+
+
+def _in_part(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it was asked to wait for a time only, or not at all: ranks may ask unequally often."""
+    if kwargs.get("timeout") is not None or kwargs.get("wait") is False:
+        return True
+    return len(args) == 2 and args[1] not in (None, True)

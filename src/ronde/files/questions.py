@@ -1,0 +1,95 @@
+"""Questions to the file system: answered as of this point of the script, on every rank."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ronde.files.overlay import called
+from ronde.files.rank_files import RankFiles
+
+__all__ = ["QUESTIONS", "asking"]
+
+QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink")
+"""Functions of `os` whose first argument, `path`, is asked about; `os.path` and `pathlib` stand on them."""
+
+
+def asking(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, of what the script wrote there, and of what threads of this rank have made of it."""
+    name = plain.__name__
+    lists = name in ("listdir", "scandir")
+
+    @functools.wraps(plain)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        if not files.asks_for_more() or kwargs.get("dir_fd") is not None:
+            return plain(*args, **kwargs)
+        path = args[0] if args else kwargs.get("path")
+        path = "." if path is None and lists else path
+        located = files.mediated(path)
+        if located is not None:
+            files.before_reading(located)
+
+        def asked(path: Any) -> Any:
+            return plain(path, *args[1:], **kwargs) if args else plain(**{**kwargs, "path": path})
+
+        folder = files.found_aside(path) if lists and not isinstance(path, bytes) else None
+        if folder is not None:
+            with files.callers.unmediated(), called({folder: path, files.overlay.place(folder): path}):
+                names = files.overlay.listed(folder)
+            return names if name == "listdir" else _Entries(_Entry(path, each) for each in names)
+        follow = name not in ("lstat", "readlink") and kwargs.get("follow_symlinks", True)
+        try:
+            return files.look(path, asked, follow=follow)
+        except FileNotFoundError:
+            if name == "access":
+                return False
+            raise
+
+    return ask
+
+
+class _Entry:
+    """An entry as `os.DirEntry` is one; it asks by the name that the script knows."""
+
+    def __init__(self, folder: Any, name: str) -> None:
+        self.name = name
+        self.path = os.path.join(folder, name)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+
+class _Entries:
+    """What `os.scandir` returns."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())

@@ -1,0 +1,258 @@
+"""The script's files as one rank has them: what all ranks change is changed by rank 0, when all have come."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from ronde.comm.process_group import Comm
+from ronde.errors import PeerLost
+from ronde.files.callers import Callers
+from ronde.files.mirrors import Mirrors
+from ronde.files.overlay import Overlay, called
+from ronde.files.paths import Paths
+
+__all__ = ["Outcome", "RankFiles"]
+
+T = TypeVar("T")
+
+
+class Outcome(NamedTuple):
+    """What became of a change on rank 0; `failure` is what the script gets, on every rank."""
+
+    operation: str
+    path: str
+    value: Any = None
+    failure: Exception | None = None
+
+
+class RankFiles:
+    """What the replaced functions share.
+
+    Attributes:
+        is_zero: this is rank 0.
+        callers: tells whose call a file operation is.
+        overlay: what threads and processes have changed on this rank.
+        waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
+        notes: sentences for the user about what was made right without being asked.
+        stopped: what is closed from now on is nobody's concern.
+    """
+
+    def __init__(self, comm: Comm, paths: Paths, mirrors: Mirrors, shared: str | None) -> None:
+        self.is_zero = comm.rank == 0
+        self.paths = paths
+        self.mirrors = mirrors
+        self.callers = Callers(alone=comm.world_size == 1)
+        self.overlay = Overlay(comm.rank, mirrors.folder, shared)
+        self.waiting_for: str | None = None
+        self.notes: list[str] = []
+        self.stopped = True
+        self._comm = comm
+        self._open: Counter[str] = Counter()
+        self._unclosed: set[str] = set()
+
+    def once(
+        self,
+        operation: str,
+        located: str,
+        act: Callable[[], Any],
+        *,
+        changed: Callable[[Any], Iterable[str]] | None = None,
+        below: bool = True,
+        follow: bool = True,
+        prepare: Callable[[], None] | None = None,
+    ) -> Any:
+        """Do `act` on rank 0 alone, when every rank has come; return or raise alike everywhere.
+
+        Args:
+            located: the path by which the operation is known (`Paths.locate`).
+            act: its result goes to the other ranks.
+            changed: the paths that it has changed, of what it returned; `located`, where that is not given.
+            below: what lies in these is changed too.
+            follow: where they lead is changed, if they are links.
+            prepare: done by the other ranks before rank 0 acts and after all it did before.
+        """
+        failure: Exception | None = None
+        with self.callers.unmediated():
+            self._barrier(operation, located)
+            if prepare is not None:
+                if not self.is_zero:
+                    _, failure = _tried(prepare)
+                self._barrier(operation, located)
+            value, own = _tried(act) if self.is_zero else (None, None)
+            outcome = Outcome(operation, located, value, _portable(own))
+            if not self.is_zero:
+                outcome = self._hear(operation, located)
+            if outcome.failure is None:
+                named = self.paths.locate(outcome.path) or ""
+                for path in [named] if changed is None else changed(outcome.value):
+                    self.mirrors.forget(path)
+                    if self.callers.branched:  # what threads did to it before is past
+                        self.overlay.back(self.overlay.resolve(path, last=follow), below=below)
+            if self.is_zero:
+                self._share(outcome)
+        failure = own or outcome.failure or failure
+        if failure is not None:
+            raise failure
+        return outcome.value
+
+    def alike(self, operation: str, act: Callable[[], Any], of: str = "") -> Any:
+        """What `act` returns or raises on rank 0, on every rank; it changes no file that is known here."""
+        return self.once(operation, of or operation, act, changed=lambda _: ())
+
+    def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
+        """Do `act` on every rank at once; raise rank 0's failure on all."""
+        with self.callers.unmediated():
+            self.waiting_for = f"all ranks to {operation} {located!r}"
+            value, own = _tried(act)
+            shared = self._share(Outcome(operation, located, None, _portable(own)))
+        failure = own or shared.failure
+        if failure is not None:
+            raise failure
+        return value
+
+    def note(self, sentence: str) -> None:
+        """Say it to the user at the end, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def mediated(self, path: Any) -> str | None:
+        """Where it lies, if all ranks are to change it together here and now."""
+        located = self.paths.locate(path) if self.callers.in_step() else None
+        return None if located is None or self.paths.is_exempt(located) else located
+
+    def place_to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
+        """`path`, or where a thread or process of another rank than 0 writes in its stead."""
+        located = self.paths.locate(path) if self.callers.is_beside() else None
+        if located is None or self.paths.is_exempt(located):
+            return path
+        with self.callers.unmediated():
+            found = self.overlay.resolve(located, last=follow)
+            if self.is_zero:
+                self.overlay.tell(found)
+            if self.is_zero or self.paths.is_exempt(found):
+                return path
+            return self.overlay.target(found, keep=keep)
+
+    def look(
+        self,
+        path: Any,
+        act: Callable[[Any], T],
+        *,
+        follow: bool = True,
+        undo: Callable[[T], object] | None = None,
+    ) -> T:
+        """What `act` makes of where this rank has what is called `path`; see `Overlay.look`."""
+        path = self.paths.renamed(path)
+        found = self.found_aside(path, follow=follow)
+        if found is None:
+            return act(path)
+        with self.callers.unmediated(), called({found: path, self.overlay.place(found): path}):
+            return self.overlay.look(found, lambda place: act(path if place == found else place), undo)
+
+    def found_aside(self, path: Any, *, follow: bool = True) -> str | None:
+        """The path without links, where this rank's threads may have something else there than is there."""
+        located = None if self.is_zero or not self.callers.looks_aside() else self.paths.locate(path)
+        if located is None or self.paths.is_exempt(located):
+            return None
+        with self.callers.unmediated():
+            return self.overlay.resolve(located, last=follow)
+
+    def asks_for_more(self) -> bool:
+        """Whether a question may have another answer than that of the files as they are."""
+        changed = self._open or self._unclosed or self.paths.has_aliases
+        return bool(changed) or (not self.is_zero and self.callers.looks_aside())
+
+    def made_by_threads(self, name: str) -> bool:
+        """Whether this is a file that threads or processes of the script have made or changed."""
+        located = os.path.abspath(name)
+        with self.callers.unmediated():
+            found = self.overlay.resolve(located, last=True)
+            return not self.paths.is_exempt(located) and self.overlay.changes(found)
+
+    def opened(self, key: str, *, closes: bool = True) -> None:
+        """All ranks have opened a file for writing; when it `closes`, `closed` will be called."""
+        if closes:
+            self._open[key] += 1
+        else:
+            self._unclosed.add(key)
+
+    def closed(self, key: str) -> None:
+        """The script has closed it: the ranks wait for one another, as anybody may read it now.
+
+        What a thread or Python's collector closes does not count as closed, as it comes at any moment.
+        """
+        if self.stopped or self._comm.alone or not self.callers.in_step():
+            return
+        self._open -= Counter([key])
+        if sys.exc_info()[0] is None:
+            self._wait("close", key)
+        else:  # one rank may have failed alone
+            self._unclosed.add(key)
+
+    def before_reading(self, located: str) -> None:
+        """All ranks read this: wait for rank 0, if the script writes to it."""
+        if self._open or self._unclosed:
+            with self.callers.unmediated():
+                key = os.path.realpath(located)
+            if key in self._open or key in self._unclosed:
+                self._wait("read", located)
+
+    def before_child(self) -> None:
+        """A process is about to start on all ranks: it must find what they have written."""
+        if (self._open or self._unclosed) and self.callers.in_step():
+            self._wait("start a process after writing to", "files")
+
+    def _wait(self, operation: str, located: str) -> None:
+        with self.callers.unmediated():
+            self._barrier(operation, located)
+
+    def _hear(self, operation: str, located: str) -> Outcome:
+        outcome = self._share(None)
+        if not isinstance(outcome, Outcome) or outcome.operation != operation:
+            met = isinstance(outcome, Outcome)
+            theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
+            raise PeerLost(
+                f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
+                f"the ranks take different paths through the script."
+            )
+        if outcome.path != located:
+            self.paths.add_alias(located, outcome.path)
+            self.note(
+                f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
+                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
+            )
+        return outcome
+
+    def _barrier(self, operation: str, located: str) -> None:
+        self.waiting_for = f"all ranks to {operation} {located!r}"
+        self._comm.barrier()
+        self._unclosed.clear()
+        self.waiting_for = None
+
+    def _share(self, outcome: Outcome | None) -> Any:
+        shared = self._comm.broadcast_object(outcome)
+        self.waiting_for = None
+        return shared
+
+
+def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return action(), None
+    except Exception as failure:
+        return None, failure
+
+
+def _portable(failure: Exception | None) -> Exception | None:
+    """`failure` in a form that survives the way to another process."""
+    try:
+        copy = pickle.loads(pickle.dumps(failure))
+    except Exception:
+        copy = None
+    if type(copy) is type(failure):
+        return copy
+    return RuntimeError(f"{type(failure).__name__}: {failure}")

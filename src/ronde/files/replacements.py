@@ -1,0 +1,65 @@
+"""Functions of Python replaced wherever they are held: under borrowed names, in classes, in tables, too."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ronde.boundary.patches import Patches
+
+__all__ = ["Replacements"]
+
+_CAPABILITIES = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
+_LEFT_ALONE = ("ronde", "posix", "_io")
+
+
+class Replacements:
+    """Those of one rank; `patches` puts them back."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
+        self._replaced: dict[int, tuple[Any, Any]] = {}
+
+    def set(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        """Replace `owner.name` by what `make` makes of it."""
+        plain = getattr(owner, name)
+        replacement = make(plain)
+        self._patches.set(owner, name, replacement)
+        self._replaced[id(plain)] = (plain, replacement)
+
+    def spread(self) -> None:
+        """Replace them where others hold them."""
+        for module in list(sys.modules.values()):  # `from shutil import rmtree`, `bz2._builtin_open`
+            if isinstance(module, ModuleType) and module.__name__.split(".")[0] not in _LEFT_ALONE:
+                self._spread_in(module)
+        # Paths hold functions of `os` in a class: of their own in Python 3.10, of glob's from 3.13 on.
+        for kind in (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None)):
+            if kind is not None:
+                self._spread_in(kind)
+        # What `os` says its functions can do, as sets of functions, holds for the replacements too.
+        for functions in (getattr(os, name) for name in _CAPABILITIES):
+            added = [new for old, new in self._replaced.values() if old in functions]
+            functions.update(added)
+            self._patches.undo(lambda functions=functions, added=added: functions.difference_update(added))
+        # `numpy.savetxt` opens through a table that was made when numpy was imported.
+        openers: Any = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+        if openers is not None:
+            table = {kind: self._of(opener) for kind, opener in openers._file_openers.items()}
+            self._patches.set(openers, "_file_openers", table)
+
+    def _spread_in(self, owner: Any) -> None:
+        for name, value in list(vars(owner).items()):
+            plain = getattr(value, "__func__", value) if isinstance(owner, type) else value
+            replacement = self._of(plain)
+            if replacement is not plain:
+                self._patches.set(
+                    owner, name, staticmethod(replacement) if isinstance(owner, type) else replacement
+                )
+
+    def _of(self, function: Any) -> Any:
+        return self._replaced.get(id(function), (None, function))[1]

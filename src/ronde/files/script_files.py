@@ -1,0 +1,227 @@
+"""What the script does with files, on one rank: put into the process, and taken out again."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import importlib
+import io
+import multiprocessing.util
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ronde.boundary.late_patches import LatePatches
+from ronde.boundary.patches import Patches
+from ronde.comm.process_group import Comm
+from ronde.files.changes import CHANGES, Changes
+from ronde.files.mirrors import Mirrors
+from ronde.files.native_writers import NATIVE_WRITERS, NativeWriter
+from ronde.files.opening import Opening
+from ronde.files.overlay import remove
+from ronde.files.paths import Paths
+from ronde.files.programs import PROGRAMS, WAITS, once, sharing, waiting
+from ronde.files.questions import QUESTIONS, asking
+from ronde.files.rank_files import RankFiles
+from ronde.files.replacements import Replacements
+from ronde.files.serializers import Serializers
+from ronde.files.temporary import MAKERS, making
+from ronde.files.trackers import patch_tensorboard, patch_wandb
+from ronde.trace.temporary_folder import TemporaryFolders
+
+__all__ = ["ScriptFiles"]
+
+_IMMUTABLE_TYPE = 1 << 8
+"""Python's `Py_TPFLAGS_IMMUTABLETYPE`."""
+
+
+class ScriptFiles:
+    """Makes a file that the script writes be written once, and every rank see the same files.
+
+    **A change is collective**: when the script's main thread opens a file for writing, makes, moves or
+    removes something, all ranks come together, so that what they asked before was answered from the state
+    before; rank 0 alone does it, the others get a file that takes no bytes; the outcome, a failure too, is
+    rank 0's on all. When a file is closed, ranks wait for rank 0. Threads and forked processes of the script
+    are not in step: those of rank 0 change the real files, those of other ranks a tree over them, which their
+    rank reads first.
+
+    Args:
+        comm: to the other ranks; rank 0 writes.
+        paths: which of them are mediated; learns which this rank makes for itself.
+        whole: makes a value whole that lies in parts on the ranks; collective.
+        temporary: where this rank keeps files of its own.
+        shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
+    """
+
+    def __init__(
+        self,
+        *,
+        comm: Comm,
+        paths: Paths,
+        whole: Callable[[Any], Any] = lambda value: value,
+        temporary: TemporaryFolders | None = None,
+        shared: str | None = None,
+    ) -> None:
+        mirrors = Mirrors(temporary or TemporaryFolders(), paths.add_private)
+        self._files = RankFiles(comm, paths, mirrors, shared)
+        self._serializers = Serializers(self._files, whole)
+        self._patches = Patches()
+        self._late = LatePatches(self._of_libraries())
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What this rank is waiting for at this moment, in words."""
+        return self._files.waiting_for
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the user about what was made right without being asked."""
+        return self._files.notes
+
+    def in_step(self) -> bool:
+        """Whether the code that runs now is the script's own, which all ranks run together."""
+        return self._files.callers.in_step()
+
+    def unmediated(self) -> AbstractContextManager[None]:
+        """Inside, file operations are ronde's own."""
+        return self._files.callers.unmediated()
+
+    def for_itself(self) -> AbstractContextManager[None]:
+        """For code that ranks do not run in step, such as loading different samples."""
+        return self._files.callers.for_itself()
+
+    def install(self) -> None:
+        """Replace the functions, also where modules imported so far hold them under names of their own."""
+        files, replacements = self._files, Replacements(self._patches)
+        files.stopped = False
+        gc.callbacks.append(files.callers.on_collection)
+        tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
+        opening = Opening(files, builtins.open, os.open, os.close)
+        replacements.set(builtins, "open", functools.partial(_function, opening.open))
+        self._patches.set(io, "open", builtins.open)
+        replacements.set(os, "open", functools.partial(_function, opening.os_open))
+        changes = Changes(files)
+        for change in CHANGES:
+            owner = importlib.import_module(change.module)
+            if hasattr(owner, change.name):
+                replacements.set(owner, change.name, functools.partial(changes.replacing, change))
+        for name in QUESTIONS:
+            replacements.set(os, name, functools.partial(asking, files))
+        for name in MAKERS:
+            replacements.set(tempfile, name, functools.partial(making, files))
+        replacements.set(torch, "save", self._serializers.torch_save)
+        self._install_starting(replacements)
+        replacements.spread()
+        self._late.install()
+
+    def uninstall(self) -> None:
+        """Put everything back; files still open stay what they are."""
+        self._files.stopped = True
+        self._late.uninstall()
+        self._patches.restore()
+        if self._files.callers.on_collection in gc.callbacks:
+            gc.callbacks.remove(self._files.callers.on_collection)
+        self._files.mirrors.remove_all()
+
+    def stop_waiting(self) -> None:
+        """The script is at its end, maybe on this rank alone: what it leaves open is nobody's concern."""
+        self._files.stopped = True
+
+    def remove_temporary(self) -> None:
+        """Remove what the script made by `tempfile` and left: rank 0's is the one to be found."""
+        if not self._files.is_zero:
+            with self.unmediated():
+                for path in self._files.paths.left:
+                    remove(path)
+
+    def _install_starting(self, replacements: Replacements) -> None:
+        """What starts threads, processes and programs."""
+        files = self._files
+        start_thread: Callable[[threading.Thread], None] = threading.Thread.start
+
+        @functools.wraps(start_thread)
+        def start(thread: threading.Thread) -> None:
+            files.callers.starts(thread)
+            start_thread(thread)
+
+        def forking(plain: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(plain)
+            def fork(*args: Any, **kwargs: Any) -> Any:
+                files.before_child()
+                files.callers.starts()
+                with self.unmediated():
+                    files.mirrors.folder()  # the process has the same
+                return plain(*args, **kwargs)
+
+            return fork
+
+        self._patches.set(threading.Thread, "start", start)
+        replacements.set(os, "fork", forking)
+        replacements.set(multiprocessing.util, "spawnv_passfds", forking)
+        replacements.set(subprocess.Popen, "__init__", functools.partial(sharing, files))
+        for module, name in PROGRAMS:
+            run = functools.partial(once, files, f"{module}.{name}")
+            replacements.set(importlib.import_module(module), name, run)
+        for module, path in WAITS:
+            kind, _, name = path.partition(".")
+            owner = getattr(importlib.import_module(module), kind)
+            self._patches.set(owner, name, waiting(files, path, getattr(owner, name)))
+
+    def _of_libraries(self) -> dict[str, Callable[[ModuleType], None]]:
+        """What is replaced in modules when they are imported."""
+        serializers, patches = self._serializers, self._patches
+
+        def safetensors(module: ModuleType) -> None:
+            save = serializers.file_save(f"{module.__name__}.save_file", vars(module)["save_file"])
+            patches.set(module, "save_file", save)
+
+        def sqlite(module: ModuleType) -> None:
+            connect = serializers.connect(vars(module)["connect"])
+            patches.set(module, "connect", connect)
+            patches.set(sys.modules["sqlite3.dbapi2"], "connect", connect)
+
+        def hdf5(module: ModuleType) -> None:
+            file = vars(module)["File"]
+            patches.set(file, "__init__", serializers.hdf5(file.__init__))
+
+        def native(writers: tuple[NativeWriter, ...], module: ModuleType) -> None:
+            for writer in writers:
+                *path, last = writer.name.split(".")
+                owner: Any = functools.reduce(getattr, path, module)
+                plain = getattr(owner, last, None)  # not every version of the library has each
+                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
+                    continue
+                write: Any = serializers.native(f"{module.__name__}.{writer.name}", writer, plain)
+                is_static = isinstance(vars(owner).get(last), staticmethod)
+                patches.set(owner, last, staticmethod(write) if is_static else write)
+
+        return {
+            **{name: functools.partial(native, writers) for name, writers in NATIVE_WRITERS.items()},
+            "safetensors.torch": safetensors,
+            "safetensors.numpy": safetensors,
+            "sqlite3": sqlite,
+            "h5py": hdf5,
+            "tensorboard.summary.writer.event_file_writer": functools.partial(
+                patch_tensorboard, self._files, patches
+            ),
+            "wandb": functools.partial(patch_wandb, self._files, patches),
+        }
+
+
+def _function(method: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function, as the original is: classes that keep it as an attribute bind neither."""
+
+    @functools.wraps(plain)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return function

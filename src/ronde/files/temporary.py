@@ -1,0 +1,63 @@
+"""Temporary files: every rank makes its own, and knows them for its own.
+
+What the script wants to keep in a place of its choice (`mkdtemp(dir="runs")`) is no such thing: it is made
+once. What it makes among the temporary files and leaves there is left by rank 0 only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from ronde.boundary.caller import called_by_script
+from ronde.files.rank_files import RankFiles
+
+__all__ = ["MAKERS", "making"]
+
+MAKERS = ("mkstemp", "mkdtemp", "mktemp", "NamedTemporaryFile", "TemporaryFile")
+"""Functions of `tempfile`; its other names call these."""
+
+
+def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, done by every rank for itself; what it made is private to the rank from then on."""
+    signature = inspect.signature(plain)
+    name = plain.__name__
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        beside = files.callers.is_beside()
+        if not (beside or files.callers.in_step()):
+            return plain(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        stays = name in ("mkstemp", "mkdtemp") or (
+            name == "NamedTemporaryFile" and not given.get("delete", True)
+        )
+        located = files.paths.locate(given.get("dir"))
+        if located is not None and not _is_passing(files, located):
+            if beside and files.is_zero:
+                return plain(**given)  # what it calls for that is mediated
+            if beside:
+                given["dir"] = files.place_to_write(located)
+            elif stays:
+                names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
+                names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
+                return plain(**given)
+        with files.callers.unmediated():
+            made = plain(**given)
+        path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
+        if isinstance(path, (str, bytes)):  # TemporaryFile's name is a descriptor
+            files.paths.add_private(path)
+            if stays and called_by_script():
+                files.paths.left.append(os.path.abspath(os.fsdecode(path)))
+        return made
+
+    return make
+
+
+def _is_passing(files: RankFiles, located: str) -> bool:
+    """Whether what is made in this folder is meant to go away, rather than to be found by the user."""
+    return files.paths.is_exempt(located) or located == os.path.realpath(tempfile.gettempdir())

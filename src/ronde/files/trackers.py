@@ -1,0 +1,77 @@
+"""Experiment trackers that write by a process or thread of their own: rank 0's run is the only one.
+
+Other ranks get a run of Weights & Biases that records nothing, but answers to rank 0's names. What it does
+with files is its own business on every rank, because it does not do the same on each. TensorBoard's thread
+opens its file again and again, when it pleases: other ranks have records that go nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ronde.boundary.patches import Patches
+from ronde.files.rank_files import RankFiles
+
+__all__ = ["patch_tensorboard", "patch_wandb"]
+
+_WATCH = (
+    "wandb.watch was passed over: its hooks would see one rank's part of every gradient, not the whole; log "
+    "parameter.grad after backward instead"
+)
+_NAMES = ("id", "dir", "project", "entity", "path", "start_time", "disabled")
+
+
+def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
+    """Make `wandb.init` start a run on rank 0, and a disabled one elsewhere."""
+    plain: Callable[..., Any] = vars(module)["init"]
+    files.callers.trackers = (os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep,)
+
+    def init(*args: Any, **kwargs: Any) -> Any:
+        if not files.callers.in_step():
+            return plain(*args, **kwargs)
+        runs: list[Any] = []
+
+        def start() -> dict[str, Any]:
+            runs.append(plain(*args, **kwargs))
+            return {name: getattr(runs[0], name, None) for name in (*_NAMES, "name")}
+
+        names = files.alike("wandb.init", start)
+        if runs:
+            return runs[0]
+        with files.callers.unmediated():
+            run = plain(*args, **{**kwargs, "mode": "disabled", "name": names.pop("name")})
+        answers = {name: property(lambda _, value=value: value) for name, value in names.items()}
+        kind = type(run)
+        run.__class__ = type(kind.__name__, (kind,), answers)
+        return run
+
+    def watch(run: Any, *args: Any, **kwargs: Any) -> None:
+        files.note(_WATCH)
+
+    patches.set(module, "init", init)
+    patches.set(vars(module)["Run"], "watch", watch)
+
+
+def patch_tensorboard(files: RankFiles, patches: Patches, module: ModuleType) -> None:
+    if not files.is_zero:
+        patches.set(module, "RecordWriter", _NullRecords)
+
+
+class _NullRecords:
+    """In the place of tensorboard's `RecordWriter`: takes event records and forgets them."""
+
+    def __init__(self, writer: object) -> None:
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if self.closed:
+            raise OSError("Writer is closed")
+
+    def flush(self) -> None:
+        self.write(b"")
+
+    def close(self) -> None:
+        self.closed = True
