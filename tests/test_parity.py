@@ -92,7 +92,7 @@ STEPS_OF = {("lbfgs", "as-is"): 5}
 
 # On three ranks slices are uneven. These are the scripts in which that matters most in its own way:
 # windows of accumulation, and fewer rows than ranks. Batch statistics on three have tests of their own
-# (tests/boundary/test_batch_norm_ranks.py), and flattened axes (test_laid_end_to_end_ranks.py).
+# (tests/modules/test_batch_norm_ranks.py), and flattened axes (test_laid_end_to_end_ranks.py).
 ON_THREE_RANKS = {
     "gradient_accumulation",
     "small_batches",
@@ -139,7 +139,7 @@ SAMPLES = {
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
     "precision=tf32": {("classifier", 2)},
-    # tests/boundary/test_compiled_ranks.py compiles every day.
+    # tests/modules/test_compiled_ranks.py compiles every day.
     "compile=true": set(),
     **{plan: set() for plan in COMBINED},
 }
@@ -150,7 +150,7 @@ NARROW_BY_ITSELF = {"amp_bf16"}
 PLANS_OF = {"char_rnn": ("batch-dim=1",)}
 # Too slow for every day; each has a cheaper sibling that covers most of it.
 IN_SOAK_ONLY = {
-    "compiled": "tests/boundary/test_compiled_ranks.py",
+    "compiled": "tests/modules/test_compiled_ranks.py",
     "checkpointing": "tests/parallel/test_recompute.py",
     "contrastive": "contrastive_module",
     "hf_tiny": "own_loss",

@@ -154,7 +154,7 @@ HAZARDS: dict[str, Hazard] = {
         "parts",
         "depend on other rows",
     ),
-    "a state that is kept": Hazard(_scripted(_Charged, _charging, time=5), "parts", "it keeps charge"),
+    "a state that is kept": Hazard(_scripted(_Charged, _charging, time=5), "parts", "depend on other rows"),
     "first axis where both would do": Hazard(
         _scripted(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh())), "whole"
     ),

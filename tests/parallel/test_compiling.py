@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel import compiling
 from ronde.parallel.compiling import Compile, require_compiler
+from ronde.patching.patches import Patches
 from ronde.testing.run_ranks import Rank
 
 

@@ -509,7 +509,7 @@ def holding_its_optimizer(rank: Rank, plan: str) -> tuple[bool, list[str]]:
     expected = trained_by_itself()
     with rank.session(plan) as session:
         found = trained_by_itself()
-        return found == pytest.approx(expected, rel=1e-12), [*session.context.notes]
+        return found == pytest.approx(expected, rel=1e-12), [*session.notes]
 
 
 @pytest.mark.parametrize("plan", ["ddp", "zero2", "zero3", "central"])

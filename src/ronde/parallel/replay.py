@@ -8,7 +8,6 @@ an error.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from ronde.boundary.kept import Behind
-from ronde.boundary.tensor_class import alike
-from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
+from ronde.rng.random_state import host_states, put_back
+from ronde.rowwise.undo import Held
+from ronde.tensor.tensor_class import alike
+from ronde.tensor.tree import Opaque, leaves, map_leaves
 
 __all__ = ["Replay"]
 
@@ -44,17 +44,6 @@ class Replay:
     def __init__(self, asked: str, again: Callable[[], object] = lambda: None) -> None:
         self._asked = asked
         self._again = again
-        self._behind: weakref.WeakKeyDictionary[torch.nn.Module, Behind] = weakref.WeakKeyDictionary()
-
-    def irrevocable(self, module: torch.nn.Module) -> str:
-        """What the code of a module uses and cannot find again as it was, in words; "" where it can all."""
-        return self._behind_of(module).irrevocable()
-
-    def _behind_of(self, module: torch.nn.Module) -> Behind:
-        behind = self._behind.get(module)
-        if behind is None:
-            behind = self._behind[module] = Behind(module)
-        return behind
 
     def __call__(
         self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
@@ -68,7 +57,7 @@ class Replay:
             kept: operations whose results are kept.
         """
         asked, again = self._asked, self._again
-        moment = _Moment(module, asked, self._behind_of(module))
+        moment = _Moment(module, asked)
         results: list[Any] = []
         # A layer that works in place may do so on what it is given.
         in_place = any(_is_in_place(part) for part in module.modules())
@@ -123,7 +112,8 @@ class Replay:
 class _Moment:
     """What a module is when it is called."""
 
-    def __init__(self, module: torch.nn.Module, asked: str, behind: Behind) -> None:
+    def __init__(self, module: torch.nn.Module, asked: str) -> None:
+        self._module = module
         self._name = type(module).__name__
         self._asked = asked
         parts = list(module.modules())
@@ -132,13 +122,16 @@ class _Moment:
             for part in parts
             for namespace in (vars(part), part._parameters, part._buffers, part._modules)
         ]
-        self._behind, self._back = behind, behind.way_back()
+        self._held, self._states = Held.by(module), host_states()
         self._switches = Switches()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
-        held += behind.tensors()
+        known: list[torch.Tensor] = list(module.parameters())
+        own = {id(tensor) for tensor in (*held, *known)}
+        held += [
+            value for _, value in self._held.tensors if id(value) not in own and not value.is_inference()
+        ]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-        known: list[torch.Tensor] = list(module.parameters())
         self._versions = [(tensor, tensor._version) for tensor in known]
 
     def passed(self) -> None:
@@ -167,14 +160,16 @@ class _Moment:
         ]
         changed += self._changed
         contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
-        back = self._behind.way_back()
+        now, states = Held.by(self._module), host_states()
         _put(self._namespaces, changed)
-        self._back()
+        self._held.restore()
+        put_back(self._states)
         try:
             with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
-            back()
+            now.restore()
+            put_back(states)
             _put(namespaces, contents)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction
 
-from ronde.boundary.patches import Patches
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
 from ronde.parallel.untraced import untraced
+from ronde.patching.patches import Patches
 
 __all__ = ["SavedParameters"]
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import batch_norm, layout, sharded_call
-from ronde.boundary.deferred import defer
-from ronde.boundary.loader import LoaderEdge
-from ronde.boundary.patches import Patches
-from ronde.boundary.randomness.draws import SlicedDraws
-from ronde.boundary.rules import losses
+from ronde.batches.loader import LoaderEdge
+from ronde.modules import batch_norm, sharded_call
 from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
+from ronde.rng.draws import SlicedDraws
 from ronde.runtime.session import Session
 from ronde.sync.bucket import Bucket
+from ronde.tensor import layout
+from ronde.tensor.deferred import defer
+from ronde.tensor.rules import losses
 
 __all__ = ["FAULTS", "Fault", "after_reduction", "replace"]
 

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ronde.boundary import batch_norm
-from ronde.boundary.deferred import defer
-from ronde.boundary.edges import SumRanks
-from ronde.boundary.global_tensor import GlobalTensor, localize
-from ronde.boundary.patches import Patches
-from ronde.boundary.rules import losses
+from ronde.modules import batch_norm
 from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
 from ronde.runtime.session import Session
+from ronde.tensor.deferred import defer
+from ronde.tensor.edges import SumRanks
+from ronde.tensor.global_tensor import GlobalTensor, localize
+from ronde.tensor.rules import losses
 from ronde.testing.faults import Fault, after_reduction, replace
 
 __all__ = ["SMALL_FAULTS"]
