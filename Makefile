@@ -35,7 +35,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 # directory to each rank, so it is a folder of its own).
 DEMO := XDG_STATE_HOME=$(CURDIR)/demo-out/state $(RONDE)
 
-.PHONY: help env demo test lint format soak ends gpu bench docs clean
+.PHONY: help env demo test lint format soak gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -64,9 +64,6 @@ format: $(READY) ## format and mend what can be mended
 
 soak: $(READY) ## the long tests
 	$(PYTHON) -m pytest -m soak --timeout 3600 $(ARGS)
-
-ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (tests/ends), and what differs
-	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m ends $(ARGS)
 
 gpu: $(READY) ## the tests that need a CUDA device
 	$(PYTHON) -m pytest -m gpu $(ARGS)

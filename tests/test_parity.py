@@ -5,14 +5,16 @@ A new exact plan is one word in EXACT_PLANS, a new script one file in tests/scri
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from packages import missing
 from ronde.testing.parity import assert_parity
 from ronde.testing.warm import WarmHost
 from ronde.verify.runs import Job, Run, run_plain
@@ -364,12 +366,26 @@ def cases() -> Iterator[object]:
                     yield pytest.param(plan, script, ranks, types, id=name, marks=marks)
 
 
+def _imported(script: Path) -> set[str]:
+    """Packages, other than torch and what comes with Python, that a script imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+            if node.module == "torch.utils.tensorboard":
+                names.add("tensorboard")
+    return {name for name in names if name not in sys.stdlib_module_names and name != "torch"}
+
+
 @pytest.mark.parametrize(("plan", "script", "ranks", "types"), list(cases()))
 def test_ranks_give_the_single_device_answer(
     plan: str, script: Path, ranks: int, types: str, host: WarmHost, plain: Plain, tmp_path: Path
 ) -> None:
-    if missing(script):
-        pytest.skip(f"{script.name} needs {missing(script)[0]}, which is not installed")
+    for package in sorted(_imported(script)):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{script.name} needs {package}, which is not installed")
     for narrow, type_ in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         if f"precision={narrow}" in plan and script.stem in WITH_NARROW_LSTM and not _has_narrow_lstm(type_):
             pytest.skip(f"torch has no LSTM in {type_} on this CPU")

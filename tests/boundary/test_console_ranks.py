@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ronde.boundary.console import Console
+from ronde.boundary.files import StoreMeeting
 from ronde.boundary.global_tensor import wrap
 from ronde.boundary.patches import Patches
 from ronde.boundary.rules import table
@@ -31,7 +32,7 @@ def conversation(rank: Any, *lines: str) -> Iterator[Any]:
     patches, plain = Patches(), Patches()
     with rank.session() as session:
         comms = [rank.groups["boundary"], rank.groups["reducer"]]
-        console = Console(session.context, comms, terminal=True)
+        console = Console(session.context, comms, StoreMeeting(comms[0]), terminal=True)
         plain.set(builtins, "input", line)
         console.install(patches)
         try:

@@ -72,9 +72,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         signal.signal(number, handler)
 
 
-def come(number: int, sent: Any = os.kill) -> None:
-    """From outside: not by what stands in the place of `os.kill` for scripts."""
-    sent(os.getpid(), number)
+def come(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 def test_a_script_finds_its_own_handlers(pair: Pair) -> None:
@@ -339,16 +338,3 @@ def test_after_the_session_they_are_handled_as_they_come(pair: Pair) -> None:
     pair.signals.uninstall()
     come(signal.SIGUSR1)
     assert came == [signal.SIGUSR1]
-
-
-def test_what_the_script_sends_to_itself_is_handled_at_once(pair: Pair) -> None:
-    came: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    pair.step()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert came == [signal.SIGUSR1]
-    signal.raise_signal(signal.SIGUSR1)
-    assert came == [signal.SIGUSR1] * 2
-    pair.step()
-    pair.step()
-    assert came == [signal.SIGUSR1] * 2

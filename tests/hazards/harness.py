@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import email.message
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,19 +26,7 @@ from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.errors import RondeError
 from ronde.testing.run_ranks import Rank
 
-__all__ = [
-    "Hazard",
-    "Lambda",
-    "Outcome",
-    "check",
-    "data",
-    "loader",
-    "modelled",
-    "outcome",
-    "through",
-    "train",
-    "unwatched",
-]
+__all__ = ["Hazard", "Lambda", "check", "data", "loader", "modelled", "through", "train", "unwatched"]
 
 Mode = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -61,25 +49,6 @@ class Hazard:
     script: Callable[[], Iterator[Any]]
     end: str
     words: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a hazard ended on a rank.
-
-    Attributes:
-        refusal: the sentence that ended it; then there is nothing else.
-        cut: calls as one piece by class of module.
-        notes: what was noted while it ran.
-        told: what its user is told at the end.
-        problems: in what its values differ from those in plain torch.
-    """
-
-    refusal: str = ""
-    cut: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    notes: Sequence[str] = ()
-    told: Sequence[str] = ()
-    problems: Sequence[str] = ()
 
 
 def unwatched() -> Any:
@@ -200,15 +169,18 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
-def outcome(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib.nullcontext) -> Outcome:
-    """Run it plainly and on this rank, with such a mode of torch around the script."""
+def check(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib.nullcontext) -> list[str]:
+    """What is wrong with how the hazard ends on this rank, with such a mode of torch around the script."""
     expected = _values(hazard.script, mode)
     with rank.session(plan) as session:
+        context = session.context
         try:
             found = _values(hazard.script, mode)
         except RondeError as error:
-            return Outcome(refusal=str(error))
-        notes = list(session.context.notes)
+            told = str(error)
+            fine = hazard.end == "refused" and hazard.words in told
+            return [] if fine else [f"refused: {told}"]
+        notes = list(context.notes)
         problems = [
             f"value {place} {text}"
             for place, (a, b) in enumerate(zip(expected, found, strict=False))
@@ -216,23 +188,12 @@ def outcome(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextl
         ]
         if len(expected) != len(found):
             problems.append(f"{len(found)} values instead of {len(expected)}")
-        summary = session.summary()
-        return Outcome(cut=dict(summary.sharded), notes=notes, told=summary.notes, problems=problems)
-
-
-def check(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextlib.nullcontext) -> list[str]:
-    """What is wrong with how the hazard ends on this rank, with such a mode of torch around the script."""
-    found = outcome(rank, hazard, plan, mode)
-    if found.refusal:
-        fine = hazard.end == "refused" and hazard.words in found.refusal
-        return [] if fine else [f"refused: {found.refusal}"]
-    problems, notes, cut = list(found.problems), found.notes, sum(found.cut.values())
-    if hazard.end == "refused":
-        problems.append("was not refused")
-    if hazard.end == "whole" and (notes or not cut):
-        problems.append(f"{cut} calls were cut")
-    if hazard.end == "found" and [note.partition(": ")[2] for note in notes] != [_FOUND]:
-        problems.append("its batch was not found on the second axis")
-    if hazard.end == "parts" and not any(hazard.words in note for note in notes):
-        problems.append(f"no note says {hazard.words!r}")
+        if hazard.end == "refused":
+            problems.append("was not refused")
+        if hazard.end == "whole" and (notes or not sum(context.tally.sharded.values())):
+            problems.append(f"{sum(context.tally.sharded.values())} calls were cut")
+        if hazard.end == "found" and [note.partition(": ")[2] for note in notes] != [_FOUND]:
+            problems.append("its batch was not found on the second axis")
+        if hazard.end == "parts" and not any(hazard.words in note for note in notes):
+            problems.append(f"no note says {hazard.words!r}")
     return [*problems[:6], f"notes: {notes}"] if problems else []

@@ -9,12 +9,50 @@ from typing import Any
 import pytest
 import torch
 
-from hazards import backward, beside, hooks, randomness, rows
-from hazards.every import HAZARDS
+from hazards import (
+    arguments,
+    around,
+    backward,
+    beside,
+    books,
+    hooks,
+    inference,
+    kept,
+    lengths,
+    loading,
+    numbers,
+    outputs,
+    outside,
+    randomness,
+    rows,
+    second_axis,
+    unasked,
+    unnamed,
+)
 from hazards.harness import check
 from ronde.testing.run_ranks import Rank
 
-NAMES = [(room, name) for room, hazards in HAZARDS.items() for name in hazards]
+ROOMS = {
+    "rows": rows,
+    "second axis": second_axis,
+    "kept": kept,
+    "arguments": arguments,
+    "around": around,
+    "hooks": hooks,
+    "inference": inference,
+    "backward": backward,
+    "numbers": numbers,
+    "outputs": outputs,
+    "outside": outside,
+    "randomness": randomness,
+    "loading": loading,
+    "unasked": unasked,
+    "beside": beside,
+    "books": books,
+    "lengths": lengths,
+    "unnamed": unnamed,
+}
+NAMES = [(room, name) for room, module in ROOMS.items() for name in module.HAZARDS]
 
 
 # Rooms whose hazards differ by where code keeps the same thing: tried every day; `make soak` has all.
@@ -77,7 +115,7 @@ def _under(names: Sequence[str], plans: Sequence[str]) -> list[Any]:
 
 
 def _hazard(rank: Rank, room: str, name: str) -> list[str]:
-    return check(rank, HAZARDS[room][name])
+    return check(rank, ROOMS[room].HAZARDS[name])
 
 
 def _right(rank: Rank, name: str, plan: str) -> list[str]:
@@ -95,7 +133,7 @@ def _default_device() -> Any:
 
 
 def _in_mode(rank: Rank, room: str, name: str) -> list[str]:
-    return check(rank, HAZARDS[room][name], mode=_default_device)
+    return check(rank, ROOMS[room].HAZARDS[name], mode=_default_device)
 
 
 @pytest.mark.soak

@@ -22,7 +22,8 @@ import numpy
 import torch
 
 from ronde.boundary.context import Context
-from ronde.boundary.late_patches import LatePatches
+from ronde.boundary.files.late_patches import LatePatches
+from ronde.boundary.files.meeting import StoreMeeting
 from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
@@ -34,13 +35,16 @@ class Console:
     """One rank's part in a conversation with the user.
 
     Args:
-        comms: all by which this rank waits for others.
+        comms, meeting: all by which this rank waits for others.
         terminal: whether the main rank's stdin is a terminal.
     """
 
-    def __init__(self, context: Context, comms: Sequence[Comm], *, terminal: bool) -> None:
+    def __init__(
+        self, context: Context, comms: Sequence[Comm], meeting: StoreMeeting, *, terminal: bool
+    ) -> None:
         self._context = context
         self._comms = comms
+        self._meeting = meeting
         self._terminal = terminal
         self._process = os.getpid()
         self._late = LatePatches(
@@ -131,6 +135,7 @@ class Console:
         if self._in_step():
             for comm in self._comms:
                 comm.be_patient()
+            self._meeting.be_patient()
 
     def _patch_pdb(self, patches: Patches, module: ModuleType) -> None:
         """Every way into pdb, post-mortem and debuggers derived from it included, leads to `interaction`."""

@@ -34,8 +34,6 @@ _SCALING = {
 _ADDING = {torch.add, T.add, T.__add__, T.__radd__}
 # A sum of hundreds of losses is waited for now and then, or its value would be found by deep recursion.
 _LONGEST_CHAIN = 32
-# They want to know the number, and nothing of its graph.
-_READING = {T.item, T.__format__}
 _ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
 _METADATA = {
     *(T.dim, T.size, T.numel, T.is_floating_point, torch.is_floating_point, torch.numel),
@@ -47,13 +45,11 @@ class DeferredScalar(torch.Tensor):
     """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
 
     # Not in its dictionary, which is the script's.
-    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_node", "_number", "_plain", "_stand_in")
+    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_node", "_plain", "_stand_in")
     # Has the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
     _arrive: Callable[[], torch.Tensor]
-    # Waits, and gives the value alone.
-    _number: Callable[[], torch.Tensor] | None
     # The value as it arrived; what was derived from it goes by this.
     _arrived: torch.Tensor | None
     # The value with its graph, once somebody has asked; the script may change it in place.
@@ -102,8 +98,6 @@ def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
         if func in _METADATA:
             return func(first._stand_in, *args[1:])
-        if func in _READING and first._number is not None and first._arrived is None:
-            return func(first._number(), *args[1:])
         if first._depth >= _LONGEST_CHAIN:
             resolve(first)
         elif func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
@@ -136,12 +130,10 @@ def defer(
     arrive: Callable[[], torch.Tensor],
     depth: int = 0,
     node: str = "",
-    number: Callable[[], torch.Tensor] | None = None,
 ) -> DeferredScalar:
     """The value that `arrive` will give; `stand_in` has its gradient already.
 
     Args:
-        number: as `arrive`, without the graph.
         node: the name that the value's node has in plain python, where it is not that of the stand-in.
     """
     with DisableTorchFunction():
@@ -149,7 +141,6 @@ def defer(
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
     shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
-    shell._number = number
     shell._context, shell._depth, shell._node = context, depth, node or type(stand_in.grad_fn).__name__
     return shell
 

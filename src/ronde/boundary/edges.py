@@ -174,11 +174,7 @@ def sum_ranks_deferred(
         pending.wait()
         return _Arrived.apply(value, total, divisor, context)
 
-    def number() -> torch.Tensor:
-        pending.wait()
-        return (total / divisor).to(value.dtype)
-
-    return defer(context, value * (context.world_size / divisor), arrive, node=node, number=number)
+    return defer(context, value * (context.world_size / divisor), arrive, node=node)
 
 
 class _Spread(Function):

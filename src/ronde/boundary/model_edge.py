@@ -252,12 +252,13 @@ class ModelEdge:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         axes = iter(verdict.inputs)
         args, kwargs = map_leaves(lambda value: self._local(value, next(axes), batch), call)
-        swapped = self._adopt(module) if torch.is_grad_enabled() else []
+        if torch.is_grad_enabled():
+            self._adopt(module)
         start = now()
         made = ShardedCall(context, plain, module, (args, kwargs), verdict, batch, self._stream)
         with (
             context.enter(Region.SHARDED, batch.rows, batchless=verdict.batchless),
-            self._entered(swapped) if swapped else nullcontext(),
+            self._entered(module),
             self._calling(module),
             aside(module) if verdict.joint or self._watches_draws(verdict) else nullcontext(),
         ):
@@ -317,8 +318,14 @@ class ModelEdge:
         return result
 
     @contextmanager
-    def _entered(self, swapped: list[_Member]) -> Iterator[None]:
+    def _entered(self, module: torch.nn.Module) -> Iterator[None]:
         """Inside, parameters in the midst of a graph (`functional_call`) have passed the Enter edge."""
+        swapped: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        if torch.is_grad_enabled():
+            for part in module.modules():
+                for name, value in part._parameters.items():
+                    if value is not None and value.grad_fn is not None:
+                        swapped.append((part._parameters, name, value))
         try:
             for members, name, value in swapped:
                 members[name] = enter(self._context, value)  # pyright: ignore[reportArgumentType]
@@ -359,20 +366,12 @@ class ModelEdge:
         )
         return alike(materialize(made), value)
 
-    def _adopt(self, module: torch.nn.Module) -> list[_Member]:
-        """Gradients of these parameters will differ between ranks, whoever updates them.
-
-        Returns:
-            those that are no leaves.
-        """
-        inner: list[_Member] = []
+    def _adopt(self, module: torch.nn.Module) -> None:
+        """Gradients of these parameters will differ between ranks, whoever updates them."""
         for part in module.modules():
-            for name, parameter in part._parameters.items():
+            for parameter in part._parameters.values():
                 if parameter is not None and parameter.requires_grad:
                     self._context.adopt(parameter)
-                    if parameter.grad_fn is not None:
-                        inner.append((part._parameters, name, parameter))
-        return inner
 
 
 def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
@@ -407,8 +406,6 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-# The dictionary that a parameter is in, its name there, itself.
-_Member = tuple[dict[str, Any], str, torch.Tensor]
 _IN_TRANSFORM = (
     "a module was called inside a transform of torch.func (vmap, grad), where every rank computes the whole "
     "batch: right but no faster"

@@ -65,13 +65,10 @@ class Pending:
         return Pending(self._comm, self._work, self._number, finish)
 
     def wait(self) -> None:
-        """A second call does nothing."""
         if self._work is not None:
             self._comm.block(self._work.wait, self._number)
-            self._work = None
         if self._finish is not None:
             self._finish()
-            self._finish = None
 
 
 class Comm:
@@ -182,7 +179,7 @@ class Comm:
         if isinstance(self.backend, SharedMemoryBackend) and on_cpu:
             self.mark("memory for gradients")
             try:
-                return allocate_shared(shapes, self)
+                return list(allocate_shared(shapes, self))
             except LaunchError as error:
                 self.note = f"{error}; gradients are copied once more"
         return [

@@ -9,15 +9,13 @@ sums one as soon as all have filled it.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Buffer, Source, Storage
+from ronde.comm.buffer import Source, Storage
 from ronde.comm.reductions import REDUCTIONS, reduce_into
-from ronde.comm.small_buffer import SmallBuffer
 from ronde.comm.waiting import Counters
 
 __all__ = ["SharedBuffer", "allocate_shared"]
@@ -28,8 +26,6 @@ _LINE = 64
 _PAGE = 4096
 # What is summed at a time stays in the cache until it has been divided; smaller, and the calls cost more.
 _BLOCK = 1 << 20
-# Of a buffer every rank reads the peers' whole where that is at most so much, all together.
-_SMALL = 256 << 10
 
 
 class SharedBuffer:
@@ -152,7 +148,7 @@ class SharedBuffer:
             self._comm.block(lambda: waiting.until(self._counters, word, self._turn), self._number)
 
 
-def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> list[Buffer]:
+def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> list[SharedBuffer]:
     """Buffers of these numbers of elements and dtypes; called by all ranks alike.
 
     Raises:
@@ -160,24 +156,16 @@ def allocate_shared(shapes: Sequence[tuple[int, torch.dtype]], comm: Any) -> lis
     """
     header = _up(len(shapes) * _WORDS * 8, _PAGE)
     sizes = [_up(numel * dtype.itemsize, _LINE) for numel, dtype in shapes]
-    areas = [2 if size * (comm.world_size - 1) <= _SMALL else 1 for size in sizes]
-    begins = list(itertools.accumulate(map(operator.mul, sizes, areas), initial=header))
+    begins = list(itertools.accumulate(sizes, initial=header))
     shared = comm.backend.shared
     maps = shared.allocate(begins[-1])
     words = [memoryview(each) for each in maps]
     counters = Counters(words, comm.rank, len(shapes) * _WORDS, shared.waiting.bell)
-    buffers: list[Buffer] = []
+    buffers: list[SharedBuffer] = []
     for place, (numel, dtype) in enumerate(shapes):
         # A tensor of the memory itself for each: who refers to one buffer is not counted for another.
-        parts = [
-            [torch.frombuffer(each, dtype=dtype, count=numel, offset=begin) for each in maps]
-            for begin in range(begins[place], begins[place + 1], sizes[place])
-        ]
-        word = place * _WORDS
-        if len(parts) == 2:
-            buffers.append(SmallBuffer(parts, counters, word, comm))
-        else:
-            buffers.append(SharedBuffer(parts[0], counters, word, comm))
+        parts = [torch.frombuffer(each, dtype=dtype, count=numel, offset=begins[place]) for each in maps]
+        buffers.append(SharedBuffer(parts, counters, place * _WORDS, comm))
     return buffers
 
 

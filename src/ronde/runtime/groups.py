@@ -15,8 +15,9 @@ from ronde.comm.process_group import Comm
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
 from ronde.trace.lockstep_board import LockstepBoard, board_path
+from ronde.trace.told_count import ToldCount
 
-__all__ = ["join_group", "listens_on", "shares_memory"]
+__all__ = ["join_group", "listens_on", "shares_memory", "told_count"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -58,6 +59,16 @@ def listens_on(config: RankConfig) -> str | None:
 def shares_memory(config: RankConfig) -> bool:
     """Whether there are other ranks, and all of them are on this host."""
     return 1 < config.world_size == config.local_world_size
+
+
+def told_count(config: RankConfig) -> ToldCount | None:
+    """How often threads of the main rank have told of changed files; None where ranks ask each other."""
+    if not shares_memory(config):
+        return None
+    try:
+        return ToldCount(board_path(Path(config.run_dir), "files"))
+    except OSError:  # a full disk, say: ranks ask each other
+        return None
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:

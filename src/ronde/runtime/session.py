@@ -39,7 +39,7 @@ from ronde.boundary.circumstances.from_processes import FromProcesses
 from ronde.boundary.circumstances.started import Started
 from ronde.boundary.console import Console
 from ronde.boundary.context import Context, Region
-from ronde.boundary.global_tensor import materialize
+from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
 from ronde.boundary.loader import LoaderEdge
 from ronde.boundary.model_edge import ModelEdge
 from ronde.boundary.modes_first import modes_first
@@ -49,7 +49,6 @@ from ronde.boundary.randomness.rank_stream import RankStream
 from ronde.boundary.rules import losses
 from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
-from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.parallel import one_pass
@@ -59,7 +58,7 @@ from ronde.plan.communication import Algorithm
 from ronde.runtime import compute, saved_gradients, signal_steps, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
-from ronde.runtime.groups import join_group, listens_on, shares_memory
+from ronde.runtime.groups import join_group, listens_on, shares_memory, told_count
 from ronde.runtime.memory_meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.signal_steps import handled_signals
@@ -120,14 +119,16 @@ class Session:
         self.memory = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=True)
         self.memory.residents += [self.reducer, *self._sharding.residents]
         self._scaling = compute.loss_scaling(plan, self._any_rank, self._sharding.gradients)
-        self.files = ScriptFiles(
-            comm=boundary_comm,
+        self._meeting = StoreMeeting(boundary_comm)
+        self.files = FileMediator(
+            meeting=self._meeting,
+            rank=config.rank,
+            world_size=config.world_size,
             paths=self._paths,
-            whole=materialize,
-            shared=config.temporary or config.run_dir,
+            told=told_count(config),
             temporary=TemporaryFolders(config.temporary, _run_id(config)),
         )
-        self._console = Console(self.context, self._groups, terminal=config.terminal)
+        self._console = Console(self.context, self._groups, self._meeting, terminal=config.terminal)
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -176,7 +177,7 @@ class Session:
         torchscript.install(self.patches)
         branches.install(self.patches)
         loss_scale.install(self.patches, self.context)
-        LoaderEdge(self.context, table, self.plan.data.loading, self.files.for_itself).install(self.patches)
+        LoaderEdge(self.context, table, self.plan.data.loading, self.files.unmediated).install(self.patches)
         note, again, in_script = self.context.note, self.memory.computed_again, self._in_script
         inside = Inside(self._inside_model, in_script, note, again, lambda: not self.context.draws_nothing)
         compute.install_inside(self.plan, self.patches, inside)
@@ -349,7 +350,7 @@ class Session:
         )
 
     def _waited_ns(self) -> int:
-        waited = 0
+        waited = self._meeting.waited_ns
         for group in self._groups:  # no generator: it is asked often in a step that is looked at
             waited += group.waited_ns
         return waited

@@ -158,10 +158,8 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
     tally.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
-    except BaseException as end:
-        if session is not None:
-            session.files.stop_waiting()
-        if isinstance(end, SystemExit) and end.code in (None, 0):
+    except SystemExit as end:
+        if end.code in (None, 0):
             _conclude(config, tally, session, meter, notes)
         raise
     _conclude(config, tally, session, meter, notes)

@@ -16,7 +16,7 @@ from ronde.comm.buffer import Buffer, Source
 from ronde.errors import UsageError
 from ronde.plan.resident import Census
 from ronde.sync.gradient_memory import GradientMemory
-from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
+from ronde.sync.leaf import Leaf
 
 __all__ = ["Bucket", "assign_buckets", "average"]
 
@@ -51,8 +51,6 @@ class Bucket:
         self._inside: set[int] = set()
         self._views: list[torch.Tensor] = []
         self._flags: torch.Tensor | None = None
-        # Both of the buffer's own memory, as they are there at every step.
-        self._standing: tuple[list[torch.Tensor], torch.Tensor] | None = None
         self.launched = False
         self.stale = False
 
@@ -87,8 +85,9 @@ class Bucket:
 
     def begin(self, *, graph: bool = False) -> None:
         """A backward begins; `graph`: gradients will be differentiable themselves."""
-        found = gradients_of(self.leaves)
-        self._before = {place for place, gradient in enumerate(found) if gradient is not None}
+        for place, leaf in enumerate(self.leaves):
+            if leaf.gradient is not None:
+                self._before.add(place)
 
     def mark(self, tensor: torch.Tensor) -> None:
         """A gradient has been accumulated; after the bucket left, what was sent is `stale`.
@@ -97,7 +96,7 @@ class Bucket:
             UsageError: for a sparse gradient.
         """
         place = self._places[id(tensor)]
-        gradient = gradient_of(tensor)
+        gradient = self.leaves[place].gradient
         if gradient is not None and gradient.layout != torch.strided:
             raise UsageError(
                 f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
@@ -111,17 +110,11 @@ class Bucket:
     def launch(self) -> None:
         """Send what is there; gradients that are missing count as they stand, or as nought."""
         self._views = []
-        gradients = gradients_of(self.leaves)
+        gradients = [leaf.gradient for leaf in self.leaves]
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}
-        ours = 0 if self._standing is None else len(self._standing[0]) + 1
-        flat, same = self._opened(len(inside) + ours)
+        flat, same = self._opened(len(inside))
         self._inside = inside if same else set()
-        if not same:
-            self._standing = None
-            self._views, self._flags = self._cut(flat)
-        else:
-            self._standing = self._standing or self._cut(flat)
-            self._views, self._flags = self._standing
+        self._views, self._flags = self._cut(flat)
         left = self._fill(flat, gradients)
         if self.complete:
             self._flags.fill_(1)
@@ -169,16 +162,16 @@ class Bucket:
         given: list[torch.Tensor] = []
         computed = range(len(self.leaves)) if self.complete else self._computed_somewhere()
         for place in computed:
-            tensor = self.leaves[place].tensor
+            leaf = self.leaves[place]
+            tensor = leaf.tensor
             if tensor is None or place in self._inside:
                 continue
-            gradient = gradient_of(tensor)
+            gradient = leaf.gradient
             if gradient is not None and (place in self._before or gradient.requires_grad):
                 with torch.no_grad():
                     gradient.copy_(self._views[place])
             else:
-                # A tensor of its own: who keeps it is counted as a user of the buffer.
-                give_gradient(tensor, self._views[place].detach())
+                leaf.gradient = self._views[place]
                 given.append(tensor)
         self.reset()
         return given

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
 
-__all__ = ["Leaf", "give_gradient", "gradient_of", "gradients_of"]
+__all__ = ["Leaf"]
 
 # torch's own: what a script finds under the name may be made when it is asked for.
 _GRADIENT: Any = torch._C.TensorBase.grad  # pyright: ignore[reportAttributeAccessIssue]
@@ -53,36 +52,21 @@ class Leaf:
     @property
     def gradient(self) -> torch.Tensor | None:
         """What backward has accumulated, whole; None also when the tensor is gone."""
-        return gradient_of(self.tensor)
+        tensor = self.tensor
+        if tensor is None:
+            return None
+        # A parameter in parts would gather it, and a mode would ask the script's.
+        with DisableTorchFunction():
+            return _GRADIENT.__get__(tensor)
 
     @gradient.setter
     def gradient(self, value: torch.Tensor | None) -> None:
-        give_gradient(self.tensor, value)
+        with DisableTorchFunction():
+            _GRADIENT.__set__(self.tensor, value)
 
     @property
     def bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
-
-
-def gradient_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What backward has accumulated, whole; None also for no tensor."""
-    if tensor is None:
-        return None
-    # A parameter in parts would gather it, and a mode would ask the script's.
-    with DisableTorchFunction():
-        return _GRADIENT.__get__(tensor)
-
-
-def give_gradient(tensor: torch.Tensor | None, value: torch.Tensor | None) -> None:
-    with DisableTorchFunction():
-        _GRADIENT.__set__(tensor, value)
-
-
-def gradients_of(leaves: Sequence[Leaf]) -> list[torch.Tensor | None]:
-    """`gradient` of each."""
-    tensors = [leaf.tensor for leaf in leaves]
-    with DisableTorchFunction():
-        return [None if tensor is None else _GRADIENT.__get__(tensor) for tensor in tensors]
 
 
 def _description(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -12,7 +12,6 @@ for each task) are forgotten as soon as they are gone on every rank.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,9 +108,8 @@ class Reducer:
         Leaves that require no gradient yet, or have no shape yet as a lazy layer's, are adopted when they do:
         call again.
         """
-        known = self._known.get(id(tensor))
-        if known is not None and known[0].ref() is tensor:
-            leaf, group = known
+        if self.averages(tensor):
+            leaf, group = self._known[id(tensor)]
             if not leaf.describes(tensor):
                 if self._parts is not None:
                     self._parts.whole(tensor)  # its parts are of what the tensor was
@@ -126,7 +124,7 @@ class Reducer:
             self._known[id(tensor)] = leaf, group
             group.leaves.append(leaf)
             group.outdated = True
-            self._register(tensor, functools.partial(self._accumulated, group))
+            self._register(tensor, lambda accumulated: self._accumulated(group, accumulated))
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""

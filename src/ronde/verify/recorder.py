@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,8 @@ __all__ = ["install", "record"]
 
 class _Files(Protocol):
     def unmediated(self) -> contextlib.AbstractContextManager[object]: ...
+
+    def is_elsewhere(self) -> bool: ...
 
 
 class _Config(Protocol):
@@ -58,19 +61,20 @@ def install(session: _Session | None) -> None:
     with session.files.unmediated():
         writer = Writer(config.directory, session.config.rank)
         session.agreement.proposed = Chances(writer, config.replay).answer
-    record(config, writer, session.files.unmediated)
+    record(config, writer, session.files.unmediated, session.files.is_elsewhere)
 
 
 def record(
     config: RecordConfig,
     writer: Writer,
     unmediated: Unmediated = contextlib.nullcontext,
+    is_elsewhere: Callable[[], bool] = lambda: False,
 ) -> None:
     """Start recording in this process; there is no way back, the process is the recording's."""
     if config.double:
         compute_in_double()
     _differ(config, writer)
-    WriteRecorder(writer, config.scratch, config.tree, unmediated).install()
+    WriteRecorder(writer, config.scratch, config.tree, unmediated, is_elsewhere).install()
     BatchRecorder(writer).install()
     ReadRecorder(writer, Sites(config.scratch, config.tree)).install()
     StepRecorder(writer, config.steps).install()

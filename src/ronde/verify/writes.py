@@ -40,7 +40,11 @@ Unmediated = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class WriteRecorder:
-    """Installs the audit hook; python offers no way to take one out, so only in a process of its own."""
+    """Installs the audit hook; python offers no way to take one out, so only in a process of its own.
+
+    Args:
+        is_elsewhere: whether the file that is opened lies elsewhere than its name says.
+    """
 
     def __init__(
         self,
@@ -48,9 +52,11 @@ class WriteRecorder:
         scratch: str,
         tree: str,
         unmediated: Unmediated,
+        is_elsewhere: Callable[[], bool],
     ) -> None:
         self._writer = writer
         self._unmediated = unmediated
+        self._is_elsewhere = is_elsewhere
         self._scratch = os.path.realpath(scratch)
         self._root = os.path.realpath(tree)
         self._busy = False
@@ -69,7 +75,7 @@ class WriteRecorder:
         opener.__init__ = opened
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
+        if event == "open" and not self._is_elsewhere():
             path, _, flags = args
             if isinstance(flags, int) and flags & _WRITING and isinstance(path, (str, bytes)):
                 self.about_to_write(os.fsdecode(path), keep=not flags & os.O_TRUNC)

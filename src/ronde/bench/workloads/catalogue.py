@@ -3,7 +3,7 @@
 from bert import BERT, BERT_NO_DROPOUT
 from gpt import GPT_SMALL
 from language_model import LM_1B, LM_TINY
-from mlp import MLP, MLP_20K, MLP_512
+from mlp import MLP, MLP_512
 from resnet18 import RESNET18_BN, RESNET18_GN
 from transformer import TRANSFORMER
 
@@ -16,7 +16,6 @@ CATALOGUE = {
     "bert-no-dropout": BERT_NO_DROPOUT,
     "mlp": MLP,
     "mlp-512": MLP_512,
-    "mlp-20k": MLP_20K,
     "lm-1b": LM_1B,
     "lm-tiny": LM_TINY,
 }

@@ -1,31 +1,24 @@
-"""Perceptrons of two hidden layers: more communication than computation."""
+"""Perceptrons 784-width-width-10: more communication than computation."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
-from drawn import Rows
 from images import CLASSES, images
 from torch import nn
 from workload import Workload
 
 
-def mlp(width: int, inputs: int = 784) -> nn.Sequential:
+def mlp(width: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(inputs, width),
+        nn.Linear(784, width),
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
         nn.Linear(width, CLASSES),
     )
-
-
-def digits(_: int) -> Rows:
-    """Random images of 8 x 8 in ten classes, of which the brightest corner tells the class."""
-    pixels = torch.randn(2000, 1, 8, 8)
-    return Rows(pixels, pixels[:, 0, :2, :5].flatten(1).argmax(1))
 
 
 _sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -34,14 +27,4 @@ MLP = Workload(batch_size=64, steps=160, warm_up=10, data=images, model=partial(
 # Some hundred steps a second: what a step costs beside its arithmetic can be seen.
 MLP_512 = Workload(
     batch_size=32, steps=1500, warm_up=100, data=images, model=partial(mlp, 512), optimizer=_sgd
-)
-# Thousands of steps a second: what is left of a step is what the ranks tell each other and ronde itself.
-MLP_20K = Workload(
-    batch_size=64,
-    steps=4000,
-    warm_up=200,
-    data=digits,
-    model=partial(mlp, 112, 64),
-    optimizer=_sgd,
-    reads_loss=True,
 )

@@ -2,13 +2,13 @@
 
 import torch
 from command_line import arguments
-from drawn import Drawn
 from stopwatch import Stopwatch
+from text import Text
 from torch.utils.data import DataLoader, RandomSampler
 
 
 def batches(data, args):
-    if isinstance(data, Drawn):
+    if isinstance(data, Text):
         return (data.draw(args.batch_size) for _ in range(args.total))
     # The order of DistributedSampler's ranks together, so that all contenders see the same batches.
     order = RandomSampler(data, generator=torch.Generator().manual_seed(0))
@@ -22,9 +22,7 @@ def main():
     data = workload.data(args.samples)
     model = workload.model().to(args.device)
     optimizer = workload.optimizer(model.parameters())
-    stopwatch = Stopwatch(
-        args.warm_up, device=args.device, reads_loss=workload.reads_loss, trajectory=args.trajectory
-    )
+    stopwatch = Stopwatch(args.warm_up, device=args.device, trajectory=args.trajectory)
     for inputs, targets in batches(data, args):
         inputs, targets = inputs.to(args.device), targets.to(args.device)
         loss = workload.loss(model(inputs), targets)

@@ -23,8 +23,6 @@ class Stopwatch:
         speaks: whether this process prints.
         mean: makes of a process's loss that of the global batch; a collective on the ranks of a twin.
         log_every: print the loss once in so many steps, as training scripts do; None for never.
-        reads_loss: read the loss at every step, as scripts do that show or add up what they train: in a twin
-            a rank's own.
         trajectory: keep the loss of every step.
     """
 
@@ -36,11 +34,10 @@ class Stopwatch:
         speaks: bool = True,
         mean: Callable[[Tensor], float] = value,
         log_every: int | None = 10,
-        reads_loss: bool = False,
         trajectory: bool = False,
     ):
         self.warm_up, self.device, self.speaks, self.mean = warm_up, device, speaks, mean
-        self.log_every, self.reads_loss, self.trajectory = log_every, reads_loss, trajectory
+        self.log_every, self.trajectory = log_every, trajectory
         self.done, self.losses, self.last = 0, [], torch.tensor(0.0)
         self.start = self.stop = time.perf_counter()
 
@@ -48,8 +45,6 @@ class Stopwatch:
         self.last = loss
         if self.trajectory:
             self.losses.append(self.mean(loss))
-        if self.reads_loss:
-            loss.item()
         if self.log_every and self.done % self.log_every == 0:
             shown = loss.item()
             if self.speaks:

@@ -7,14 +7,14 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration
 from command_line import arguments
-from drawn import Drawn
 from stopwatch import Stopwatch
+from text import Text
 from torch.utils.data import DataLoader, RandomSampler
 
 
 def batches(data, args, accelerator):
     rank, ranks = accelerator.process_index, accelerator.num_processes
-    if isinstance(data, Drawn):
+    if isinstance(data, Text):
         return (data.draw(args.batch_size, rank=rank, ranks=ranks) for _ in range(args.total))
     order = RandomSampler(data, generator=torch.Generator().manual_seed(0))
     return accelerator.prepare(DataLoader(data, args.batch_size, sampler=order))
@@ -36,7 +36,6 @@ def main():
         args.warm_up,
         speaks=accelerator.is_main_process,
         mean=lambda loss: torch.as_tensor(accelerator.reduce(loss.detach(), "mean")).item(),
-        reads_loss=workload.reads_loss,
         trajectory=args.trajectory,
     )
     for inputs, targets in batches(data, args, accelerator):

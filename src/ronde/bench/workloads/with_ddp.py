@@ -6,15 +6,15 @@ Its two settings that are said to save time, and are right for these models, are
 import torch
 import torch.distributed as dist
 from command_line import arguments
-from drawn import Drawn
 from stopwatch import Stopwatch
+from text import Text
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 
 def batches(data, args):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    if isinstance(data, Drawn):
+    if isinstance(data, Text):
         return (data.draw(args.batch_size, rank=rank, ranks=ranks) for _ in range(args.total))
     return DataLoader(data, args.batch_size // ranks, sampler=DistributedSampler(data))
 
@@ -43,11 +43,7 @@ def train(make_optimizer=own_optimizer, distributed=replicated):
     model = distributed(workload.model())
     optimizer = make_optimizer(workload, model.parameters())
     stopwatch = Stopwatch(
-        args.warm_up,
-        speaks=dist.get_rank() == 0,
-        mean=global_mean,
-        reads_loss=workload.reads_loss,
-        trajectory=args.trajectory,
+        args.warm_up, speaks=dist.get_rank() == 0, mean=global_mean, trajectory=args.trajectory
     )
     for inputs, targets in batches(data, args):
         loss = workload.loss(model(inputs), targets)

@@ -7,16 +7,16 @@ import os
 
 import torch
 from command_line import arguments
-from drawn import Drawn
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
 from stopwatch import Stopwatch
+from text import Text
 from torch.utils.data import DataLoader
 
 
 def batches(data, args, fabric):
     rank, ranks = fabric.global_rank, fabric.world_size
-    if isinstance(data, Drawn):
+    if isinstance(data, Text):
         return (data.draw(args.batch_size, rank=rank, ranks=ranks) for _ in range(args.total))
     return fabric.setup_dataloaders(DataLoader(data, args.batch_size // ranks, shuffle=True))
 
@@ -38,7 +38,6 @@ def main():
         args.warm_up,
         speaks=fabric.is_global_zero,
         mean=lambda loss: torch.as_tensor(fabric.all_reduce(loss.detach().clone())).item(),
-        reads_loss=workload.reads_loss,
         trajectory=args.trajectory,
     )
     for inputs, targets in batches(data, args, fabric):

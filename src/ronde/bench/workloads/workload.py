@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
-from drawn import Drawn
+from text import Text
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -20,17 +20,15 @@ class Workload:
     Attributes:
         batch_size: samples of a global batch; under a method that fixes the batch of a device, of that.
         steps, warm_up: timed steps of a run, and steps before the clock starts.
-        data: at least so many samples as (inputs, targets), or what batches are drawn from.
+        data: at least so many samples as (inputs, targets), or a text to draw batches from.
         optimizer: of the parameters.
         loss: of outputs and targets, the mean over the batch.
-        reads_loss: the script reads it at every step.
     """
 
     batch_size: int
     steps: int
     warm_up: int
-    data: Callable[[int], Dataset[tuple[Tensor, ...]] | Drawn]
+    data: Callable[[int], Dataset[tuple[Tensor, ...]] | Text]
     model: Callable[[], nn.Module]
     optimizer: partial[Any]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    reads_loss: bool = False

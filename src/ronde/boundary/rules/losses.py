@@ -27,10 +27,8 @@ _POINTWISE = (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss, F.gaussian_nll_loss,
 )  # fmt: skip
-# The parameters of each and what they are by default; torch has bound the call to them once already.
-_DEFAULTS = {
-    function: {name: each.default for name, each in inspect.signature(function).parameters.items()}
-    for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
+_SIGNATURES = {
+    function: inspect.signature(function) for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
 }
 # Of losses that torch composes, the last node is that of their reduction.
 _REDUCING = {
@@ -83,8 +81,9 @@ def _arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The call's arguments by name, or None when it uses the deprecated `reduce` or `size_average`."""
-    defaults = _DEFAULTS[func]
-    named = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+    bound = _SIGNATURES[func].bind(*args, **kwargs)
+    bound.apply_defaults()
+    named = dict(bound.arguments)
     if named.pop("size_average", None) is not None or named.pop("reduce", None) is not None:
         return None
     return named
@@ -122,14 +121,13 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
         return NotImplemented
     whole: GlobalTensor = named["input"]
     layout, target, reduction = whole._layout, named["target"], named["reduction"]
-    rows: torch.Tensor = whole._rows  # pyright: ignore[reportAssignmentType]
-    if layout.dim != 0 or rows.dim() < 2 or not isinstance(target, torch.Tensor):
+    if layout.dim != 0 or whole.dim() < 2 or not isinstance(target, torch.Tensor):
         return NotImplemented
     rows_target = _rows_like(context, target, layout)
     if rows_target is None or reduction not in ("none", "sum", "mean"):
         return NotImplemented
     weight = named.get("weight")
-    local = {**named, "input": rows, "target": rows_target}
+    local = {**named, "input": whole._local, "target": rows_target}
     if weight is not None:
         local["weight"] = enter(context, weight)
     if reduction == "none":
@@ -144,7 +142,7 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
         known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
         if known > 0:
             return sum_ranks_deferred(context, local_sum, float(known), node)
-    count = _class_count(rows, rows_target, weight, named.get("ignore_index", -100))
+    count = _class_count(whole._local, rows_target, weight, named.get("ignore_index", -100))  # pyright: ignore[reportArgumentType]
     total, divisor = _total(context, local_sum, count)
     return (total / divisor).to(local_sum.dtype)
 

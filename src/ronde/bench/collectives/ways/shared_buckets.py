@@ -8,7 +8,6 @@ from ronde.bench.collectives.operand import Operand
 from ronde.bench.collectives.way import Call, Meeting
 from ronde.bench.collectives.ways.comm_way import CommWay, join_comm
 from ronde.comm.shared_buffer import SharedBuffer
-from ronde.comm.small_buffer import SmallBuffer
 from ronde.errors import BenchError
 
 __all__ = ["SharedBucketsWay", "join"]
@@ -20,7 +19,7 @@ class SharedBucketsWay(CommWay):
     def prepare(self, operation: str, elements: int) -> tuple[Operand, Call]:
         comm = self.comm
         (buffer,) = comm.allocate([(elements, torch.float32)], [torch.device("cpu")])
-        if not isinstance(buffer, (SharedBuffer, SmallBuffer)):
+        if not isinstance(buffer, SharedBuffer):
             raise BenchError(f"buckets do not lie in shared memory here: {comm.note or comm.backend.name}")
         memory, _ = buffer.open(0)
         operand = Operand(

@@ -1,9 +1,0 @@
-"""What a script writes, written once, on rank 0, and seen alike by all ranks."""
-
-from __future__ import annotations
-
-from ronde.files.paths import paths_of_rank
-from ronde.files.script_files import ScriptFiles
-from ronde.files.serializers import OF_ALL_RANKS
-
-__all__ = ["OF_ALL_RANKS", "ScriptFiles", "paths_of_rank"]

@@ -1,0 +1,206 @@
+"""An `autograd.Function` of the script's: its forward and its backward are tried as one operation each.
+
+What torch's own operations do in backward follows from what they do in forward. What a script's function
+does must be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and
+their sum where there are no rows. On shards gradients are as many times larger as there are ranks, so it
+must be linear, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ronde.rowwise.alike import alike
+from ronde.rowwise.labels import Label, Mixed, along
+from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.normalize import normalize
+from ronde.rowwise.operation import replaced, tensors
+from ronde.rowwise.order import Order
+from ronde.rowwise.repeat import matched
+from ronde.rowwise.watch import Away, Watch
+
+__all__ = ["functions_tried"]
+
+MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
+# A power of two, which leaves digits alone, and large, for thresholds.
+_FACTOR = 2.0**10
+
+
+@contextmanager
+def functions_tried(watch: Watch) -> Iterator[None]:
+    """Inside, functions of the script's are tried as they are applied."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            return plain.__func__(kind, *args, **kwargs)
+
+        if watch.away:
+            if watch.ranks.normalizes(kind):
+                raise MixesRows(meet(kind.__name__))
+            return run(*args)
+        if watch.ranks.normalizes(kind):
+            with torch._C.DisableTorchFunction():
+                return _normalized(watch, args, run)
+        with torch._C.DisableTorchFunction():
+            rows = [each for each in tensors(args) if watch.of(each) is not None]
+        return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[assignment]
+
+
+def _is_users(kind: Any) -> bool:
+    """That of an operator of the script's (`torch.library.custom_op`) is called by a function of torch's."""
+    home = kind.__module__
+    return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
+
+
+def _normalized(watch: Watch, args: Any, run: Callable[..., Any]) -> Any:
+    value, *others = tensors(args)
+    running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
+    return normalize(watch, value, running, lambda: run(*args))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trial:
+    """Forward and backward on some of the rows.
+
+    Attributes:
+        results: of forward.
+        gradients: of each tensor among the arguments, None where it has none.
+    """
+
+    results: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+
+
+def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+    name = kind.__name__
+    with torch._C.DisableTorchFunction():
+        labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
+    if not all(type(label) is Label and label.order is not None for label in labels):
+        raise MixesRows(meet(name))
+    with watch.looking_away(Away.NOTED):
+        result = run(*args)
+    results = tensors((result,))
+    given = {id(each) for each in tensors(args)}
+    if any(id(each) in given for each in results):
+        raise MixesRows(f"it changes its argument in place ({name})")
+    with torch._C.DisableTorchFunction(), watch.trying() as trial:
+        watch.made(results)
+        orders = _orders(watch, args)
+        axes = _forward_axes(watch, args, run, orders)
+        for each, found in zip(results, axes, strict=True):
+            fits = found is not None and each.shape[found[0]] == len(found[1])
+            watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
+        if torch.is_grad_enabled() and any(each.requires_grad for each in results):
+            if None in axes:
+                raise MixesRows(meet(name))
+            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+                _compare_backward(watch, args, run, axes)
+        if changed := trial.changed():
+            raise MixesRows(f"its backward changes {changed}, which depends on the batch")
+    return result
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _orders(watch: Watch, args: Any) -> list[Order]:
+    found: dict[int, Order] = {}
+    for each in tensors(args):
+        mark = watch.of(each)
+        if type(mark) is Label and mark.order is not None:
+            found[id(mark.order)] = mark.order
+    return list(found.values())
+
+
+_Axes = Sequence["tuple[int, Order] | None"]
+
+
+def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
+    with torch.no_grad():
+        whole, *parts = [tensors((run(*_given(watch, args, part)),)) for part in range(3)]
+    found = [matched(each, rows, orders) for each, *rows in zip(whole, *parts, strict=True)]
+    return [(each.axis, each.order) if each.order is not None else None for each in found]
+
+
+def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
+    """The arguments of a part."""
+
+    def shown(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        mark, rows = watch.of(value), value.detach()
+        if type(mark) is Label and mark.order is not None:
+            rows = mark.order.pick(rows, mark.axis, part)
+        real = rows.is_floating_point() or rows.is_complex()
+        return rows.clone().requires_grad_(grad and real and value.requires_grad)
+
+    return replaced(tuple(args), shown)
+
+
+def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
+    given: list[torch.Tensor | None] = []
+    whole = _backward(watch, _given(watch, args, 0, grad=True), run, given, 1.0)
+    parts: list[list[torch.Tensor | None]] = []
+    for part in (1, 2):
+        rows = [
+            each if each is None or found is None else found[1].few.pick(each, found[0], part)
+            for each, found in zip(given, axes, strict=True)
+        ]
+        parts.append(_backward(watch, _given(watch, args, part, grad=True), run, rows, _FACTOR))
+    marks = [*map(watch.of, tensors(args)), *([None] * (len(whole) - len(tensors(args))))]
+    for mark, expected, first, second in zip(marks, whole, *parts, strict=True):
+        if expected is None or first is None or second is None:
+            fine = expected is first is second
+        elif type(mark) is Label and mark.order is not None:
+            few = (mark.order.few.pick(expected, mark.axis, part) for part in (1, 2))
+            fine = all(map(alike, few, (first, second)))
+        else:
+            fine = alike(expected, first + second)
+        if not fine:
+            raise MixesRows(MIXING)
+
+
+def _backward(
+    watch: Watch, args: Any, run: Callable[..., Any], given: list[torch.Tensor | None], factor: float
+) -> list[torch.Tensor | None]:
+    """Gradients of the arguments, and of what of the module's a backward inside gives gradients to.
+
+    Args:
+        given: gradients of the results; random ones are put there if it is empty.
+        factor: what these are multiplied by, and gradients are divided by.
+    """
+    leaves = [each for _, each in watch.undo.module.tensors if each.is_leaf and each.requires_grad]
+    before = [each.grad for each in leaves]
+    try:
+        for each in leaves:
+            each.grad = None
+        with torch.enable_grad():
+            results = tensors((run(*args),))
+            if not given:
+                given += [_drawn(watch, each) if each.requires_grad else None for each in results]
+            pairs = [(a, b * factor) for a, b in zip(results, given, strict=True) if b is not None]
+            torch.autograd.backward([a for a, _ in pairs], [b for _, b in pairs])
+        found = [each.grad for each in (*tensors(args), *leaves)]
+    finally:
+        for each, gradient in zip(leaves, before, strict=True):
+            each.grad = gradient
+    return [each if each is None else each.detach() / factor for each in found]
+
+
+def _drawn(watch: Watch, like: torch.Tensor) -> torch.Tensor:
+    made = torch.rand(like.shape, generator=watch.generator(like.device), device=like.device)
+    return made.to(like.dtype)

@@ -1,0 +1,102 @@
+"""One rank of the file tests: runs every scenario with files mediated and writes what it saw as JSON.
+
+    python files_rank.py RANK WORLD_SIZE FOLDER
+
+The ranks share `FOLDER/work/SCENARIO` as working directory; rank r's answers go to `FOLDER/rank-r.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+
+from boundary.files_scenarios import SCENARIOS, Ranks, answer
+from ronde.boundary.files import FileMediator, StoreMeeting, paths_of_rank
+from ronde.comm.joining import join
+from ronde.comm.place import Place
+from ronde.comm.process_group import Comm
+
+TIMEOUT = 20
+
+
+class RealRanks(Ranks):
+    """What a scenario can ask about, and do to, the ranks it runs on."""
+
+    def __init__(self, comm: Comm, mediator: FileMediator, world_size: int) -> None:
+        self.rank = comm.rank
+        self.world_size = world_size
+        self._comm = comm
+        self.mediator = mediator
+
+    def late(self, name: str, rank: int) -> None:
+        """Let `rank` go on only when every other rank has come here, and had time to run ahead."""
+        if self.rank != rank:
+            self._comm.store.set(f"late/{name}/{self.rank}", "here")
+            return
+        self._comm.store.wait([f"late/{name}/{r}" for r in range(self.world_size) if r != rank])
+        time.sleep(0.1)
+
+    @contextlib.contextmanager
+    def first(self, name: str, rank: int) -> Iterator[None]:
+        if self.rank != rank:
+            self._comm.store.wait([f"first/{name}"])
+        yield
+        if self.rank == rank:
+            self._comm.store.set(f"first/{name}", "done")
+
+    def total(self, number: int) -> int:
+        return int(self._comm.all_reduce(torch.tensor([number])))
+
+
+def main(rank: int, world_size: int, folder: str) -> None:
+    comm = join(
+        f"file://{folder}/store",
+        name="files",
+        place=Place(rank, world_size, rank, world_size),
+        device="cpu",
+        timeout=timedelta(seconds=TIMEOUT),
+        host="127.0.0.1",
+    )
+    mediator = FileMediator(
+        meeting=StoreMeeting(comm, timeout=20.0), rank=rank, world_size=world_size, paths=paths_of_rank()
+    )
+    ranks = RealRanks(comm, mediator, world_size)
+    answers = {}
+    for name, scenario in SCENARIOS.items():
+        work = os.path.join(folder, "work", name)
+        os.makedirs(work, exist_ok=True)
+        os.chdir(work)
+        print(name, file=sys.stderr, flush=True)  # a failing run's log ends with where it was
+        comm.barrier()
+        mediator.install()
+        try:
+            answers[name] = answer(scenario, ranks)
+        except BaseException:
+            print(f"waiting for {mediator.waiting_for}", file=sys.stderr)
+            raise
+        finally:
+            mediator.uninstall()
+    with open(os.path.join(folder, f"rank-{rank}.json"), "w") as file:
+        json.dump(answers, file)
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(4 * TIMEOUT, exit=True)
+    code = 0
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # a Gloo group must not see the interpreter's end

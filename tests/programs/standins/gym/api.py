@@ -1,3 +1,0 @@
-"""Whether `reset` and `step` give what they give since gym 0.26."""
-
-NEW = False

@@ -1,3 +1,0 @@
-"""How many images a data set has."""
-
-IMAGES = 1280
