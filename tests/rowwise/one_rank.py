@@ -10,8 +10,8 @@ import torch
 
 from ronde.boundary.randomness.draws import Draw
 from ronde.boundary.tree import leaves
-from ronde.rowwise.observe import Observation
 from ronde.rowwise.forms import Forms
+from ronde.rowwise.observe import Observation
 from ronde.rowwise.verdict import Verdict
 
 
@@ -55,6 +55,7 @@ def observe(
     kwargs: dict[str, Any] | None = None,
     axes: Sequence[int | None] | None = None,
     elsewhere: dict[int, str] | None = None,
+    forms: Forms | None = None,
 ) -> Observed:
     """Watch `module(*args, **kwargs)`, as if there were four ranks with as many rows.
 
@@ -68,6 +69,6 @@ def observe(
     mine = next(value.shape[axis] for value, axis in zip(values, axes, strict=True) if axis is not None)
     del values
     ranks = OneRank(4 * mine, mine, elsewhere=elsewhere or {})
-    observation = Observation(module, (args, kwargs), axes, ranks)
-    output, verdict, forms = observation.run(lambda: module(*args, **kwargs))
-    return Observed(output, verdict, forms, observation, ranks)
+    observation = Observation(module, (args, kwargs), axes, ranks, forms)
+    output, verdict, learnt = observation.run(lambda: module(*args, **kwargs))
+    return Observed(output, verdict, learnt, observation, ranks)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import Case, Written, linear, of_table, table
 
+ONLOOKER: list[torch.Tensor] = []
+
 
 class Attributed(torch.autograd.Function):
     """Keeps what it needs in attributes of its context."""
@@ -62,23 +64,18 @@ def test_what_is_there_for_backward_is_no_leak(name: str) -> None:
 
 
 def test_after_a_step_is_seen_what_is_held_still() -> None:
-    box: list[torch.Tensor] = []
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        made = self.layer(x).tanh()
-        self.made = made.sin()
-        return made.cos()
-
-    module = Written(forward, layer=linear())
-    # Somebody looks on, whom nobody can find.
     case = of_table(lambda self, x: self.layer(x).tanh().cos())
     observed = observe(case.module, case.args)
     kept = observed.observation.kept
     assert kept is not None
-    box += [ref() for ref in kept._made.values() if ref() is not None and ref() is not observed.output]
+    # Somebody looks on, whom nobody has found.
+    alive = [each for ref in kept._made.values() if (each := ref()) is not None]
+    ONLOOKER.extend(each for each in alive if each is not observed.output)
+    del alive
     observed.output.sum().backward()
-    assert kept.after_step() == ["a tensor of shape [8, 6]"] * len(box)
-    assert module is not None
+    del observed
+    assert ONLOOKER
+    assert kept.after_step() == ["a tensor of shape [8, 6]"] * len(ONLOOKER)
 
 
 def test_lists_are_as_before() -> None:

@@ -47,7 +47,6 @@ def test_layers_are_cut(name: str, gradients: bool) -> None:
     assert torch.equal(first, found)
 
 
-
 def test_layers_over_the_batch_are_not_cut() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x.unsqueeze(0))[0][0]

@@ -110,6 +110,75 @@ def test_arguments_are_as_before() -> None:
     assert seen == [0]
 
 
+CALLS: list[int] = []
+COUNT = 0
+
+
+class Book:
+    """Counts in an object."""
+
+    __slots__ = ("__dict__", "slotted")
+
+    def __init__(self) -> None:
+        self.calls, self.slotted, self.array = 0, 0, numpy.zeros(2)
+
+    def add(self) -> None:
+        self.calls += 1
+        self.slotted += 1
+        self.array[0] += 1
+
+
+def helper() -> None:
+    global COUNT  # noqa: PLW0603 - as scripts do
+    COUNT += 1
+    CALLS.append(1)
+    helper.calls += 1
+
+
+helper.calls = 0
+
+
+class Counting(Written):
+    calls = 0
+
+
+def test_what_is_counted_elsewhere_is_as_before(capsys: Any) -> None:
+    inner, book = 0, Book()
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        nonlocal inner
+        inner += 1
+        helper()
+        book.add()
+        self.book.add()
+        type(self).calls += 1
+        print("called")
+        return self.layer(x) - self.shift * x.mean(0)
+
+    module = Counting(forward, layer=linear(), shift=1, book=Book())
+
+    def counts() -> list[Any]:
+        books = [(each.calls, each.slotted, each.array[0]) for each in (book, module.book)]
+        return [inner, COUNT, len(CALLS), helper.calls, Counting.calls, *books]
+
+    before = counts()
+    assert not observe(module, (table(),)).verdict.sharded
+    assert counts() == before
+    assert capsys.readouterr().out == ""
+    module.forward(table())  # as it runs in parts then
+    assert counts() == [1, 1, 1, 1, 1, (1, 1, 1), (1, 1, 1)]
+    assert capsys.readouterr().out == "called\n"
+
+
+def test_what_a_call_that_is_cut_prints_is_printed(capsys: Any) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        print("called")
+        return self.layer(x)
+
+    assert observe(Written(forward, layer=linear()), (table(),)).verdict.sharded
+    assert capsys.readouterr().out == "called\n"
+
+
 def test_an_error_of_the_models_own_is_kept() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         self.count += 1

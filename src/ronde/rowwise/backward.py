@@ -8,7 +8,6 @@ must be linear, too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ronde.rowwise import repeat
 from ronde.rowwise.alike import alike
-from ronde.rowwise.labels import Label, Mixed, along
-from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.labels import Drawn, Label
+from ronde.rowwise.mixes_rows import MixesRows, changes, meet
 from ronde.rowwise.normalize import normalize
-from ronde.rowwise.operation import replaced, tensors
-from ronde.rowwise.order import Order
-from ronde.rowwise.repeat import matched
+from ronde.rowwise.operation import Facts, Operation, replaced, tensors
+from ronde.rowwise.parts import PARTS
+from ronde.rowwise.repeat import Found, matched
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["functions_tried"]
@@ -71,69 +71,57 @@ def _normalized(watch: Watch, args: Any, run: Callable[..., Any]) -> Any:
     return normalize(watch, value, running, lambda: run(*args))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Trial:
-    """Forward and backward on some of the rows.
-
-    Attributes:
-        results: of forward.
-        gradients: of each tensor among the arguments, None where it has none.
-    """
-
-    results: list[torch.Tensor]
-    gradients: list[torch.Tensor | None]
-
-
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
     with torch._C.DisableTorchFunction():
-        labels = [mark for each in tensors(args) if (mark := watch.of(each)) is not None]
-    if not all(type(label) is Label and label.order is not None for label in labels):
+        op = Operation(kind, args, {}, watch.of, facts=Facts(name))
+        known = all(type(mark) in (type(None), Label, Drawn) for mark in op.marks)
+        form = repeat.form_of(op), torch.is_grad_enabled(), *(each.requires_grad for each in op.operands)
+    if form[0] is None or not known:
         raise MixesRows(meet(name))
     with watch.looking_away(Away.NOTED):
         result = run(*args)
     results = tensors((result,))
-    given = {id(each) for each in tensors(args)}
+    given = {id(each) for each in op.operands}
     if any(id(each) in given for each in results):
-        raise MixesRows(f"it changes its argument in place ({name})")
-    with torch._C.DisableTorchFunction(), watch.trying() as trial:
+        raise MixesRows(changes("its argument", name))
+    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
         watch.made(results)
-        orders = _orders(watch, args)
-        axes = _forward_axes(watch, args, run, orders)
-        for each, found in zip(results, axes, strict=True):
-            fits = found is not None and each.shape[found[0]] == len(found[1])
-            watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
-        if torch.is_grad_enabled() and any(each.requires_grad for each in results):
-            if None in axes:
-                raise MixesRows(meet(name))
-            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
-                _compare_backward(watch, args, run, axes)
-        if changed := trial.changed():
-            raise MixesRows(f"its backward changes {changed}, which depends on the batch")
+    if form not in watch.forms.found:
+        with torch._C.DisableTorchFunction(), watch.trying() as trial:
+            graded = torch.is_grad_enabled() and any(each.requires_grad for each in results)
+            found = _learnt(watch, op, run, graded=graded)
+            if changed := trial.changed():
+                raise MixesRows(f"its backward changes {changed}, which depends on the batch")
+        repeat.remember(watch, form, found)
+    with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
+        for each, one in zip(results, repeat.remembered(watch, form), strict=True):
+            watch.put(each, one.mark(each, name))
     return result
+
+
+def _learnt(watch: Watch, op: Operation, run: Callable[..., Any], *, graded: bool) -> list[Found]:
+    """Where rows lie in each result.
+
+    Args:
+        graded: backward is to be tried, too.
+    """
+    orders = {id(label.order): label.order for label in op.labels if label.order is not None}
+    with torch.no_grad():
+        whole, *parts = [tensors((run(*_given(watch, op.args, part)),)) for part in PARTS]
+        found = [
+            matched(each, rows, list(orders.values())) for each, *rows in zip(whole, *parts, strict=True)
+        ]
+    if graded:
+        if any(each.mixed for each in found):
+            raise MixesRows(meet(op.facts.name))
+        with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+            _compare_backward(watch, op.args, run, found)
+    return found
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:
     return value
-
-
-def _orders(watch: Watch, args: Any) -> list[Order]:
-    found: dict[int, Order] = {}
-    for each in tensors(args):
-        mark = watch.of(each)
-        if type(mark) is Label and mark.order is not None:
-            found[id(mark.order)] = mark.order
-    return list(found.values())
-
-
-_Axes = Sequence["tuple[int, Order] | None"]
-
-
-def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
-    with torch.no_grad():
-        whole, *parts = [tensors((run(*_given(watch, args, part)),)) for part in range(3)]
-    found = [matched(each, rows, orders) for each, *rows in zip(whole, *parts, strict=True)]
-    return [(each.axis, each.order) if each.order is not None else None for each in found]
 
 
 def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
@@ -151,14 +139,14 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
     return replaced(tuple(args), shown)
 
 
-def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
+def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], found: Sequence[Found]) -> None:
     given: list[torch.Tensor | None] = []
     whole = _backward(watch, _given(watch, args, 0, grad=True), run, given, 1.0)
     parts: list[list[torch.Tensor | None]] = []
     for part in (1, 2):
         rows = [
-            each if each is None or found is None else found[1].few.pick(each, found[0], part)
-            for each, found in zip(given, axes, strict=True)
+            each if each is None or lies.order is None else lies.order.few.pick(each, lies.axis, part)
+            for each, lies in zip(given, found, strict=True)
         ]
         parts.append(_backward(watch, _given(watch, args, part, grad=True), run, rows, _FACTOR))
     marks = [*map(watch.of, tensors(args)), *([None] * (len(whole) - len(tensors(args))))]
@@ -185,6 +173,8 @@ def _backward(
     """
     leaves = [each for _, each in watch.undo.module.tensors if each.is_leaf and each.requires_grad]
     before = [each.grad for each in leaves]
+    added: set[int] = set()
+    hooks = [each.register_post_accumulate_grad_hook(lambda leaf: added.add(id(leaf))) for each in leaves]
     try:
         for each in leaves:
             each.grad = None
@@ -194,9 +184,15 @@ def _backward(
                 given += [_drawn(watch, each) if each.requires_grad else None for each in results]
             pairs = [(a, b * factor) for a, b in zip(results, given, strict=True) if b is not None]
             torch.autograd.backward([a for a, _ in pairs], [b for _, b in pairs])
+        if any(each.grad is not None and id(each) not in added for each in leaves):
+            # No reducer would add that up over ranks.
+            raise MixesRows(
+                "its backward uses the .grad of a parameter, where it finds that of one rank's rows"
+            )
         found = [each.grad for each in (*tensors(args), *leaves)]
     finally:
-        for each, gradient in zip(leaves, before, strict=True):
+        for each, hook, gradient in zip(leaves, hooks, before, strict=True):
+            hook.remove()
             each.grad = gradient
     return [each if each is None else each.detach() / factor for each in found]
 

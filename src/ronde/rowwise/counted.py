@@ -13,7 +13,7 @@ import torch
 
 from ronde.rowwise.alike import alike
 from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.mixes_rows import COUNTS, MixesRows
+from ronde.rowwise.mixes_rows import COUNTS, MixesRows, cannot_draw
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.parts import PARTS
@@ -49,13 +49,13 @@ def call(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     if _writes(name, kwargs):
         raise MixesRows(COUNTS)
     if name == "randperm":
-        raise MixesRows("its random draws cannot be cut (randperm)")
+        raise MixesRows(cannot_draw(name))
     parts = [_made(watch, func, name, _with(args, kwargs, lambda rows, n=n: rows.part(n))) for n in PARTS]
     with torch._C.DisableTorchFunction(), watch.looking_away():
         lies = _spread(watch, parts)
     if name in _DRAWS:
         if lies is None or lies[1] is not watch.orders.batch:
-            raise MixesRows(f"its random draws cannot be cut ({name})")
+            raise MixesRows(cannot_draw(name))
         watch.drawn = lies
     result = _here(func, args, kwargs)
     watch.drawn = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from ronde.boundary.randomness.draws import Draw
 from ronde.rowwise.labels import Drawn, Label, along
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.mixes_rows import MixesRows, cannot_draw
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.watch import Watch
@@ -25,13 +25,13 @@ _OF_FIRST = {
 
 def carry_out(watch: Watch, op: Operation) -> Any:
     if op.kwargs.get("generator") is not None:
-        raise _cannot_be_cut(f"{op.facts.name} with a generator of its own")
+        raise MixesRows(cannot_draw(f"{op.facts.name} with a generator of its own"))
     watch.drew = True
     sized, watch.drawn = watch.drawn, None
     if op.labels:
         return _of_rows(watch, op)
     if any(op.marks) and not all(type(mark) is Drawn for mark in op.marks if mark):
-        raise _cannot_be_cut(op.facts.name)
+        raise MixesRows(cannot_draw(op.facts.name))
     if sized is None:
         result = op.run()
         if not op.written:
@@ -60,7 +60,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
         or others
         or (written and drawn is not written[0])
     ):
-        raise _cannot_be_cut(op.facts.name)
+        raise MixesRows(cannot_draw(op.facts.name))
     result = _drawn(watch, op, label.order, label.axis, drawn.dim())
     for each in written or tensors((result,)):
         if not written:
@@ -72,11 +72,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
 
 def _drawn(watch: Watch, op: Operation, order: Order, axis: int, dims: int) -> Any:
     if order.repeats is None or 1 not in order.repeats:
-        raise _cannot_be_cut(op.facts.name)
+        raise MixesRows(cannot_draw(op.facts.name))
     draw = Draw(op.facts.name, dims, axis, order.repeats[0] > 1)
     watch.draws.append(draw)
     return watch.ranks.draw(op.func, op.args, op.kwargs, draw)
-
-
-def _cannot_be_cut(what: str) -> MixesRows:
-    return MixesRows(f"its random draws cannot be cut ({what})")

@@ -1,4 +1,4 @@
-"""What an observed call learnt, with which the next one of the same module begins: then little is tried again."""
+"""What an observed call learnt, with which the next one of the same module begins: little is tried again."""
 
 from __future__ import annotations
 

@@ -26,17 +26,8 @@ __all__ = ["Functions"]
 
 _shape: Any = torch.Tensor.shape.__get__  # pyright: ignore[reportAttributeAccessIssue]
 _READS = {
-    *(
-        "tolist",
-        "numpy",
-        "__array__",
-        "__dlpack__",
-        "__repr__",
-        "__format__",
-        "__reduce_ex__",
-        "__contains__",
-    ),
-    *("data_ptr", "__deepcopy__"),
+    *("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "__repr__", "__format__", "__contains__"),
+    *("__reduce_ex__", "__deepcopy__"),
 }
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
@@ -80,11 +71,7 @@ class Functions(TorchFunctionMode):
             return self._within(func, args, kwargs, "checking")
         if name in _NOISES:
             return self._within(func, args, kwargs, "makes_noise")
-        if (
-            func in _ONE_OPERATION
-            and self._watch.of(args[0]) is not None
-            and not _keeps_statistics(args, kwargs)
-        ):
+        if func in _ONE_OPERATION and self._watch.of(args[0]) and not _keeps_statistics(kwargs):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
             return repeat.carry_out_function(self._watch, op)
         return func(*args, **kwargs)
@@ -161,7 +148,7 @@ _CHECK_RANGE = {F.one_hot}
 _NOISES = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout"}
 
 
-def _keeps_statistics(args: Any, kwargs: Any) -> bool:
+def _keeps_statistics(kwargs: Any) -> bool:
     """Whether a norm of instances keeps what depends on the batch."""
     return kwargs.get("running_mean") is not None and kwargs.get("use_input_stats", True)
 

@@ -74,8 +74,10 @@ class Kept:
         if self._held(returned) or self._counts.alive:
             gc.collect()
             held = tuple(self._held(returned))
+            given = {id(ref()) for ref, _ in self._given}
             for tensor in held:
-                _take_back(tensor)
+                if id(tensor) not in given:
+                    _take_back(tensor)
             if held or self._counts.alive:
                 raise MixesRows(_ELSEWHERE)
 
@@ -157,47 +159,59 @@ def _tells_of_graphs() -> bool:
 def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
     """How many objects hold each that are there for backward only.
 
-    That is a function's context, or a part of a checkpoint; or a container that no object holds: what a hook for
-    saved tensors has packed is held by the graph, which is none of Python's.
+    That is a function's context, or a part of a checkpoint; or a container that no object holds: what a hook
+    for saved tensors has packed is held by the graph, which is none of Python's.
 
     Args:
         known: ids of holders that are accounted for.
     """
-    holders = [each for each in _referrers(tensors) if id(each) not in known]
-    around: dict[int, list[Any]] = {}
-    inner = holders
+    objects: dict[int, Any] = {}
+    around = [_holders_of(tensors, objects)]
     for _ in range(3):
-        inner = [each for each in inner if isinstance(each, _CONTAINERS) and id(each) not in around]
-        outer = _referrers(inner) if inner else []
-        for each in inner:
-            around[id(each)] = [one for one in outer if any(held is each for held in gc.get_referents(one))]
-        inner = outer
+        outer = set().union(*around[-1].values()) - known
+        inner = [objects[key] for key in outer if isinstance(objects[key], _CONTAINERS)]
+        around.append(_holders_of(inner, objects))
 
-    def is_of_backward(holder: Any) -> bool:
+    def is_of_backward(key: int, level: int) -> bool:
+        holder = objects[key]
         if isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint":
             return True
-        return id(holder) in around and all(map(is_of_backward, around.pop(id(holder))))
+        found = around[level].get(key) if level < len(around) else None
+        return found is not None and all(is_of_backward(each, level + 1) for each in found)
 
-    found: Counter[int] = Counter()
-    for holder in holders:
-        if is_of_backward(holder):
-            found.update(id(held) for held in gc.get_referents(holder) if isinstance(held, torch.Tensor))
-    return found
+    return Counter(
+        {
+            id(tensor): sum(is_of_backward(key, 1) for key in around[0][id(tensor)] - known)
+            for tensor in tensors
+        }
+    )
 
 
-def _referrers(values: list[Any]) -> list[Any]:
-    """What holds any of these, but frames, and lists of these."""
-    passing = (types.FrameType, types.GeneratorType, type(iter([])))
+def _holders_of(values: list[Any], objects: dict[int, Any]) -> dict[int, set[int]]:
+    """The ids of what holds each value, by its id; but not of frames, and of what looks for it here.
+
+    Args:
+        objects: gets those that are found.
+    """
+    holders: dict[int, set[int]] = {id(value): set() for value in values}
+    if not values:
+        return holders
     found = gc.get_referrers(*values)
-    return [each for each in found if not isinstance(each, passing) and not _lists(each, values)]
+    passing = (types.FrameType, types.GeneratorType, type(iter([])))
+    for each in found:
+        ours = each is values or each is objects or _lists(each, values)
+        if not ours and not isinstance(each, passing):
+            held = [id(one) for one in gc.get_referents(each) if id(one) in holders]
+            for key in held:
+                holders[key].add(id(each))
+            objects[id(each)] = each
+    return holders
 
 
 def _lists(holder: Any, values: list[Any]) -> bool:
-    """Whether it is a list of these, as is made here in looking for them."""
-    if not isinstance(holder, (list, tuple)) or len(holder) < len(values):
-        return False
-    ids = set(map(id, holder))
-    return all(id(value) in ids for value in values)
+    """Whether it is the arguments of a call that looks for the holders of these."""
+    same = isinstance(holder, tuple) and len(holder) == len(values)
+    return same and all(each is value for each, value in zip(holder, values, strict=True))
 
 
 def _home(holder: Any) -> str:
@@ -205,7 +219,7 @@ def _home(holder: Any) -> str:
 
 
 def _take_back(tensor: torch.Tensor) -> None:
-    """Out of the containers that it was put into."""
+    """Out of the containers that what a call made was put into."""
     for holder in gc.get_referrers(tensor):
         if isinstance(holder, list):
             holder[:] = [each for each in holder if each is not tensor]

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["BACKWARD", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "keeps", "meet"]
+__all__ = [
+    "BACKWARD",
+    "COUNTS",
+    "HOST_READ",
+    "MIXES",
+    "NO_AXIS",
+    "MixesRows",
+    "cannot_draw",
+    "changes",
+    "keeps",
+    "meet",
+]
 
 MIXES = "rows of its output depend on other rows, or on their number"
 COUNTS = "what it does depends on how many rows there are"
@@ -21,6 +32,16 @@ class MixesRows(BaseException):
 def meet(name: str) -> str:
     """That an operation makes something of several rows."""
     return f"rows of the batch meet inside it ({name})"
+
+
+def changes(what: str, name: str) -> str:
+    """That an operation writes to what is not the module's to write to."""
+    return f"it changes {what} in place ({name})"
+
+
+def cannot_draw(what: str) -> str:
+    """That of a random operation no rows can be taken."""
+    return f"its random draws cannot be cut ({what})"
 
 
 def keeps(name: str) -> str:

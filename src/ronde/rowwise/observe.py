@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from ronde.boundary.randomness.draws import UnknownDraw
 from ronde.boundary.tree import Opaque, leaves
 from ronde.rowwise.backward import functions_tried
 from ronde.rowwise.forms import Forms
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.kept import Kept, check_tree
-from ronde.rowwise.mixes_rows import BACKWARD, MixesRows
+from ronde.rowwise.mixes_rows import BACKWARD, MixesRows, cannot_draw
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observer import Observer
 from ronde.rowwise.order import Orders
@@ -62,6 +63,8 @@ class Observation:
         self._watch = Watch(
             counts, ranks, Undo(module, call), Orders(counts), forms=Forms(found, counts.branches)
         )
+        # Random operations on rows so far.
+        self.draws = self._watch.draws
         self._prints = HeldBack()
         self._apart = False
         self.kept: Kept | None = None
@@ -135,6 +138,8 @@ class Observation:
             return self._refused(self._watch.counts.problem)
         if isinstance(error, Opaque):
             return self._refused(f"it returns tensors inside a {error}")
+        if isinstance(error, UnknownDraw):
+            return self._refused(cannot_draw(str(error)))
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0][:120]}"
         found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")

@@ -14,7 +14,7 @@ from ronde.boundary.randomness.draws import is_random
 from ronde.rowwise import draws, normalize, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative
-from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, keeps, meet
+from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, changes, keeps, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.watch import Away, Watch
 
@@ -101,12 +101,13 @@ def _check_words(op: Operation) -> None:
 def _check_operands(watch: Watch, op: Operation) -> None:
     """Values with a gradient that come from elsewhere."""
     for operand, mark in op.pairs():
-        if mark is None and operand.requires_grad and not watch.marks.is_new(operand):
-            if watch.undo.name_of(operand) is not None or watch.undo.is_given(operand):
-                continue
-            if operand.grad_fn is not None and operand.grad_fn._sequence_nr() < watch.began:
-                raise MixesRows("it uses a value with a gradient that was computed outside of it")
-            watch.foreign = watch.foreign or operand.is_leaf
+        if mark is not None or not operand.requires_grad:
+            continue
+        if watch.marks.is_new(operand) or watch.undo.is_own(operand):
+            continue
+        if operand.grad_fn is not None and operand.grad_fn._sequence_nr() < watch.began:
+            raise MixesRows("it uses a value with a gradient that was computed outside of it")
+        watch.foreign = watch.foreign or operand.is_leaf
 
 
 def _check_writes(watch: Watch, op: Operation) -> None:
@@ -115,14 +116,14 @@ def _check_writes(watch: Watch, op: Operation) -> None:
     rows = any(mark is not None and type(mark) is not Drawn for mark in op.marks)
     for target in written:
         if watch.undo.is_given(target):
-            raise MixesRows(f"it changes its argument in place ({name})")
+            raise MixesRows(changes("its argument", name))
         if watch.marks.is_new(target):
             continue
         held = watch.undo.name_of(target)
         if held is not None and watch.undo.is_parameter(target):
-            raise MixesRows(f"it changes its parameter {held} in place ({name})")
+            raise MixesRows(changes(f"its parameter {held}", name))
         if held is None and rows:
-            raise MixesRows(f"it changes a tensor that is none of its own in place ({name})")
+            raise MixesRows(changes("a tensor that is none of its own", name))
         if rows:
             raise MixesRows(keeps(held or ""))
     watch.undo.keep(written, watch.marks)
@@ -132,7 +133,7 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     kinds = {type(mark) for mark in op.marks}
     kinds.discard(type(None))
     name = op.facts.name
-    if is_random(op.func, op.args, op.kwargs):
+    if _draws(op):
         return draws.carry_out(watch, op)
     if normalize.is_norm_of_batch(watch, op):
         return normalize.carry_out(watch, op)
@@ -151,6 +152,14 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     if Mixed in kinds:
         return _mixed(watch, op, kinds)
     return _of_rows(watch, op, kinds)
+
+
+def _draws(op: Operation) -> bool:
+    """Whether this call draws; a recurrent layer does so with dropout only."""
+    names = op.facts.names
+    if "dropout" in names and not op.given(names.index("dropout")):
+        return False
+    return is_random(op.func, op.args, op.kwargs)
 
 
 def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:

@@ -15,14 +15,24 @@ from typing import Any
 import torch
 
 from ronde.rowwise.alike import alike
-from ronde.rowwise.forms import Lies
 from ronde.rowwise.labels import Label, Mark, Mixed, Relative, along
 from ronde.rowwise.operation import Operation, replaced, tensors
 from ronde.rowwise.order import Order
 from ronde.rowwise.parts import PARTS, is_real, ways
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["Found", "Learnt", "carry_out", "carry_out_function", "learn", "mark_results", "matched"]
+__all__ = [
+    "Found",
+    "Learnt",
+    "carry_out",
+    "carry_out_function",
+    "form_of",
+    "learn",
+    "mark_results",
+    "matched",
+    "remember",
+    "remembered",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,22 +103,23 @@ def learn(watch: Watch, op: Operation) -> Learnt:
             return _ROWS_MEET
         if any(type(mark) is Relative for mark in op.marks):
             return _tried(watch, op, candidates, random=False) or _ROWS_MEET
-        form, known = _form(op), None
+        form, known = form_of(op), None
         if form is not None and form in watch.forms.found:
-            known = _remembered(watch, watch.forms.found[form])
+            known = remembered(watch, form)
             if all(is_real(operand) for operand, mark in op.pairs() if mark is not None):
                 return Learnt(known)
         if known is None:
             learnt = _tried(watch, op, candidates, random=True)
             if learnt is not None:  # if it can be carried out so
                 known = learnt.found
-                _remember(watch, form, known)
+                remember(watch, form, known)
         if known is not None and not known:
             return _ROWS_MEET
         return _tried(watch, op, candidates, random=False) or _ROWS_MEET
 
 
-def _remember(watch: Watch, form: Any, found: Sequence[Found]) -> None:
+def remember(watch: Watch, form: Any, found: Sequence[Found]) -> None:
+    """Keep what was found of the results of operations of a form, if it is of one."""
     orders = [each.order for each in found]
     if form is not None and all(order is None or order.repeats for order in orders):
         watch.forms.found[form] = [
@@ -116,7 +127,9 @@ def _remember(watch: Watch, form: Any, found: Sequence[Found]) -> None:
         ]
 
 
-def _remembered(watch: Watch, found: Sequence[Lies | None]) -> list[Found]:
+def remembered(watch: Watch, form: Any) -> list[Found]:
+    """What was found of the results of operations of a form."""
+    found = watch.forms.found[form]
     return [_MIXED if each is None else Found(each[0], watch.orders.repeated(*each[1])) for each in found]
 
 
@@ -144,15 +157,16 @@ def _has_few(result: torch.Tensor, mark: Mark | None, few: torch.Tensor) -> bool
     return alike(mark.order.pick(result, mark.axis, 0), few)
 
 
-def _form(op: Operation) -> Any:
-    """What all calls of an operation have in common that do the same with rows, however many; None for none."""
+def form_of(op: Operation) -> Any:
+    """What calls of an operation have in common that do the same with rows, however many; None for none."""
     orders = [label.order.repeats if label.order is not None else None for label in op.labels]
     if None in orders:
         return None
 
     def described(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            shape, mark = list(value.shape), op.mark(value)
+            shape: list[Any] = list(value.shape)
+            mark = op.mark(value)
             if type(mark) is Label and mark.order is not None:
                 shape[mark.axis] = f"rows {mark.order.repeats}"
             return *shape, value.dtype

@@ -13,7 +13,7 @@ import torch
 from ronde.rowwise.generators import Generators
 from ronde.rowwise.held import Held
 from ronde.rowwise.labels import Marks, address
-from ronde.rowwise.named import variables
+from ronde.rowwise.named import caches, variables
 
 __all__ = ["Undo", "held_by"]
 
@@ -24,9 +24,12 @@ def held_by(module: torch.nn.Module) -> Held:
     held = Held([*own, *variables(module)])
     # TorchScript keeps them elsewhere.
     known = {id(tensor) for _, tensor in held.tensors}
-    more = (*module.named_parameters(), *module.named_buffers())
-    held.tensors += [(name, tensor) for name, tensor in more if id(tensor) not in known]
+    held.tensors += [(name, tensor) for name, tensor in _own(module) if id(tensor) not in known]
     return held
+
+
+def _own(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 class Undo:
@@ -46,13 +49,15 @@ class Undo:
         self.module = held_by(module)
         self.arguments = Held([("", given)])
         self.generators = Generators(self.module.generators)
-        own = self.module.tensors
-        self._names = {address(tensor): name for name, tensor in reversed(own)}
+        held = self.module.tensors
+        self._names = {address(tensor): name for name, tensor in reversed(held)}
+        self._own = {address(tensor) for _, tensor in _own(module)}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
-        self._parameters = {address(each) for _, each in own if isinstance(each, torch.nn.Parameter)}
-        self._objects = {id(tensor): f"its {kind(tensor)} {name}" for name, tensor in own}
+        self._parameters = {address(each) for each in module.parameters()}
+        self._objects = {id(tensor): f"its {kind(tensor)} {name}" for name, tensor in held}
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
-        self._gradients = [(each, each.grad) for _, each in own if each.is_leaf]
+        self._gradients = [(each, each.grad) for _, each in held if each.is_leaf]
+        self._caches = [(each, each.cache_info()) for each in caches(module)]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -62,6 +67,10 @@ class Undo:
     def is_given(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in the memory of an argument."""
         return address(tensor) in self._given
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in the memory of a parameter, a buffer or an argument."""
+        return address(tensor) in self._own or self.is_given(tensor)
 
     def is_parameter(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in the memory of a parameter of the module's."""
@@ -101,6 +110,9 @@ class Undo:
             for tensor, gradient in self._gradients:
                 if tensor.grad is not gradient:
                     tensor.grad = gradient
+        for function, before in self._caches:
+            if function.cache_info() != before:
+                function.cache_clear()
         self.module.restore()
         self.arguments.restore()
         self.generators.restore()

@@ -23,12 +23,19 @@ __all__ = ["Away", "Ranks", "Watch"]
 
 
 class Away(enum.Enum):
-    """Why operations are not looked at."""
+    """Why operations are not looked at.
 
-    TRIED = "they are not the model's: something is tried, or rows are compared"
-    NOTED = "they are parts of something that is looked at as one operation"
-    JOINED = "they normalize by statistics of the whole batch"
-    ENDED = "the call has ended"
+    Attributes:
+        TRIED: they are not the model's, but of a trial, or compare rows.
+        NOTED: they are parts of something that is looked at as one operation.
+        JOINED: they normalize by statistics of the whole batch.
+        ENDED: the call has ended.
+    """
+
+    TRIED = enum.auto()
+    NOTED = enum.auto()
+    JOINED = enum.auto()
+    ENDED = enum.auto()
 
 
 class Ranks(Protocol):
@@ -131,13 +138,14 @@ class Watch:
     @contextmanager
     def trying(self) -> Iterator[Trial]:
         """Inside, functions of the script's are tried; what they change is as it was, behind."""
-        before, self.trial = self.trial, Trial(self.undo.anew())
-        try:
-            with self.looking_away():
-                yield self.trial
-        finally:
-            self.trial.undo.unwind()
-            self.trial = before
+        before, trial = self.trial, Trial(self.undo.anew())
+        with self.looking_away():
+            self.trial = trial
+            try:
+                yield trial
+            finally:
+                self.trial = before
+                trial.undo.unwind()
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Of random values to try operations on."""
