@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Buffer", "Source", "Storage", "TorchBuffer", "references"]
+__all__ = ["Buffer", "InOwnMemory", "Source", "Storage", "TorchBuffer", "references"]
 
 # Where in a buffer a flat tensor would have been copied to.
 Source = tuple[int, torch.Tensor]
@@ -83,17 +83,11 @@ def references(storage: Any) -> int:
     return count(storage._cdata)
 
 
-class TorchBuffer:
-    """A buffer in ordinary memory of any device, averaged by the group's all-reduce.
+class InOwnMemory:
+    """What buffers have in common whose gradients lie in memory of this rank alone."""
 
-    Args:
-        comm: a `Comm`.
-    """
-
-    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, comm: Any) -> None:
-        self._storage = Storage(torch.zeros(numel, dtype=dtype, device=device))
-        self._comm = comm
-        self._pending: Any = None
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = Storage(tensor)
 
     @property
     def address(self) -> int:
@@ -108,6 +102,19 @@ class TorchBuffer:
     @property
     def own(self) -> tuple[int, int]:
         return 0, 0
+
+
+class TorchBuffer(InOwnMemory):
+    """A buffer in ordinary memory of any device, averaged by the group's all-reduce.
+
+    Args:
+        comm: a `Comm`.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, comm: Any) -> None:
+        super().__init__(torch.zeros(numel, dtype=dtype, device=device))
+        self._comm = comm
+        self._pending: Any = None
 
     def launch(self, sources: Sequence[Source] = ()) -> None:
         assert not sources

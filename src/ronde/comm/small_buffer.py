@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from ronde.comm.buffer import Source, Storage
+from ronde.comm.buffer import InOwnMemory, Source
 from ronde.comm.reductions import REDUCTIONS, reduce_into
 from ronde.comm.waiting import Counters
 
 __all__ = ["SmallBuffer"]
 
 
-class SmallBuffer:
+class SmallBuffer(InOwnMemory):
     """One buffer on this rank; made by `allocate_shared`. What gradients lie in is the rank's own memory.
 
     Args:
@@ -32,28 +32,14 @@ class SmallBuffer:
     def __init__(
         self, areas: Sequence[Sequence[torch.Tensor]], counters: Counters, word: int, comm: Any
     ) -> None:
+        super().__init__(torch.zeros_like(areas[0][comm.rank]))
         self._areas = areas
         self._counters = counters
         self._word = word
         self._comm = comm
-        self._storage = Storage(torch.zeros_like(areas[0][comm.rank]))
         self._turn = 0
         self._number = 0
         self._summed = False
-
-    @property
-    def address(self) -> int:
-        return self._storage.tensor.data_ptr()
-
-    def open(self, users: int) -> tuple[torch.Tensor, bool]:
-        same = self._storage.users() <= users
-        if not same:
-            self._storage = Storage(torch.zeros_like(self._storage.tensor))
-        return self._storage.tensor, same
-
-    @property
-    def own(self) -> tuple[int, int]:
-        return 0, 0
 
     def launch(self, sources: Sequence[Source] = ()) -> None:
         assert not sources
