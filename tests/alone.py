@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ronde.boundary.lockstep import seed_all
 from ronde.launch.rank_config import RankConfig
 from ronde.plan import Plan
+from ronde.process.seeds import seed_all
 from ronde.runtime.session import Session
 
 __all__ = ["alone"]
@@ -30,6 +30,4 @@ def alone(folder: Path, plan: str, device: str = "cpu") -> Iterator[Session]:
         yield session
     finally:
         session.uninstall_boundary()
-        for handle in session._handles:
-            handle.remove()
         session.close()

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import rules
-from ronde.boundary.global_tensor import GlobalTensor, cut, materialize, wrap
-from ronde.boundary.layout import Layout
+from ronde.tensor import rules
+from ronde.tensor.global_tensor import GlobalTensor, cut, materialize, wrap
+from ronde.tensor.layout import Layout
 from ronde.testing.run_ranks import Rank
 
 __all__ = ["ROWS", "Inputs", "compare", "compare_all", "differences", "flat", "sharded"]

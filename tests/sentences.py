@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ ELSEWHERE = (
 )
 _HOLE = "\0"
 _FEWEST_WORDS = 5
+# At the end of a sentence of which only the beginning is written.
+_AND_SO_ON = " ..."
+_FEWEST_OF_BEGINNING = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,8 +46,13 @@ class Sentence:
     text: str
 
     def matches(self, said: str) -> bool:
-        parts = (re.escape(part) for part in normal(self.text).split(_HOLE))
-        return re.fullmatch(".*".join(parts), normal(said)) is not None
+        """Whether that is an instance of it, or, with dots at its end, of a beginning of it."""
+        if _pattern(normal(self.text)).fullmatch(normal(said)):
+            return True
+        if not said.endswith(_AND_SO_ON):
+            return False
+        begun = normal(said.removesuffix(_AND_SO_ON))
+        return any(pattern.fullmatch(begun) for pattern in _beginnings(normal(self.text)))
 
     @property
     def words(self) -> str:
@@ -76,6 +85,18 @@ def sentences(fewest_words: int = _FEWEST_WORDS) -> list[Sentence]:
             if _words(text) >= (1 if said else fewest_words):
                 found.setdefault(normal(text), Sentence(f"{name}:{line}", text))
     return list(found.values())
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in text.split(_HOLE)))
+
+
+@functools.cache
+def _beginnings(text: str) -> list[re.Pattern[str]]:
+    """Beginnings of a sentence that could be no other's, up to a mark between clauses or a value."""
+    ends = [mark.start() for mark in re.finditer(rf"[,;:.](?= )| (?=\(|{_HOLE})", text)]
+    return [_pattern(text[:end]) for end in ends if _words(text[:end]) >= _FEWEST_OF_BEGINNING]
 
 
 def _words(text: str) -> int:
@@ -126,7 +147,7 @@ def _is_no_sentence(node: ast.AST) -> bool:
 
 
 def _is_said(call: ast.Call) -> bool:
-    """Whether a call tells the user: an exception that is not Python's own, a rehearsal's verdict, a note."""
+    """Whether a call tells the user: an exception that is not Python's own, a finding, a note."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     ours = name.endswith(("Error", "Lost", "Refusal", "Draw", "Verdict"))
     return name in ("say", "note") or (ours and not hasattr(builtins, name))

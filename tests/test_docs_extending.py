@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-PATH = Path(__file__).parents[1] / "docs" / "examples" / "cosine_similarity.py"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "extending.md"
+PATH = ROOT / "docs" / "examples" / "cosine_similarity.py"
+
+
+def test_what_the_page_names_is_there() -> None:
+    paths = re.findall(r"`((?:src|tests)/[^` ]*)`", PAGE.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert len(paths) > 5
+
+
+def test_the_page_names_every_file_of_rules() -> None:
+    rules = {path.name for path in (ROOT / "src/ronde/tensor/rules").glob("*.py")} - {
+        "__init__.py",
+        "common.py",
+    }
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", PAGE.read_text(), re.MULTILINE)) == rules
 
 
 @pytest.fixture

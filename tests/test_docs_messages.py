@@ -52,13 +52,16 @@ UNSAID = {
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
-    "a tensor that is none of its own": "a part of another sentence, which is explained",
     "EOF when reading a line": "Python's own words",
     "no system known to us": "what `ronde plan show` prints",
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",
     "no global tensor among the arguments": "an assertion about our own code",
-    "a tensor made of a number that changes again and again": "what a model reads, in a sentence of its own",
+    "a number that changes again and again": "what a model reads, in a sentence of its own",
+    "a tensor of its own": "what a model reads, in a sentence of its own",
+    "they are not the model's: something is tried, or rows are compared": "why operations are not looked at",
+    "they are parts of something that is looked at as one operation": "why operations are not looked at",
+    "they normalize by statistics of the whole batch": "why operations are not looked at",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "'...' object has no attribute 'state'": "Python's own words",
     "I/O operation on closed file": "Python's own words",
@@ -78,7 +81,11 @@ UNSAID = {
 
 
 def explained() -> list[str]:
-    """The page's terms: in a definition list, the line before a line that begins with a colon."""
+    """The page's terms: in a definition list, marked in the line before one with a colon."""
+    return [term for terms in _headings() for term in re.findall("`([^`]+)`", terms)]
+
+
+def _headings() -> list[str]:
     lines = PAGE.read_text().splitlines()
     return [before for before, line in itertools.pairwise(lines) if line.startswith(": ")]
 
@@ -106,6 +113,6 @@ def test_every_sentence_is_explained_once() -> None:
 
 def test_every_explanation_says_something() -> None:
     text = PAGE.read_text()
-    for term in explained():
+    for term in _headings():
         answer = text.partition(f"{term}\n: ")[2].partition("\n\n")[0]
         assert re.search(r"\w\w", answer), term

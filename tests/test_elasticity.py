@@ -48,7 +48,7 @@ def plain(place: Path, until: int) -> str:
 
 
 def on_ranks(host: WarmHost, place: Path, until: int, ranks: int) -> str:
-    """The main rank's output."""
+    """Rank 0's output."""
     job = Job(script="train.py", arguments=(str(until),))
     kept = place.parent / f"{ranks}-ranks"
     kept.mkdir()

@@ -92,7 +92,7 @@ STEPS_OF = {("lbfgs", "as-is"): 5}
 
 # On three ranks slices are uneven. These are the scripts in which that matters most in its own way:
 # windows of accumulation, and fewer rows than ranks. Batch statistics on three have tests of their own
-# (tests/boundary/test_batch_norm_ranks.py), and flattened axes (test_laid_end_to_end_ranks.py).
+# (tests/modules/test_batch_norm_ranks.py), and flattened axes (test_laid_end_to_end_ranks.py).
 ON_THREE_RANKS = {
     "gradient_accumulation",
     "small_batches",
@@ -139,7 +139,7 @@ SAMPLES = {
     "precision=bf16": {("classifier", 2)},
     "precision=fp16": {("classifier", 2)},
     "precision=tf32": {("classifier", 2)},
-    # tests/boundary/test_compiled_ranks.py compiles every day.
+    # tests/modules/test_compiled_ranks.py compiles every day.
     "compile=true": set(),
     **{plan: set() for plan in COMBINED},
 }
@@ -150,7 +150,7 @@ NARROW_BY_ITSELF = {"amp_bf16"}
 PLANS_OF = {"char_rnn": ("batch-dim=1",)}
 # Too slow for every day; each has a cheaper sibling that covers most of it.
 IN_SOAK_ONLY = {
-    "compiled": "tests/boundary/test_compiled_ranks.py",
+    "compiled": "tests/modules/test_compiled_ranks.py",
     "checkpointing": "tests/parallel/test_recompute.py",
     "contrastive": "contrastive_module",
     "hf_tiny": "own_loss",
@@ -163,6 +163,7 @@ IN_SOAK_ONLY = {
 # What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
 # other scripts nothing is said: they run on shards.
 _HOST = "its forward reads a value of the batch on the host"
+_JOINS = "rows of its output depend on other rows, or on their number"
 _COLLATE = "every rank loads whole batches, because its collate_fn may look at all samples"
 SAID: dict[str, tuple[str, ...]] = {
     "augmentation": ("AugmentedDigits: every rank loads whole batches, because its samples draw",),
@@ -174,6 +175,8 @@ SAID: dict[str, tuple[str, ...]] = {
         "smoothed was given to torch.compile and runs uncompiled, as it works on values of all ranks",
         "train_step was given to torch.compile and runs uncompiled, as it works on values of all ranks",
     ),
+    # A loss with a parameter, of all pairs.
+    "contrastive_module": (f"ClipLoss runs in parts, not as one piece: {_JOINS} (mm)",),
     "detection": ("Scenes: " + _COLLATE, "Detector runs in parts, not as one piece: its batch is a list"),
     # It returns `len(x)`.
     "distillation": ("Net runs in parts, not as one piece: a number or text among its outputs",),
@@ -205,8 +208,8 @@ SAID: dict[str, tuple[str, ...]] = {
         "list: " + _COLLATE,
         "SequenceClassifier runs in parts, not as one piece: an output without a batch axis",
     ),
-    # Lengths are read to pack.
-    "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_HOST}"),
+    # To pack, sequences are sorted by their lengths.
+    "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_JOINS} (sort)"),
     "padded_text": ("Lines: " + _COLLATE,),
     "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
     "past_forward": ("SparseAutoencoder runs in parts where",),

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ronde.boundary import rules as built_in
-from ronde.boundary.context import Context
-from ronde.boundary.global_tensor import Rule, cut, materialize, wrap
-from ronde.boundary.rules.common import functions, is_sharded
-from ronde.boundary.rules.reductions import dimensions, finish
+from ronde.tensor import rules as built_in
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import Rule, cut, materialize, wrap
+from ronde.tensor.rules.common import functions, is_sharded
+from ronde.tensor.rules.reductions import dimensions, finish
 from ronde.testing.run_ranks import Rank
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ronde.comm.joining import join
-from ronde.comm.place import Place
+from ronde.comm.topology import Place
 from ronde.errors import PeerLost
 
 _SAW_IT = 7

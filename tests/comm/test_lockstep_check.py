@@ -14,8 +14,8 @@ import torch
 
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 from ronde.errors import DivergedError, PeerLost
 from ronde.trace.lockstep_board import LockstepBoard
 

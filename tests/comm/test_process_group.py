@@ -13,8 +13,8 @@ from torch.distributed import FileStore
 from ronde.comm import joining
 from ronde.comm.backend import TorchBackend
 from ronde.comm.joining import join
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 
 
 def one_rank(place: Path) -> Comm:

@@ -11,9 +11,9 @@ import torch
 
 from ronde.comm.backend import TorchBackend
 from ronde.comm.joining import join
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.comm.sharing import messages
+from ronde.comm.topology import Place
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 

@@ -88,7 +88,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
         (
             "-m pdb train.py",
             "-m pdb would step through every rank by itself; write breakpoint() into the script, which opens "
-            "on the main rank, or debug in plain python: python -m pdb SCRIPT",
+            "on rank 0, or debug in plain python: python -m pdb SCRIPT",
         ),
         ("-m jsonn.tool", "there is no module 'jsonn.tool'; with a path, leave -m out: ronde run PATH"),
         ("-m train.py", "train.py is a path, not a module; leave -m out: ronde run train.py"),

@@ -33,7 +33,7 @@ COMMAND = (sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "l
 
 
 def ended(host: Any, folder: Path, script: str) -> tuple[int, list[str]]:
-    """The exit code on two ranks, and what the main rank says on stderr, line by line."""
+    """The exit code on two ranks, and what rank 0 says on stderr, line by line."""
     (folder / "train.py").write_text(script)
     place = folder / "place"
     place.mkdir()

@@ -21,8 +21,8 @@ import torch
 
 from files.files_scenarios import SCENARIOS, Ranks, answer
 from ronde.comm.joining import join
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 from ronde.files import ScriptFiles, paths_of_rank
 
 TIMEOUT = 20

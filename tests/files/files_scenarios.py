@@ -562,7 +562,7 @@ def safetensors_files(ranks: Ranks) -> Any:
     missing = failure_of(lambda: save_file({"a": torch.arange(3.0)}, "missing/model.safetensors")).split(":")[
         0
     ]
-    # A rehearsal once was written to the null device, and renamed over it.
+    # A trial once was written to the null device, and renamed over it.
     return [load_file("model.safetensors")["a"].tolist(), missing, stat.S_ISCHR(os.stat(os.devnull).st_mode)]
 
 
@@ -634,7 +634,7 @@ def in_thread(work: Callable[[], Any]) -> None:
 
 @scenario
 def threads_write_once(ranks: Ranks) -> Any:
-    """The main rank's threads are late: the others find their own work done all the same."""
+    """Rank 0's threads are late: the others find their own work done all the same."""
 
     def late() -> None:
         if ranks.rank == 0 and ranks.world_size > 1:
@@ -981,7 +981,7 @@ def folders_of_threads_and_of_the_main_thread(ranks: Ranks) -> Any:
 
 @scenario
 def the_main_thread_sees_no_more_than_its_own_threads_made(ranks: Ranks) -> Any:
-    """The main rank may be ahead: its thread has written what this rank's is yet to be asked for."""
+    """Rank 0 may be ahead: its thread has written what this rank's is yet to be asked for."""
     jobs: queue.Queue[str | None] = queue.Queue()
 
     def work() -> None:

@@ -27,7 +27,7 @@ def main():
         if step == 3:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-        if step == 1:  # the model has been made, and rehearsed
+        if step == 1:  # the model has been made, and observed
             torch.cuda.reset_peak_memory_stats()
         print(f"{loss.item():.9g}", flush=True)
     print(torch.cuda.max_memory_allocated())

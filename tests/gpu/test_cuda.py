@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ronde.boundary.layout import Layout
-from ronde.boundary.randomness.draws import Draw, SlicedDraws
-from ronde.boundary.randomness.rank_stream import RankStream
+from ronde.rng.draws import Draw, SlicedDraws
+from ronde.rng.rank_stream import RankStream
+from ronde.tensor.layout import Layout
 from ronde.testing.parity import assert_parity
 
 pytestmark = pytest.mark.gpu

@@ -196,7 +196,7 @@ def _weights_as_long_as_the_batch() -> Iterator[Any]:
 
 
 def _table_looked_up() -> Iterator[Any]:
-    """Every index lies in the rows that a rehearsal would see of the table."""
+    """Every index lies in the rows that a trial would see of the table."""
     table = torch.linspace(-1, 1, 8 * 4, dtype=D).view(8, 4)
 
     def forward(m: Any, index: T, t: T) -> T:

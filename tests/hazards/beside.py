@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hazards.harness import D, Hazard, data, loader
 
-__all__ = ["HAZARDS", "MEANWHILE", "OTHERS"]
+__all__ = ["HAZARDS", "MEANWHILE"]
 
 T = torch.Tensor
 GO, DONE = threading.Event(), threading.Event()
@@ -66,35 +66,11 @@ class Block(nn.Module):
         return x + self.b(torch.relu(self.a(x)))
 
 
-class Drawing(Block):
-    """Has a number of its own from a generator of the process that no thread draws from."""
-
-    def __init__(self, draw: Callable[[], float]) -> None:
-        super().__init__()
-        self.draw = draw
-
-    def forward(self, x: T) -> T:
-        return super().forward(x) * (0.5 + self.draw())
-
-
-class Switched(Block):
-    """Has a switch that is called as what draws is, and draws nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.random = False
-
-    def forward(self, x: T) -> T:
-        return -super().forward(x) if self.random else super().forward(x)
-
-
-def _trained(
-    work: Callable[[], Any], seen: Callable[[list[Any], int], Any], make: Callable[[], Block] = Block
-) -> Callable[[], Iterator[Any]]:
+def _trained(work: Callable[[], Any], seen: Callable[[list[Any], int], Any]) -> Callable[[], Iterator[Any]]:
     """Three steps; each sees what the thread has done."""
 
     def script() -> Iterator[Any]:
-        model = nn.Sequential(make(), make(), nn.Linear(4, 3)).double()
+        model = nn.Sequential(Block(), Block(), nn.Linear(4, 3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with Beside(work) as beside:
             for step, (x, y) in enumerate([*loader(generator=torch.Generator())][:3]):
@@ -201,30 +177,6 @@ def _reads_ahead() -> Iterator[Any]:
     thread.join()
 
 
-class Unexpected(nn.Module):
-    """Draws at its last call, which no rehearsal has seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 3)
-
-    def forward(self, x: T) -> T:
-        return self.a(x) if gc.isenabled() else self.a(x) * torch.rand(len(x), 1, dtype=x.dtype)
-
-
-def _draws_at_last() -> Iterator[Any]:
-    """A thread is there, and idle."""
-    model = Unexpected().double()
-    with Beside(lambda: None):
-        for x, _ in loader():
-            yield model(x)
-        gc.disable()
-        try:
-            yield model(x)
-        finally:
-            gc.enable()
-
-
 class AugmentedAtLast(Dataset[Any]):
     """Its samples begin to draw in the second epoch."""
 
@@ -273,29 +225,15 @@ def _augmented_at_last() -> Iterator[Any]:
 
 
 MEANWHILE = {
-    "draws from Python's generator": _trained(random.random, _number),
-    "draws from numpy's generator": _trained(np.random.rand, _number),
     "draws from torch's generator": _trained(lambda: torch.rand(()).item(), _number),
-    "draws from numpy's generator beside a switch": _trained(np.random.rand, _number, Switched),
     "evaluates a model": _evaluated(),
     "trains a model": _trained_beside(),
 }
-OTHERS = {
-    "draws from numpy's, a model from Python's": _trained(
-        np.random.rand, _number, lambda: Drawing(random.random)
-    ),
-    "draws from Python's, a model from numpy's": _trained(
-        random.random, _number, lambda: Drawing(lambda: np.random.rand())
-    ),
-}
-_BY_OTHER_MEANS = "it draws random numbers by other means than torch's own generator"
 HAZARDS = {
     **{name: Hazard(script, "whole") for name, script in MEANWHILE.items()},
-    **{name: Hazard(script, "parts", _BY_OTHER_MEANS) for name, script in OTHERS.items()},
-    "changes what a model looks at": Hazard(_shared, "parts", "another thread of the script may change it"),
-    "is there when a model draws at last": Hazard(_draws_at_last, "refused", "its rehearsal did not"),
+    "changes what a model looks at": Hazard(_shared, "whole"),
     "is there when samples draw at last": Hazard(_augmented_at_last, "refused", "Use --loading full"),
     "is there when samples are augmented": Hazard(_augmented(Augmented), "right"),
     "is there when torch augments samples": Hazard(_augmented(AugmentedByTorch), "right"),
-    "works for a dataset": Hazard(_reads_ahead, "parts", "a thread works for it"),
+    "works for a dataset": Hazard(_reads_ahead, "right"),
 }

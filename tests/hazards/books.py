@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import array
-import collections
 import configparser
-import csv
-import ctypes
 import functools
-import io
 import logging
-import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -59,117 +52,6 @@ class Behind(Plain):
 
 
 _OWNERS: list[Any] = []
-
-
-class ByMethod(Behind):
-    def __init__(self) -> None:
-        super().__init__(lambda kept: weakref.WeakMethod(kept.add), own=False)
-
-    def add(self, x: T) -> None:
-        self.lead()(x)
-
-
-class Entries(Plain):
-    """In what is a mapping, but no dict."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def add(self, x: T) -> None:
-        self.held["calls"] = self.held.get("calls", 0) + 1
-        self.held["rows"] = self.held.get("rows", 0) + len(x)
-
-    def read(self) -> Any:
-        return self.held.get("calls", 0), self.held.get("rows", 0)
-
-
-class Items(Plain):
-    """In what is a sequence, but no list."""
-
-    def __init__(self) -> None:
-        self.held = collections.UserList[int]()
-
-    def add(self, x: T) -> None:
-        self.held.append(len(x))
-
-    def read(self) -> Any:
-        return list(self.held)
-
-
-class ByKey(Plain):
-    def __init__(self) -> None:
-        self.held: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.key = Plain()
-
-    def add(self, x: T) -> None:
-        self.held[self.key] = self.held.get(self.key, 0) + len(x)
-
-    def read(self) -> Any:
-        return list(self.held.values())
-
-
-class Cells(Plain):
-    """In memory of its own, by place."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def add(self, x: T) -> None:
-        self.held[0] += 1
-        self.held[1] += len(x)
-
-    def read(self) -> Any:
-        return list(self.held)
-
-
-class Number(Plain):
-    def __init__(self) -> None:
-        self.held = ctypes.c_int(0)
-
-    def add(self, x: T) -> None:
-        self.held.value += len(x)
-
-    def read(self) -> Any:
-        return self.held.value
-
-
-class OnFunction(Plain):
-    def __init__(self) -> None:
-        def held() -> None: ...
-
-        self.held: Any = held
-        held.rows = 0  # pyright: ignore[reportFunctionMemberAccess]
-
-    def add(self, x: T) -> None:
-        self.held.rows += len(x)
-
-    def read(self) -> Any:
-        return self.held.rows
-
-
-class Table(Plain):
-    def __init__(self) -> None:
-        self.held = sqlite3.connect(":memory:")
-        self.held.execute("create table calls (rows)")
-
-    def add(self, x: T) -> None:
-        self.held.execute("insert into calls values (?)", (len(x),))
-
-    def read(self) -> Any:
-        return [rows for (rows,) in self.held.execute("select rows from calls")]
-
-
-class Frame(Plain):
-    def __init__(self) -> None:
-        import pandas
-
-        self.held = pandas.DataFrame({"rows": [0]})
-
-    def add(self, x: T) -> None:
-        self.held.loc[len(self.held)] = len(x)
-
-    def read(self) -> Any:
-        return self.held["rows"].tolist()
 
 
 class Late(Plain):
@@ -222,21 +104,6 @@ class _Counter(nn.Module):
     def count(self, x: T) -> None:
         self.rows = self.rows + len(x)
         self.calls += 1
-
-
-class Metric(Plain):
-    """A library's module."""
-
-    def __init__(self) -> None:
-        import torchmetrics
-
-        self.held = torchmetrics.SumMetric()
-
-    def add(self, x: T) -> None:
-        self.held.update(len(x))
-
-    def read(self) -> Any:
-        return float(self.held.compute()), self.held.update_count
 
 
 class Keeps(nn.Module):
@@ -308,15 +175,6 @@ def _parent(lead: Callable[[Any], Any]) -> Any:
         yield from train(model, seen=lambda: model.calls)
 
     return script
-
-
-def _two_kinds_of_book() -> Iterator[Any]:
-    """Models that are made alike, but for what is behind a variable that they name."""
-    global BOOK
-    for make in (Plain, Late, Anew, Plain, Items, *[Late] * 6, *[lambda: Entries({})] * 6, OnFunction):
-        BOOK = make()
-        yield from train(Names(), seen=BOOK.read, epochs=1)
-    BOOK = None
 
 
 class Unpickled(nn.Module):
@@ -467,14 +325,6 @@ class Chained(Plain):
         return len(self.last)
 
 
-class Exported(Cells):
-    """Somebody else looks at the same memory."""
-
-    def __init__(self) -> None:
-        super().__init__(array.array("d", [0.0, 0.0]))
-        self.view = np.frombuffer(self.held)
-
-
 class Counting(logging.LoggerAdapter):  # type: ignore[type-arg]
     """The library's `log` calls what is here."""
 
@@ -496,33 +346,6 @@ class ByAdapter(Plain):
 
     def read(self) -> Any:
         return self.held.calls
-
-
-class Text(Plain):
-    """A pointer to what may be gone."""
-
-    def __init__(self) -> None:
-        self.held = ctypes.c_char_p(b"none")
-
-    def add(self, x: T) -> None:
-        self.held.value = f"rows: {len(x)}, a text of its own".encode()
-
-    def read(self) -> Any:
-        return len(self.held.value or b"")
-
-
-class Rows(Plain):
-    """Lines that are written by what hides the file behind it."""
-
-    def __init__(self) -> None:
-        text = io.StringIO()
-        self.held, self.text = csv.writer(text), text.getvalue
-
-    def add(self, x: T) -> None:
-        self.held.writerow([len(x)])
-
-    def read(self) -> Any:
-        return self.text()
 
 
 class Settings(Plain):
@@ -555,28 +378,11 @@ class Rate(Plain):
 BOOKS: dict[str, Callable[[], Any]] = {
     "weak reference": lambda: Behind(weakref.ref, own=True),
     "weak proxy": lambda: Behind(weakref.proxy, own=True),
-    "weak reference to another's": lambda: Behind(weakref.ref, own=False),
-    "weak proxy of another's": lambda: Behind(weakref.proxy, own=False),
-    "weak method": ByMethod,
-    "UserDict": lambda: Entries(collections.UserDict[str, int]()),
-    "ChainMap": lambda: Entries(collections.ChainMap[str, int]({})),
-    "UserList": Items,
-    "WeakKeyDictionary": ByKey,
-    "array": lambda: Cells(array.array("d", [0.0, 0.0])),
-    "ctypes array": lambda: Cells((ctypes.c_int * 2)(0, 0)),
-    "ctypes number": Number,
-    "attribute of a function": OnFunction,
-    "sqlite in memory": Table,
-    "DataFrame": Frame,
     "cached property": Late,
     "new at every call": Anew,
     "module": OnModule,
-    "metric": Metric,
     "shared by many paths": Chained,
-    "array that somebody looks at": Exported,
     "adapter of a logger": ByAdapter,
-    "ctypes text": Text,
-    "rows of a table": Rows,
     "parser of settings": Settings,
     "learning rate": Rate,
 }
@@ -586,15 +392,12 @@ HAZARDS = {
     **{f"{name}, named": Hazard(_named(make), "right") for name, make in BOOKS.items()},
     "weak reference to a parent": Hazard(_parent(weakref.ref), "right"),
     "weak proxy of a parent": Hazard(_parent(weakref.proxy), "right"),
-    "weak proxy of a library's, not used": Hazard(_reporting(in_forward=False), "whole"),
-    "weak proxy of a library's, used": Hazard(_reporting(in_forward=True), "parts", "the Logger to_whom"),
-    "weak proxy of a library's, asked for its class": Hazard(
-        _asking_its_class, "parts", "the Logger to_whom"
-    ),
+    "weak proxy of a library's, not used": Hazard(_reporting(in_forward=False), "right"),
+    "weak proxy of a library's, used": Hazard(_reporting(in_forward=True), "right"),
+    "weak proxy of a library's, asked for its class": Hazard(_asking_its_class, "right"),
     "weak proxy of a library's, in an object": Hazard(_telling, "right"),
-    "part known by key": Hazard(modelled(lambda: ByPart(_keyed)), "parts", "the WeakKeyDictionary known"),
+    "part known by key": Hazard(modelled(lambda: ByPart(_keyed)), "parts", "depend on other rows"),
     "parent in a tuple": Hazard(_of_tuple, "right"),
-    "books of several kinds": Hazard(_two_kinds_of_book, "right"),
     "joins rows without a table": Hazard(lambda: train(Unpickled(joins_with=False)), "whole"),
     "joins rows with a table": Hazard(lambda: train(Unpickled(joins_with=True)), "parts", ""),
 }

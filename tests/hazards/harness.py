@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from both_ways import differences, flat
-from ronde.boundary.deferred import DeferredScalar
-from ronde.boundary.global_tensor import GlobalTensor, materialize
 from ronde.errors import RondeError
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.testing.run_ranks import Rank
 
 __all__ = [
@@ -208,7 +208,7 @@ def outcome(rank: Rank, hazard: Hazard, plan: str = "ddp", mode: Mode = contextl
             found = _values(hazard.script, mode)
         except RondeError as error:
             return Outcome(refusal=str(error))
-        notes = list(session.context.notes)
+        notes = list(session.notes)
         problems = [
             f"value {place} {text}"
             for place, (a, b) in enumerate(zip(expected, found, strict=False))

@@ -302,7 +302,7 @@ HAZARDS = {
     "gradient retained in forward": Hazard(_retained, "parts", ""),
     "backward over the batch": Hazard(_function(_Centred), "parts", "backward"),
     "backward by norm": Hazard(_function(_Unit), "parts", "backward"),
-    "backward that draws": Hazard(_function(_Noisy), "parts", "backward"),
+    "backward that draws": Hazard(_function(_Noisy), "parts", "random draws"),
     "backward row by row": Hazard(_function(_Scaled), "whole"),
     "step inside forward": Hazard(modelled(SelfTrained), "parts", ""),
     "gradient of the batch": Hazard(_gradient_of_input, "right"),

@@ -47,5 +47,5 @@ HAZARDS = {
     "a tensor of its type": Hazard(_evaluated(_of_its_type), "whole"),
     "a tensor of its shape": Hazard(_evaluated(_of_its_shape), "whole"),
     "made of many": Hazard(_evaluated(_nested), "whole"),
-    "a threshold behind a copy": Hazard(_evaluated(_behind_a_copy), "parts", "rows of the batch meet"),
+    "a threshold behind a copy": Hazard(_evaluated(_behind_a_copy), "parts", "depend on other rows"),
 }

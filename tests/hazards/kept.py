@@ -383,7 +383,7 @@ HAZARDS = {
     "mean beside draws": Hazard(modelled(Normalizer), "parts", "keeps mean"),
     "list of batches": Hazard(_keeps(lambda m, x, out: m.kept.append(out.detach()), []), "parts", _ON_ITSELF),
     "list of rows": Hazard(
-        _keeps(lambda m, x, out: _set(m, [row.sum() for row in out.detach()])), "parts", _ON_ITSELF
+        _keeps(lambda m, x, out: _set(m, [row.sum() for row in out.detach()])), "parts", "(unbind)"
     ),
     "deque": Hazard(
         _keeps(lambda m, x, out: m.kept.append(out.detach().mean()), collections.deque(maxlen=3)),
@@ -395,7 +395,7 @@ HAZARDS = {
     ),
     "set of sizes": Hazard(_keeps(lambda m, x, out: m.kept.add(len(x)), set()), "parts", _ON_ITSELF),
     "text about the shape": Hazard(
-        _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", _ON_ITSELF
+        _keeps(lambda m, x, out: _set(m, f"{tuple(x.shape)}")), "parts", "how many rows there are"
     ),
     "object of the user's": Hazard(
         _keeps(lambda m, x, out: m.kept.shapes.append(len(x)), History()), "parts", _ON_ITSELF
@@ -405,15 +405,12 @@ HAZARDS = {
     ),
     "optimizer": Hazard(modelled(lambda: Optimized(False)), "whole"),
     "rate of its optimizer": Hazard(_rates, "right"),
-    "emptied by a copy": Hazard(modelled(Emptied), "parts", "a trial on"),
+    "emptied by a copy": Hazard(modelled(Emptied), "whole"),
     "copied by being built anew": Hazard(modelled(BuiltAnew), "whole"),
-    "copied by being saved": Hazard(
-        lambda: train(nn.Sequential(nn.Linear(4, 4), Rebuilt())), "parts", "__reduce__"
-    ),
+    "copied by being saved": Hazard(lambda: train(nn.Sequential(nn.Linear(4, 4), Rebuilt())), "whole"),
     "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
     "book in the options": Hazard(_books(argparse.Namespace), "right"),
     "book in slots": Hazard(_books(Slots), "right"),
-    "number of rows": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + len(x))), "parts", _ON_ITSELF),
     "count of calls": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + 1)), "whole"),
     "moving average": Hazard(_keeps(_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
     "moving average, slowly": Hazard(_keeps(_tiny_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
@@ -429,16 +426,16 @@ HAZARDS = {
     ),
     "codebook in buffers": Hazard(modelled(lambda: Codebook(False)), "parts"),
     "codebook in parameters": Hazard(modelled(lambda: Codebook(True)), "parts", "on itself"),
-    "set from the first batch": Hazard(modelled(lambda: DataDependentInit(False)), "parts", "parameter"),
+    "set from the first batch": Hazard(modelled(lambda: DataDependentInit(False)), "parts", "it keeps shift"),
     "set from the first batch by data": Hazard(
         modelled(lambda: DataDependentInit(True)), "parts", "parameter"
     ),
     "weights changed by the batch": Hazard(
-        modelled(lambda: WeightChanger(_decay_by_batch)), "parts", "parameter"
+        modelled(lambda: WeightChanger(_decay_by_batch)), "parts", "it keeps a.weight"
     ),
-    "weights clamped in forward": Hazard(modelled(lambda: WeightChanger(_clamp)), "parts", "parameter"),
+    "weights clamped in forward": Hazard(modelled(lambda: WeightChanger(_clamp)), "whole"),
     "embedding with max_norm": Hazard(
-        lambda: modelled(Bag, batches=loader(dataset=_words()))(), "parts", "parameter"
+        lambda: modelled(Bag, batches=loader(dataset=_words()))(), "parts", "it keeps e.weight"
     ),
     "layer made in forward": Hazard(modelled(LateLayer), "right"),
     "lazy layer": Hazard(

@@ -15,7 +15,7 @@ __all__ = ["HAZARDS"]
 
 T = torch.Tensor
 _MIXED = "rows of its output depend on other rows"
-_AGAIN = "may depend on what is in kept, which changes again and again"
+_AGAIN = "again and again"
 HISTORY: list[T] = []
 
 
@@ -134,18 +134,6 @@ def _of_a_method() -> Any:
     return lambda m, x: x * m.table(4), lambda: Cached.table.cache_info().currsize > 0
 
 
-def _state() -> Any:
-    @functools.lru_cache
-    def state() -> dict[str, int]:
-        return {"n": 0}
-
-    def count(m: Any, x: T) -> T:
-        state()["n"] += 1
-        return x if state()["n"] < 4 else x - x.mean(0)
-
-    return count, lambda: state()["n"]
-
-
 def _by_rows() -> Any:
     @functools.cache
     def ones(rows: int) -> T:
@@ -162,6 +150,5 @@ HAZARDS = {
     "a cached draw": Hazard(_with_cache(_drawn), "whole"),
     "a cached mask": Hazard(_with_cache(_told_of), "whole"),
     "a cached method": Hazard(_with_cache(_of_a_method), "whole"),
-    "a cached state": Hazard(_with_cache(_state), "parts", _MIXED),
-    "cached by rows": Hazard(_with_cache(_by_rows), "whole"),
+    "cached by rows": Hazard(_with_cache(_by_rows), "parts", "not its own"),
 }

@@ -231,7 +231,7 @@ def _argued(off: Any, on: Any) -> Hazard:
 
 
 def _by_a_schedule(kind: Any, limit: Any) -> Hazard:
-    """Another value at every call, until there have been too many to be rehearsed: it decides at last."""
+    """Another value at every call, until there have been too many to be observed: it decides at last."""
 
     def before(m: Any, step: int) -> None:
         m.flag = kind(step)
@@ -249,7 +249,7 @@ def _unread_text() -> Iterator[Any]:
 
 
 class Scheduled(nn.Module):
-    """Dropout that begins later: the first rehearsal has seen no draw."""
+    """Dropout that begins later: the first call has shown no draw."""
 
     def __init__(self) -> None:
         super().__init__()

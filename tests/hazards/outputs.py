@@ -134,7 +134,7 @@ HAZARDS = {
             lambda: Lambda(_rows, a=nn.Linear(4, 3)), loss=lambda out, y: F.cross_entropy(_stacked(out), y)
         ),
         "parts",
-        "form of its output",
+        "(unbind)",
     ),
     "dict of rows": Hazard(
         modelled(
@@ -142,7 +142,7 @@ HAZARDS = {
             loss=lambda out, y: F.cross_entropy(_stacked(out.values()), y),
         ),
         "parts",
-        "form of its output",
+        "(unbind)",
     ),
     "number of rows beside": Hazard(
         modelled(
@@ -158,7 +158,7 @@ HAZARDS = {
             loss=lambda out, y: F.cross_entropy(out[0], y) * len(out[1]),
         ),
         "parts",
-        "a number or text among its outputs",
+        "how many rows there are",
     ),
     "shape beside": Hazard(
         modelled(
@@ -191,5 +191,5 @@ HAZARDS = {
     ),
     "module without a length": Hazard(modelled(Lengthless), "whole"),
     "another form later": Hazard(lambda: _another_form([]), "whole"),
-    "another form later, unwatched": Hazard(lambda: _another_form(unwatched()), "refused", "attribute"),
+    "another form later, unwatched": Hazard(lambda: _another_form(unwatched()), "right"),
 }

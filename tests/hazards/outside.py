@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import io
 import logging
 import queue
@@ -270,21 +269,6 @@ def _other_model() -> Iterator[Any]:
     yield list(teacher.buffers())
 
 
-def _bound_method() -> Iterator[Any]:
-    class Tally:
-        def __init__(self) -> None:
-            self.rows = 0
-
-        def add(self, x: T) -> T:
-            self.rows += len(x)
-            return x
-
-    tally = Tally()
-    add = functools.partial(tally.add)
-    yield from train(Lambda(lambda m, x: m.a(add(x)), a=nn.Linear(4, 3)))
-    yield tally.rows
-
-
 def _in_a_thread() -> Iterator[Any]:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
 
@@ -417,12 +401,6 @@ def _scripted(function: Any) -> Any:
     return script
 
 
-def _hidden_counter() -> Iterator[Any]:
-    """Each call counts, in a generator that nobody can look into."""
-    count = iter(range(10**6))
-    yield from train(Lambda(lambda m, x: m.a(x) * (1 + next(count) / 10), a=nn.Linear(4, 3)))
-
-
 def _weighted_l1() -> Iterator[Any]:
     model = nn.Linear(4, 3)
 
@@ -505,12 +483,12 @@ HAZARDS = {
     "global dict": Hazard(_with_globals(Counts, lambda: dict(COUNTS)), "parts", "COUNTS"),
     "global number": Hazard(_with_globals(CountsCalls, lambda: STEP), "right"),
     "global tensor set": Hazard(_with_globals(SetsGlobal, lambda: LAST.detach().clone()), "parts", "LAST"),
-    "handed to a queue": Hazard(_handed, "parts", "the SimpleQueue QUEUE"),
+    "handed to a queue": Hazard(_handed, "whole"),
     "counted in this thread": Hazard(_counted_here, "right"),
     "global cache": Hazard(_with_globals(Caches, lambda: sorted(CACHE)), "right"),
-    "print": Hazard(_printing(Prints), "parts", "print"),
+    "print": Hazard(_printing(Prints), "parts", "how many rows there are"),
     "print alike": Hazard(_printing(PrintsAlike), "right"),
-    "log": Hazard(_logging, "parts", "log"),
+    "log": Hazard(_logging, "parts", "a variable or object that is not its own"),
     "rows in a closure": Hazard(_closure_of_batch_length, "parts", ""),
     "features stored": Hazard(_memory_of_features, "parts", "not among its arguments"),
     "leaf in a closure": Hazard(_leaf_in_a_closure, "whole"),
@@ -518,7 +496,6 @@ HAZARDS = {
     "graph from outside": Hazard(_graph_from_outside, "parts", "outside"),
     "tensor in a closure changed": Hazard(_tensor_changed, "parts", "in place"),
     "teacher in a closure": Hazard(_other_model, "right"),
-    "bound method": Hazard(_bound_method, "parts", ""),
     "in a thread": Hazard(_in_a_thread, "right"),
     "backward in a thread": Hazard(_backward_in_a_thread, "refused", "thread"),
     "loss read in a thread": Hazard(_read_in_a_thread(lambda out, loss: loss.item()), "right"),
@@ -532,9 +509,8 @@ HAZARDS = {
     "functional call": Hazard(_functional, "right"),
     "per-sample gradients": Hazard(_per_sample_gradients, "right"),
     "parts called by the script": Hazard(_nested_calls, "whole"),
-    "traced": Hazard(_scripted(lambda m, x: m.a(x)), "parts", "it is TorchScript"),
+    "traced": Hazard(_scripted(lambda m, x: m.a(x)), "whole"),
     "traced over the batch": Hazard(_scripted(lambda m, x: m.a(x - x.mean(0))), "right"),
-    "hidden counter": Hazard(_hidden_counter, "right"),
     "weighted L1": Hazard(_weighted_l1, "right"),
     "weighted, mean": Hazard(_weighted_losses("mean"), "right"),
     "weighted, sum": Hazard(_weighted_losses("sum"), "right"),

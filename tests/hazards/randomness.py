@@ -61,13 +61,6 @@ def _global_generators(use: Callable[[], float]) -> Any:
     return script
 
 
-def _closed_over() -> Iterator[Any]:
-    generator = np.random.default_rng(1)
-    model = Lambda(lambda m, x: m.a(x) * generator.random(), a=nn.Linear(4, 3))
-    yield from train(model)
-    yield generator.random()
-
-
 def _torch_generator() -> Iterator[Any]:
     generator = torch.Generator().manual_seed(1)
     model = Lambda(
@@ -159,7 +152,7 @@ HAZARDS = {
         _two(lambda m, x: m.a(x) if np.random.rand() < 0.5 else m.b(x)), "parts", _HOST
     ),
     "branch by torch": Hazard(_two(lambda m, x: m.a(x) if torch.rand(()) < 0.5 else m.b(x)), "parts", "host"),
-    "rows by numpy": Hazard(_two(_numpy_rows), "parts", _HOST),
+    "rows by numpy": Hazard(_two(_numpy_rows), "parts", "depend on other rows"),
     "row by numpy": Hazard(_two(_numpy_row), "parts", _HOST),
     "own numpy generator": Hazard(
         modelled(lambda: OwnGenerator(np.random.default_rng(3)), epochs=4), "parts", _HOST
@@ -167,14 +160,13 @@ HAZARDS = {
     "own python generator": Hazard(
         modelled(lambda: OwnGenerator(random.Random(3)), epochs=4), "parts", _HOST
     ),
-    "global numpy generator": Hazard(_global_generators(lambda: GENERATOR.random()), "parts", _HOST),
-    "global python generator": Hazard(_global_generators(lambda: PYTHON.random()), "parts", _HOST),
-    "generator in a closure": Hazard(_closed_over, "parts", _HOST),
+    "global numpy generator": Hazard(_global_generators(lambda: GENERATOR.random()), "whole"),
+    "global python generator": Hazard(_global_generators(lambda: PYTHON.random()), "whole"),
     "torch generator in a closure": Hazard(_torch_generator, "parts", "generator"),
     "stochastic depth by row": Hazard(modelled(lambda: Stochastic(False)), "whole"),
     "stochastic depth by batch": Hazard(modelled(lambda: Stochastic(True)), "whole"),
     "draws later": Hazard(lambda: _sometimes([]), "whole"),
-    "draws later, unwatched": Hazard(lambda: _sometimes(unwatched()), "refused", "attribute"),
+    "draws later, unwatched": Hazard(lambda: _sometimes(unwatched()), "right"),
     "recurrent layers": Hazard(_recurrent(nn.LSTM), "whole"),
     "recurrent layers of another kind": Hazard(_recurrent(nn.GRU), "whole"),
     "seeds in forward": Hazard(modelled(Reseeds), "whole"),

@@ -100,7 +100,7 @@ _READ = "reads a value of the batch on the host"
 
 
 def _many(m: Any, x: T) -> T:
-    """Another branch than the rehearsal's, on many rows only."""
+    """Another branch than the first call's, on many rows only."""
     h = m.a(x)
     return h - h.mean(0) if len(x) > 7 else h
 
@@ -342,9 +342,9 @@ def _of_a_library() -> nn.Module:
 HAZARDS = {
     "many rows, in a library": Hazard(modelled(_of_a_library), "parts", "how many rows there are"),
     "capacity of an expert": Hazard(
-        _model(_constant_capacity), "parts", "rows of the batch meet inside it (cumsum)"
+        _model(_constant_capacity), "parts", "depend on other rows, or on their number (cumsum)"
     ),
-    "norm of the batch clipped": Hazard(_model(_clipped), "parts", "rows of the batch meet inside it"),
+    "norm of the batch clipped": Hazard(_model(_clipped), "parts", "depend on other rows"),
     "in common with many": Hazard(_model(_crowded), "parts", ""),
     "every other row otherwise": Hazard(
         _model(lambda m, x: torch.where((torch.arange(len(x)) % 2 == 0)[:, None], m.a(x), m.a(x) ** 2)),
@@ -364,7 +364,9 @@ HAZARDS = {
     "rounding": Hazard(
         modelled(lambda: Lambda(_centred_twice, a=nn.Linear(4, 3), b=nn.Linear(4, 64))), "whole"
     ),
-    "one row after the other": Hazard(_model(lambda m, x: torch.stack([m.a(row) for row in x])), "whole"),
+    "one row after the other": Hazard(
+        _model(lambda m, x: torch.stack([m.a(row) for row in x])), "parts", "(unbind)"
+    ),
     "checked arguments": Hazard(_model(_checked), "whole"),
     "more rows, another branch": Hazard(_model(_many), "parts", "how many rows there are"),
     "more rows, another number": Hazard(_model(_by_number), "parts", "how many rows there are"),
@@ -414,7 +416,9 @@ HAZARDS = {
     "integers that are sizes": Hazard(_model(_by_kind), "whole"),
     "a few rows at a time": Hazard(_model(_few_at_a_time), "parts", "how many rows there are"),
     "sizes that decide nothing": Hazard(_model(_sized), "whole"),
-    "divided by the batch size": Hazard(_model(lambda m, x: m.a(x) / x.shape[0]), "parts", _MIXED),
+    "divided by the batch size": Hazard(
+        _model(lambda m, x: m.a(x) / x.shape[0]), "parts", "how many rows there are"
+    ),
     "centred by hand": Hazard(_model(lambda m, x: m.a(x - x.mean(0))), "parts", _MIXED),
     "standardised by hand": Hazard(
         _model(lambda m, x: m.a((x - x.mean(0)) / x.std(0, unbiased=False))), "parts", _MIXED

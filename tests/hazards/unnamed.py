@@ -5,10 +5,9 @@ A trial must leave none of it as it made it, and see where it depends on the row
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,16 +44,6 @@ def _counted() -> tuple[int, int]:
     return CALLS["calls"], CALLS["rows"]
 
 
-class Imports(Base):
-    """What a forward imports is no global variable."""
-
-    def note(self, x: T) -> None:
-        from hazards.notebook import SHARED, bump
-
-        bump(len(x))
-        SHARED["calls"] = SHARED.get("calls", 0) + 1
-
-
 class Centres(Base):
     def forward(self, x: T) -> T:
         from hazards.notebook import centred
@@ -75,31 +64,6 @@ def _centred(make: Callable[[], nn.Module]) -> Any:
         yield from train(make(), epochs=4)
 
     return script
-
-
-def _written_in_notebook() -> Iterator[Any]:
-    book = importlib.import_module("hazards.notebook")
-    book.clear()
-    yield from train(Imports(), seen=lambda: (book.CALLS, list(book.ROWS), dict(book.SHARED)))
-
-
-class Single:
-    """There is one of it."""
-
-    one: ClassVar[Any] = None
-
-    def __new__(cls) -> Single:
-        if cls.one is None:
-            cls.one = super().__new__(cls)
-            cls.one.calls, cls.one.rows = 0, []
-        return cls.one
-
-
-class UsesSingle(Base):
-    def note(self, x: T) -> None:
-        single: Any = Single()
-        single.calls += 1
-        single.rows.append(len(x))
 
 
 class ByText(Base):
@@ -191,59 +155,6 @@ class Appends(Base):
         self.keep(len(x))
 
 
-class Undefined(Base):
-    def note(self, x: T) -> None:
-        global FIRST, LAST
-        FIRST = globals().get("FIRST", 0) + 1  # type: ignore[name-defined]
-        LAST = x.sum()  # type: ignore[name-defined]
-
-
-class Lazily(Base):
-    """What is made in the first call stays."""
-
-    def forward(self, x: T) -> T:
-        global MEAN
-        try:
-            mean = MEAN  # type: ignore[name-defined]
-        except NameError:
-            MEAN = mean = x.mean(0)  # type: ignore[name-defined]
-        return self.a(x - mean)
-
-
-class OnItsClass(Base):
-    def note(self, x: T) -> None:
-        cls: Any = type(self)
-        cls.calls = getattr(cls, "calls", 0) + 1
-        cls.last = len(x)
-
-
-def _helper(x: T) -> None:
-    own: Any = _helper
-    own.calls = getattr(own, "calls", 0) + len(x)
-
-
-class OnAFunction(Base):
-    def note(self, x: T) -> None:
-        vars(Base).keys()
-        _helper(x)
-
-
-class Timer(contextlib.AbstractContextManager[None]):
-    spans: ClassVar[list[int]] = []
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __exit__(self, *_: object) -> None:
-        self.spans.append(self.rows)
-
-
-class InContext(Base):
-    def note(self, x: T) -> None:
-        with Timer(len(x)):
-            pass
-
-
 class Ledger:
     def __init__(self) -> None:
         self.rows = 0
@@ -280,18 +191,11 @@ class Shares(Base):
         self.book.rows += len(x)
 
 
-def _trained(
-    make: Callable[[], nn.Module], read: Callable[[Any], Any], *, names: tuple[str, ...] = ()
-) -> Any:
+def _trained(make: Callable[[], nn.Module], read: Callable[[Any], Any]) -> Any:
     def script() -> Iterator[Any]:
         global MODEL
-        for name in names:
-            globals().pop(name, None)
         CALLS.update(rows=0, calls=0)
-        Single.one = None
-        Timer.spans.clear()
         LEDGERS[-1].rows = 0
-        vars(_helper).clear()
         MODEL = make()
         yield from train(MODEL, seen=lambda: read(MODEL))
         MODEL = None
@@ -316,8 +220,6 @@ def _with_what_it_keeps() -> Iterator[Any]:
 HAZARDS = {
     "branch in a module that is imported in forward": Hazard(_centred(Centres), "right"),
     "branch in a module of a package": Hazard(_centred(CentresByPackage), "right"),
-    "module that is imported in forward": Hazard(_written_in_notebook, "right"),
-    "singleton": Hazard(_trained(UsesSingle, lambda _: (Single.one.calls, Single.one.rows)), "right"),
     "method by a name made of text": Hazard(_trained(ByText, lambda _: _counted()), "right"),
     "method by a name that is kept": Hazard(_trained(ByKeptText, lambda _: _counted()), "right"),
     "branch in a method by a name made of text": Hazard(_trained(Warms, lambda m: m.book["calls"]), "right"),
@@ -326,21 +228,6 @@ HAZARDS = {
     "register of parts": Hazard(_trained(Registered, lambda _: PARTS["part"].calls), "right"),
     "model by its global name": Hazard(_trained(ByName, lambda m: m.scale), "right"),
     "method of a list": Hazard(_trained(Appends, lambda m: m.read()), "right"),
-    "global variable that is not there": Hazard(
-        _trained(Undefined, lambda _: (globals()["FIRST"], globals()["LAST"]), names=("FIRST", "LAST")),
-        "right",
-    ),
-    "global variable made of the first batch": Hazard(
-        _trained(Lazily, lambda _: globals()["MEAN"], names=("MEAN",)), "right"
-    ),
-    "attribute of its class that is not there": Hazard(
-        _trained(lambda: type("OnAnother", (OnItsClass,), {})(), lambda m: (type(m).calls, type(m).last)),
-        "right",
-    ),
-    "attribute of a function that is not there": Hazard(
-        _trained(OnAFunction, lambda _: vars(_helper)["calls"]), "right"
-    ),
-    "context manager": Hazard(_trained(InContext, lambda _: list(Timer.spans)), "right"),
     "operator on one of many": Hazard(_trained(ByOperator, lambda _: LEDGERS[-1].rows), "right"),
     "book that copies share": Hazard(_trained(Shares, lambda m: m.book.rows), "right"),
 }

@@ -32,7 +32,7 @@ def test_an_error_that_all_ranks_meet_is_shown_once(experiment: Any) -> None:
     result = experiment.run(
         """
         if rank == 0:
-            time.sleep(0.2)  # the main rank is a little late
+            time.sleep(0.2)  # rank 0 is a little late
         raise ValueError("bad label 11")
         """,
         ranks=3,

@@ -1,4 +1,4 @@
-"""The main rank's streams are the user's, byte for byte; every rank's output is in its log."""
+"""Rank 0's streams are the user's, byte for byte; every rank's output is in its log."""
 
 from __future__ import annotations
 

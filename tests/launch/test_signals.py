@@ -94,7 +94,7 @@ def test_an_error_after_a_signal_is_told(experiment: Any) -> None:
     _pids(experiment, 2)
     process.terminate()
     result = experiment.finish(process)
-    assert result.code == 0  # the main rank's own
+    assert result.code == 0  # rank 0's own
     assert result.err.startswith("ronde: rank 1 failed: ValueError: cannot save; logs of all ranks: ")
 
 

@@ -142,12 +142,12 @@ def join(session: Any) -> None:
 
 def _count_shared_memory() -> None:
     """Have the limit move with what RLIMIT_DATA does not know of."""
-    from ronde.comm import host_memory
-    from ronde.sync import standing_memory
+    from ronde.comm import once_per_host
+    from ronde.sync import bucket_memory
     from ronde.sync.cut_bucket import CutBucket
 
     standing: weakref.WeakValueDictionary[int, _Standing] = weakref.WeakValueDictionary()
-    plain_reserve, plain_map, plain_memory = os.posix_fallocate, host_memory._mapped, CutBucket._memory_for
+    plain_reserve, plain_map, plain_memory = os.posix_fallocate, once_per_host._mapped, CutBucket._memory_for
 
     def reserve(descriptor: int, start: int, nbytes: int) -> None:
         plain_reserve(descriptor, start, nbytes)
@@ -171,8 +171,8 @@ def _count_shared_memory() -> None:
             room.charge()
         return found
 
-    vars(standing_memory)["mmap"] = types.SimpleNamespace(mmap=anonymous)
-    os.posix_fallocate, host_memory._mapped, CutBucket._memory_for = reserve, mapped, memory_for
+    vars(bucket_memory)["mmap"] = types.SimpleNamespace(mmap=anonymous)
+    os.posix_fallocate, once_per_host._mapped, CutBucket._memory_for = reserve, mapped, memory_for
 
 
 class _Standing(mmap.mmap):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.boundary.patches import Patches
 from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
 
 
 @pytest.fixture

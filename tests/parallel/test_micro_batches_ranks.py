@@ -13,8 +13,8 @@ from torch import nn
 
 from alone import alone
 from peak_bytes import PeakBytes
-from ronde.boundary.global_tensor import materialize
 from ronde.errors import UsageError
+from ronde.tensor.global_tensor import materialize
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -189,7 +189,7 @@ def _in_sessions(session_of: Callable[[], Any]) -> list[Any]:
         with session_of() as session:
             torch.manual_seed(1)
             results = [_plain(value) for value in script()]
-            found.append((results, list(session.context.notes), dict(session.tally.sharded)))
+            found.append((results, list(session.notes), dict(session.tally.sharded)))
     return found
 
 
@@ -275,10 +275,10 @@ def _refused(rank: Rank) -> tuple[str, str, list[str], list[str], int]:
     with rank.session("micro-batches=2") as session:
         lazy = Counting(False).double()
         lazy(x).sum().backward()
-        unsaid = list(session.context.notes)
+        unsaid = list(session.notes)
         counting = Counting(True).double()
         counting(x).sum().backward()
-        return str(batch_norm.value), str(changed.value), unsaid, list(session.context.notes), counting.calls
+        return str(batch_norm.value), str(changed.value), unsaid, list(session.notes), counting.calls
 
 
 def test_what_pieces_would_change_is_refused_or_said(ranks: Ranks) -> None:
@@ -305,7 +305,7 @@ def _many_calls(rank: Rank) -> int:
 
 
 def test_a_count_of_many_calls_is_right(ranks: Ranks) -> None:
-    """A number that changes again and again is not rehearsed for ever, and still counted once a call."""
+    """A number that changes again and again is not observed for ever, and still counted once a call."""
     assert ranks(2, _many_calls) == [40, 40]
 
 
@@ -336,7 +336,7 @@ def test_a_found_axis_is_tried_at_its_size_by_a_single_rank_too(
     expected = model(x).detach()
     with alone(tmp_path, "micro-batches=2") as session:
         found = _plain(materialize(model(x)))
-        assert [note[: len(said)] for note in session.context.notes] == [said]
+        assert [note[: len(said)] for note in session.notes] == [said]
     torch.testing.assert_close(found, expected)
 
 

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from alone import alone
-from ronde.comm.home import HostMemory
 from ronde.parallel.cut_state import CutState
 from ronde.plan import expand
 from ronde.runtime import sharding
+from ronde.sync.home import HostMemory
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -380,7 +380,7 @@ def test_an_optimizer_that_cannot_step_there_stays_on_the_device(tmp_path: Path)
                 parameter.requires_grad_(False)
             optimizer.step()
             assert not isinstance(vars(optimizer)["state"], CutState)
-            (note,) = session.context.notes
+            (note,) = session.notes
             assert note.startswith(
                 f"the optimizer state of {type(optimizer).__name__} is whole, and stays on "
             )

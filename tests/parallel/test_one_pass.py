@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.boundary.patches import Patches
 from ronde.parallel import one_pass
+from ronde.patching.patches import Patches
 
 OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1),

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
+from ronde.patching.patches import Patches
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]

@@ -20,10 +20,10 @@ import torch.utils.checkpoint
 from torch import nn
 
 from peak_bytes import PeakBytes
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.recompute import Inside, Recompute
+from ronde.patching.patches import Patches
 
 EXTENTS = ("full", "selective")
 

@@ -417,7 +417,7 @@ class Watched(nn.Module):
     def __init__(self, model: nn.Module, seen: list[int]) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 64)
-        # No list of numbers: one that is another at every call is rehearsed again, with all units there.
+        # No list of numbers: one that is another at every call is observed again, with all units there.
         self._all, self._tell = [model], seen.append
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

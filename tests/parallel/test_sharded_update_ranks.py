@@ -513,7 +513,7 @@ def what_is_not_elementwise(rank: Rank) -> list[str]:
     with rank.session("zero1") as session:
         Own(_small(1)).step()
         _O.Adam(_small(1), differentiable=True).step()
-        told = list(session.context.notes)
+        told = list(session.notes)
     said = (
         "of Own is whole on every rank: state=zero1 cuts",
         "of Adam is whole on every rank: a step with differ",

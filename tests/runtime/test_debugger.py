@@ -73,7 +73,7 @@ def _converse(terminal: int) -> bytes:
 
 
 def _waits_for_a_key(terminal: int) -> bool:
-    """Whether the main rank sleeps: a Ctrl-C between its prompt and that is noticed at the next key only.
+    """Whether rank 0 sleeps: a Ctrl-C between its prompt and that is noticed at the next key only.
 
     That is so in plain python too, where the prompt is readline's.
     """

@@ -113,7 +113,7 @@ def test_a_device_that_is_not_there(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("named", "kind", "base"),
     [
-        ("<class 'ronde.boundary.global_tensor.GlobalTensor'>.", "GlobalTensor", "torch.Tensor"),
+        ("<class 'ronde.tensor.global_tensor.GlobalTensor'>.", "GlobalTensor", "torch.Tensor"),
         ("no rule for DeferredScalar", "DeferredScalar", "torch.Tensor"),
         ("got ShardedParameter", "ShardedParameter", "torch.nn.Parameter"),
     ],

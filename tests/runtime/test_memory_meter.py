@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ronde.plan.resident import Census, Resident
-from ronde.runtime.census import StorageCensus
-from ronde.runtime.memory_meter import MemoryMeter, in_measured_step
-from ronde.runtime.process_memory import allocated, peak_of_process
+from ronde.runtime.memory.census import StorageCensus
+from ronde.runtime.memory.meter import MemoryMeter, in_measured_step
+from ronde.runtime.memory.process import allocated, peak_of_process
 from ronde.trace.memory import Memory, memory_line, show_bytes
 
 KIB = 1024

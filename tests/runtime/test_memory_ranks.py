@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ronde.runtime.process_memory import allocated
+from ronde.runtime.memory.process import allocated
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]

@@ -28,7 +28,7 @@ def reducer(rank: Rank, backend: str) -> Iterator[Any]:
     "in place": what this rank alone sums is left where backward put it, as is done with large gradients.
     """
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
     from ronde.sync import bucket
     from ronde.sync.reducer import Reducer
 
@@ -226,7 +226,7 @@ def test_scripts_find_gradients_as_ever(
 
 def saved_alone(rank: Rank) -> set[str]:
     """What is wrong with a file that holds one gradient of many."""
-    from ronde.boundary.patches import Patches
+    from ronde.patching.patches import Patches
     from ronde.runtime import saved_gradients
 
     case, patches = Case(rank, "shared memory"), Patches()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ronde.boundary.context import Region
 from ronde.errors import UsageError
+from ronde.tensor.context import Region
 from ronde.testing.run_ranks import Rank
 from world_sizes import WORLD_SIZES
 

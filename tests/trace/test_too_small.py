@@ -46,7 +46,7 @@ def test_a_slow_rank_is_not_taken_for_a_small_model() -> None:
 
 
 def test_where_one_rank_of_several_is_known_its_waiting_is_left_out() -> None:
-    """Under torchrun the main rank tells of itself."""
+    """Under torchrun rank 0 tells of itself."""
     waiting = dataclasses.replace(LARGE, whole=40e-3, waited=30e-3)
     assert said(waiting, world_size=2) == ""
     assert said(TINY, world_size=2)

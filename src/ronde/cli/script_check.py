@@ -65,7 +65,7 @@ def check_module(name: str) -> None:
     if name in _DEBUGGERS:
         raise UsageError(
             f"-m {name} would step through every rank by itself; write breakpoint() into the script, "
-            f"which opens on the main rank, or debug in plain python: python -m {name} SCRIPT"
+            f"which opens on rank 0, or debug in plain python: python -m {name} SCRIPT"
         )
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())  # as python -m has it

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ronde.comm.lane import Started
 from ronde.comm.scattering import end_to_end, reduce_scatter_by_all_reduce
 from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.sharing import share_by_messages
-from ronde.comm.started import Started
 
 __all__ = ["Backend", "SharedMemoryBackend", "TorchBackend", "unseen"]
 

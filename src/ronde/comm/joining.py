@@ -17,11 +17,10 @@ from ronde.comm.background import BackgroundBackend
 from ronde.comm.hierarchical import Hierarchical
 from ronde.comm.keepalive import keep_alive
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
 from ronde.comm.shared_memory import SharedMemory
 from ronde.comm.store_exchange import exchange_by
-from ronde.comm.topology import Topology, learn
+from ronde.comm.topology import Place, Topology, learn
 from ronde.comm.transport import TorchTransport
 from ronde.errors import LaunchError
 from ronde.plan.algorithm import Choice, choose

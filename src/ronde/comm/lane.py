@@ -1,4 +1,4 @@
-"""A thread that does one thing after another, so that the caller can go on meanwhile."""
+"""What goes on while the caller does: by a thread that does one thing after another, or by other ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["Lane", "Task"]
+__all__ = ["Lane", "Started", "Task"]
 
 _PATIENCE_S = 5.0
 
@@ -78,3 +78,19 @@ class Lane:
             while (task := self._tasks.get()) is not None:
                 broken = task.run(broken)
                 del task  # what it holds is the caller's
+
+
+class Started:
+    """A collective that this rank has begun.
+
+    Completed when this rank needs the result, or goes on to another collective.
+    """
+
+    def __init__(self, complete: Callable[[], None]) -> None:
+        self._complete: Callable[[], None] | None = complete
+
+    def wait(self) -> None:
+        """Wait for the others; a second call does nothing."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            complete()

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from ronde.comm.as_bytes import as_bytes
 from ronde.comm.backend import Backend, SharedMemoryBackend
 from ronde.comm.buffer import Buffer, TorchBuffer
-from ronde.comm.host_memory import HostMemory
 from ronde.comm.lockstep_check import LockstepCheck
+from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.shared_buffer import allocate_shared
 from ronde.comm.topology import Topology
 from ronde.errors import LaunchError, PeerLost, UsageError
@@ -195,7 +195,7 @@ class Comm:
         """Whether all ranks are on one host and share memory."""
         return isinstance(self.backend, SharedMemoryBackend)
 
-    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
+    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> OncePerHost | None:
         """Memory of `nbytes` that all ranks have together; None, on all, where there is none.
 
         Args:
@@ -275,7 +275,7 @@ class Comm:
         return pickle.loads(self.broadcast(payload, source).cpu().numpy().tobytes())
 
     def answer_of_main(self, ask: Callable[[], Any]) -> Any:
-        """What `ask()` returns on the main rank, on every rank; the others wait without a time limit."""
+        """What `ask()` returns on rank 0, on every rank; the others wait without a time limit."""
         self._answers += 1
         key = f"answer/{self._answers}"
         if self.rank == 0:
@@ -325,7 +325,7 @@ class Comm:
         """Compare with peers what this rank is about to do; the number to wait under."""
         if self.alone:
             raise UsageError(
-                "this needs every rank, but only the main rank is in the debugger; let the script compute it "
+                "this needs every rank, but only rank 0 is in the debugger; let the script compute it "
                 "in a line before the breakpoint, or step over one that does"
             )
         if self.check is None:

@@ -21,12 +21,12 @@ from datetime import timedelta
 import torch
 
 from ronde.comm.bell import Bell
-from ronde.comm.host_memory import HostMemory, share_once
+from ronde.comm.lane import Started
+from ronde.comm.once_per_host import OncePerHost, share_once
 from ronde.comm.reductions import REDUCTIONS, Reduction, reduce_into
 from ronde.comm.shared_mailbox import Mailbox
 from ronde.comm.shared_segment import share
 from ronde.comm.sharing import copy_in, copy_out, messages
-from ronde.comm.started import Started
 from ronde.comm.waiting import Counters, Waiting
 
 __all__ = ["SharedMemory"]
@@ -115,8 +115,8 @@ class SharedMemory:
         """
         return share(nbytes, self.rank, self._exchange)[0]
 
-    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> HostMemory | None:
-        """`ronde.comm.host_memory.share_once` among these ranks."""
+    def share_once(self, nbytes: int, own: Sequence[tuple[int, int]]) -> OncePerHost | None:
+        """`ronde.comm.once_per_host.share_once` among these ranks."""
         return share_once(nbytes, own, self.rank, self._exchange)
 
     def _exchange(self, mine: tuple[int, int, int]) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Which ranks share a host."""
+"""Where ranks are: the place of one among all, and which of them share a host."""
 
 from __future__ import annotations
 
@@ -9,14 +9,26 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ronde.comm.place import Place
-
-__all__ = ["Topology", "learn"]
+__all__ = ["Place", "Topology", "learn"]
 
 _NAME_BYTES = 64
 _ADDRESS_BYTES = 48
 # What the backend says of a connection: the address of its other end, in brackets, the port, what is wrong.
 _OTHER_END = re.compile(r"\[([0-9A-Fa-f.:]+)\]:\d+(?:: ([^.\n]+))?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Position and number of ranks, in all and on this host."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_world_size == self.world_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from types import FrameType
 
 from torch._guards import CompileContext
 
-from ronde.boundary.caller import is_script, is_standard
+from ronde.patching.caller import is_script, is_standard
 
 __all__ = ["Callers"]
 

@@ -16,9 +16,9 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.caller import called_by_script
 from ronde.errors import UsageError
 from ronde.files.rank_files import RankFiles
+from ronde.patching.caller import called_by_script
 
 __all__ = ["PROGRAMS", "WAITS", "once", "sharing", "waiting"]
 

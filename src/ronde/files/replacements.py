@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 
 __all__ = ["Replacements"]
 

@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.late_patches import LatePatches
-from ronde.boundary.patches import Patches
 from ronde.comm.process_group import Comm
 from ronde.files.changes import CHANGES, Changes
 from ronde.files.mirrors import Mirrors
@@ -36,6 +34,8 @@ from ronde.files.replacements import Replacements
 from ronde.files.serializers import Serializers
 from ronde.files.temporary import MAKERS, making
 from ronde.files.trackers import patch_tensorboard, patch_wandb
+from ronde.patching.late_patches import LatePatches
+from ronde.patching.patches import Patches
 from ronde.trace.temporary_folder import TemporaryFolders
 
 __all__ = ["ScriptFiles"]

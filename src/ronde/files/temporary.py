@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.caller import called_by_script
 from ronde.files.rank_files import RankFiles
+from ronde.patching.caller import called_by_script
 
 __all__ = ["MAKERS", "making"]
 

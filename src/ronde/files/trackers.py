@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ronde.boundary.patches import Patches
 from ronde.files.rank_files import RankFiles
+from ronde.patching.patches import Patches
 
 __all__ = ["patch_tensorboard", "patch_wandb"]
 

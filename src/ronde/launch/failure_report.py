@@ -167,7 +167,7 @@ def failure_beside(
     """The first failure that is more than what one of `signals`, sent to all ranks, brings with it.
 
     It ends ranks, or they leave as the script has it, and those that still waited for them lose their peers.
-    But where the main rank is left so, others have gone another way, and what it was to save may be lost.
+    But where rank 0 is left so, others have gone another way, and what it was to save may be lost.
     """
     by_signal = {death.rank for death in deaths if -death.code in signals}
     own = {rank: error for rank, error in errors.items() if error.type != "KeyboardInterrupt"}
@@ -191,7 +191,7 @@ def report(
 ) -> str:
     """What the user has not seen yet about the first failure; "" when the script has said it all.
 
-    When the main rank is shown, its stderr is the user's: an error that it met too is there already.
+    When rank 0 is shown, its stderr is the user's: an error that it met too is there already.
     `standings` is where the ranks stood last, `standstill` why the launcher has ended them.
     """
     where = f"logs of all ranks: {directory.path}"

@@ -23,7 +23,7 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["CALL", "RESULT", "launch"]
 
-# In the run directory: what is to be called, and what the main rank's call returned.
+# In the run directory: what is to be called, and what rank 0's call returned.
 CALL, RESULT = "call.pickle", "result.pickle"
 
 # A process of its own: it takes signals, children and their orphans over, which a notebook's kernel must not
@@ -46,12 +46,12 @@ def launch(
     plan: Plan | str | None = None,
     seed: int | None = None,
 ) -> Any:
-    """Call `fn(*args)` on every rank as `ronde run` runs a script, and return what the main rank's call did.
+    """Call `fn(*args)` on every rank as `ronde run` runs a script, and return what rank 0's call did.
 
     Each rank is a new process: the function and its arguments travel by pickle, or by cloudpickle where
     it is installed, which takes functions of a notebook and closures too. (A process forked from a
-    notebook would inherit locks of torch's threads, which do not exist in it, and hang.) What the
-    main rank prints appears here; tensors among the results come back whole.
+    notebook would inherit locks of torch's threads, which do not exist in it, and hang.) What
+    rank 0 prints appears here; tensors among the results come back whole.
 
         >>> def train(epochs):                                              # doctest: +SKIP
         ...     model, loader = ...                                         # as on one device

@@ -26,7 +26,7 @@ class Job:
         devices: one CUDA device per rank as `CUDA_VISIBLE_DEVICES` names it; empty: ranks on the CPU.
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
-        shown: the main rank's output is passed on to this process's; otherwise it is logged only.
+        shown: rank 0's output is passed on to this process's; otherwise it is logged only.
         quiet: nothing is said but errors and that ranks stand still.
         worker: the command of a rank process.
     """

@@ -1,4 +1,4 @@
-"""A rank's output: the main rank's is the user's, byte for byte, and every rank's is in its log.
+"""A rank's output: rank 0's is the user's, byte for byte, and every rank's is in its log.
 
 A stream that is a terminal for the user is one for the rank too (behind a pty), any other is a
 pipe. Where stdout and stderr are the same file, one channel carries both, which keeps their order.
@@ -109,7 +109,7 @@ class RankOutput:
     def open(cls, log: Path, *, shown: bool, like_user: bool, screen: Screen | None = None) -> RankOutput:
         """Open the log and what leads to it.
 
-        `shown`: passed on to this process's stdout and stderr as well; the main rank's is.
+        `shown`: passed on to this process's stdout and stderr as well; rank 0's is.
         `like_user`: where the user's stream is a terminal, the rank's is one as well. A script may
         ask (progress bars do, `os.get_terminal_size` raises), and all ranks must get one answer.
         Otherwise the rank writes into the log by itself.

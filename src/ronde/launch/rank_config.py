@@ -33,10 +33,10 @@ class RankConfig:
         timeout: seconds that a rank waits for its peers.
         extensions: `module:function` strings, called with the session before the script starts
             (the recorder of `ronde verify` and seeded faults are two).
-        watched: a launcher of ours sees the run through and says at its end what there is to say; a main rank
+        watched: a launcher of ours sees the run through and says at its end what there is to say; rank 0
             without one says so itself.
         quiet: the user wants to read nothing of ronde but errors.
-        terminal: the main rank's stdin is a terminal, at which a user may sit.
+        terminal: rank 0's stdin is a terminal, at which a user may sit.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
     """
 

@@ -18,7 +18,7 @@ __all__ = ["RankProcess"]
 class RankProcess:
     """A rank on this host, in a process group of its own unless it shares the launcher's.
 
-    Only the main rank of a launcher in the foreground of a terminal shares its group: it must be
+    Only rank 0 of a launcher in the foreground of a terminal shares its group: it must be
     able to read from the terminal, and the terminal's keys then reach it without our help.
     """
 

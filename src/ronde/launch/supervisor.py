@@ -5,13 +5,13 @@ for a rank that waits for a dead one:
 
     0.1   a rank that says itself that it lost its peers is asked to end (SIGTERM)
     0.2   any other rank is, but
-    0.8   the main rank, which may be about to meet the same error and to print it
+    0.8   rank 0, which may be about to meet the same error and to print it
     10    a rank with an error of its own: it is finishing (uploads, exit handlers)
     +0.5  whoever was asked and is still there is killed
 
 After Ctrl-C or SIGTERM the script decides, as under plain python. Only when some rank is gone by it
-do the others follow: the main rank, which may be saving, within 10 s.
-Once a debugger has been opened on the main rank, the terminal's Ctrl-C is for that rank alone.
+do the others follow: rank 0, which may be saving, within 10 s.
+Once a debugger has been opened on rank 0, the terminal's Ctrl-C is for that rank alone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Supervisor:
         return failure.exit_code if failure is not None else 0
 
     def _interrupted_code(self, number: int) -> int:
-        """The main rank's own code; one that the interruption ended has the shell's code for that."""
+        """Rank 0's own code; one that the interruption ended has the shell's code for that."""
         main = next((death for death in self.deaths if death.rank == 0), None)
         error = self.errors.get(0)
         unhandled = error is not None and (error.kind == "peer" or error.type == "KeyboardInterrupt")
@@ -142,7 +142,7 @@ class Supervisor:
         elif number == signal.SIGTSTP:
             self._stop_and_continue(message)
         elif number == signal.SIGINT and SignalInbox.from_terminal(message) and self._debugged():
-            self.interrupted_by = number  # the main rank has it from the terminal
+            self.interrupted_by = number  # rank 0 has it from the terminal
         elif number == signal.SIGINT and self.interrupted_by == signal.SIGINT:
             self._killed_by_user = True
             self._kill_all()

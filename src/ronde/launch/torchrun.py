@@ -21,7 +21,7 @@ __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silenc
 def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
     """Replace this process by the worker of its rank; the ranks meet at the agent's own store.
 
-    The main rank's output stays torchrun's business; any other's goes to its log.
+    Rank 0's output stays torchrun's business; any other's goes to its log.
     """
     check_store(place)
     if job.devices and place.local_world_size > len(job.devices):

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from ronde.boundary.context import Context, Region
-from ronde.boundary.patches import Patches
 from ronde.parallel.blocks import repeated_blocks
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region
 
 __all__ = ["Building"]
 

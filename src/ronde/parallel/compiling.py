@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
+from ronde.patching.patches import Patches
 
 __all__ = ["Compile", "require_compiler"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ronde.comm.buffer import references
-from ronde.comm.home import Home
 from ronde.comm.process_group import Comm, Pending
 from ronde.parallel.unit import OF_A_PARAMETER, Member, Unit
 from ronde.sync.gradient_parts import Ranges
+from ronde.sync.home import Home
 
 __all__ = ["CopiedMember", "CopiedUnit", "copy_unit"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction
 
-from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.parallel.flat import flat, flat_like, is_dense, overlapping
 from ronde.parallel.held_parts import HeldParts
 from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
+from ronde.sync.home import Home
 
 __all__ = ["CutState", "Piece"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.clipping import clip_parts
 from ronde.parallel.tensor_attribute import TensorAttribute
+from ronde.patching.patches import Patches
 from ronde.sync.gradient_parts import GradientParts
+from ronde.tensor.context import Context
 
 __all__ = ["install"]
 

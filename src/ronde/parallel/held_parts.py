@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ronde.comm.home import Home
 from ronde.parallel.division import Division
 from ronde.parallel.flat import flat_like
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.sync.gradient_parts import GradientParts, Ranges
+from ronde.sync.home import Home
 
 __all__ = ["HeldParts"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 
 __all__ = ["replace_step"]
 

@@ -21,11 +21,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ronde.boundary.graph import reached
-from ronde.boundary.loss_scale import divided, multiply
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
+from ronde.patching.patches import Patches
 from ronde.sync.gradient_parts import GradientParts
+from ronde.tensor.graph import reached
+from ronde.tensor.loss_scale import divided, multiply
 
 __all__ = ["LossScaling"]
 

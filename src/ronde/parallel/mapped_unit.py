@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ronde.comm.buffer import references
-from ronde.comm.host_memory import HostMemory
+from ronde.comm.once_per_host import OncePerHost
 from ronde.comm.process_group import Comm
 from ronde.parallel.unit import Member, Unit, is_held
 from ronde.plan.resident import Census
@@ -34,7 +34,7 @@ class _MappedMember(Member):
 
     __slots__ = ("_address", "_empty", "whole")
 
-    def __init__(self, tensor: torch.Tensor, own: tuple[int, int], memory: HostMemory, begin: int) -> None:
+    def __init__(self, tensor: torch.Tensor, own: tuple[int, int], memory: OncePerHost, begin: int) -> None:
         super().__init__(tensor, own)
         first, last = own
         if first < last:
@@ -80,7 +80,9 @@ class _MappedMember(Member):
 class MappedUnit(Unit):
     """A unit in memory of the host's; its members are whole when it is made."""
 
-    def __init__(self, number: int, members: Sequence[_MappedMember], comm: Comm, memory: HostMemory) -> None:
+    def __init__(
+        self, number: int, members: Sequence[_MappedMember], comm: Comm, memory: OncePerHost
+    ) -> None:
         super().__init__(number, members, comm, whole=False)
         self._memory = memory
         comm.barrier()

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
-from ronde.boundary.layout import Layout, Part, laid, memory_order
-from ronde.boundary.output_axis import OutputAxis
-from ronde.boundary.sharded_call import ShardedCall, another_form, at_once
-from ronde.boundary.tensor_class import alike, as_plain
-from ronde.boundary.tree import leaves, map_leaves
+from ronde.errors import UsageError
+from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
+from ronde.tensor.context import Context
+from ronde.tensor.layout import Layout, Part, laid, memory_order
+from ronde.tensor.output_axis import OutputAxis
+from ronde.tensor.tensor_class import alike, as_plain
+from ronde.tensor.tree import leaves, map_leaves
 
 __all__ = ["MicroBatches"]
 
@@ -39,20 +40,24 @@ class MicroBatches:
         self._replay = Replay(self._asked, again)
 
     def __call__(self, call: ShardedCall) -> Any:
+        if call.verdict.joint and call.cut.rows > call.cut.world_size:
+            raise UsageError(
+                "micro-batches cannot give the single-device answer for a model with batch norm: the "
+                "statistics are those of the whole batch, and a piece has others; leave micro-batches out "
+                "and take recompute=full, which saves memory too, or a norm that does not mix rows, such as "
+                "GroupNorm"
+            )
         start, stop = call.cut.bounds(call.context.rank)
         pieces = min(self._pieces, stop - start)
         if pieces < 2 or not self._divides(call):
             return at_once(call)
-        call.context.in_pieces = True
-        try:
-            return self._in_pieces(call, Layout(0, stop - start, pieces))
-        finally:
-            call.context.in_pieces = False
+        return self._in_pieces(call, Layout(0, stop - start, pieces))
 
     def _divides(self, call: ShardedCall) -> bool:
         """Whether a call is to run in pieces, or has to run in one."""
-        if call.verdict.keeps:
-            call.context.note(
+        # A batch norm counts its calls, and refuses pieces by itself.
+        if call.verdict.keeps and not call.verdict.joint:
+            call.calls.notes.say(
                 f"{type(call.module).__name__} runs in one piece, without {self._asked}: each of its calls "
                 f"leaves something behind, which several pieces would do several times ({call.verdict.keeps})"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ronde.boundary.thread_stream import redirected
+from ronde.patching.thread_stream import redirected
 
 __all__ = ["muted"]
 

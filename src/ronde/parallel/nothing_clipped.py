@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.patches import Patches
 from ronde.parallel.sharded_parameters import ShardedParameters
+from ronde.patching.patches import Patches
 
 __all__ = ["install"]
 

@@ -11,12 +11,12 @@ import torch
 import torch.utils._device
 import torch.utils.dlpack
 
-from ronde.boundary.patches import Patches
-from ronde.boundary.torchscript import one_frame_more
 from ronde.files import OF_ALL_RANKS
+from ronde.modules.torchscript import one_frame_more
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.tensor_attribute import TensorAttribute
+from ronde.patching.patches import Patches
 
 __all__ = ["install"]
 

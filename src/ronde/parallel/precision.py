@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.patches import Patches
-from ronde.boundary.tree import map_leaves
 from ronde.errors import UsageError
+from ronde.patching.patches import Patches
+from ronde.tensor.tree import map_leaves
 
 __all__ = ["NARROW", "Precision", "allow_tf32"]
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.compiled import uncompiled
-from ronde.boundary.patches import Patches
-from ronde.boundary.tree import map_leaves
+from ronde.modules.compiled import uncompiled
+from ronde.modules.traits import used_up_by
 from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
+from ronde.patching.patches import Patches
 from ronde.plan.compute import Recompute as Extent
+from ronde.tensor.tree import map_leaves
 
 __all__ = ["COSTLY", "Inside", "Recompute"]
 
@@ -174,10 +175,10 @@ class Recompute:
                 f"{self._asked} would call a second time"
             )
             return False
-        irrevocable = self._replay.irrevocable(block)
-        if irrevocable:
+        used = used_up_by(block, self._replay.outside(block))
+        if used:
             self._note(
-                f"{type(block).__name__} keeps all its activations: it uses {irrevocable}, which "
+                f"{type(block).__name__} keeps all its activations: it uses {used}, which "
                 f"{self._asked} could not put back to compute it again"
             )
             return False

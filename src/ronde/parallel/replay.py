@@ -1,9 +1,9 @@
 """Carrying out a part of a model in forward, and again in backward as it was then, so that nothing is kept.
 
 torch's checkpoints see to random draws and autocast. What they leave to the user is done here: parameters
-that were swapped in for one call (`functional_call`), attributes and buffers that the forward changes, modes
-that the script changes before backward. Parameters that have other values by then cannot be had back: that is
-an error.
+that were swapped in for one call (`functional_call`), attributes, buffers and variables that the forward
+changes, modes that the script changes before backward. Parameters that have other values by then cannot be
+had back: that is an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from ronde.boundary.kept import Behind
-from ronde.boundary.tensor_class import alike
-from ronde.boundary.tree import Opaque, leaves, map_leaves
 from ronde.errors import UsageError
+from ronde.modules.named_places import Place, named_places
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
+from ronde.rowwise.generators import States
+from ronde.rowwise.undo import Held
+from ronde.tensor.tensor_class import alike
+from ronde.tensor.tree import Opaque, leaves, map_leaves
 
 __all__ = ["Replay"]
 
@@ -44,17 +46,18 @@ class Replay:
     def __init__(self, asked: str, again: Callable[[], object] = lambda: None) -> None:
         self._asked = asked
         self._again = again
-        self._behind: weakref.WeakKeyDictionary[torch.nn.Module, Behind] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[torch.nn.Module, list[Place]] = weakref.WeakKeyDictionary()
 
-    def irrevocable(self, module: torch.nn.Module) -> str:
-        """What the code of a module uses and cannot find again as it was, in words; "" where it can all."""
-        return self._behind_of(module).irrevocable()
+    def outside(self, module: torch.nn.Module) -> list[tuple[str, Any]]:
+        """The variables that its code names, and what they hold."""
+        return [(place.name, place.read()) for place in self._places_of(module)]
 
-    def _behind_of(self, module: torch.nn.Module) -> Behind:
-        behind = self._behind.get(module)
-        if behind is None:
-            behind = self._behind[module] = Behind(module)
-        return behind
+    def _places_of(self, module: torch.nn.Module) -> list[Place]:
+        places = self._places.get(module)
+        if places is None:
+            places, _ = named_places(module)
+            self._places[module] = places
+        return places
 
     def __call__(
         self, module: torch.nn.Module, function: Callable[..., Any], values: Sequence[Any], *, draws: bool,
@@ -68,7 +71,7 @@ class Replay:
             kept: operations whose results are kept.
         """
         asked, again = self._asked, self._again
-        moment = _Moment(module, asked, self._behind_of(module))
+        moment = _Moment(module, asked, self._places_of(module))
         results: list[Any] = []
         # A layer that works in place may do so on what it is given.
         in_place = any(_is_in_place(part) for part in module.modules())
@@ -120,10 +123,31 @@ class Replay:
         return result
 
 
+class _World:
+    """What a module, and the variables that its code names, hold by now; with random generators."""
+
+    def __init__(self, module: torch.nn.Module, places: Sequence[Place]) -> None:
+        self._variables = [(place, place.read()) for place in places]
+        self._held = Held.by(module), Held((place.name, value) for place, value in self._variables)
+        self._generators = States.of_hosts(each for held in self._held for each in held.generators)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for held in self._held for _, tensor in held.tensors]
+
+    def restore(self) -> None:
+        for place, value in self._variables:
+            if place.read() is not value:
+                place.put(value)
+        for held in self._held:
+            held.restore()
+        self._generators.restore()
+
+
 class _Moment:
     """What a module is when it is called."""
 
-    def __init__(self, module: torch.nn.Module, asked: str, behind: Behind) -> None:
+    def __init__(self, module: torch.nn.Module, asked: str, places: Sequence[Place]) -> None:
+        self._module, self._places = module, places
         self._name = type(module).__name__
         self._asked = asked
         parts = list(module.modules())
@@ -132,13 +156,14 @@ class _Moment:
             for part in parts
             for namespace in (vars(part), part._parameters, part._buffers, part._modules)
         ]
-        self._behind, self._back = behind, behind.way_back()
+        self._world = _World(module, places)
         self._switches = Switches()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
-        held += behind.tensors()
+        known: list[torch.Tensor] = list(module.parameters())
+        own = {id(tensor) for tensor in (*held, *known)}
+        held += [each for each in self._world.tensors() if id(each) not in own and not each.is_inference()]
         self._changed: Contents = [(buffer, buffer.detach().clone()) for buffer in held]
         self._unchanged: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-        known: list[torch.Tensor] = list(module.parameters())
         self._versions = [(tensor, tensor._version) for tensor in known]
 
     def passed(self) -> None:
@@ -167,14 +192,14 @@ class _Moment:
         ]
         changed += self._changed
         contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
-        back = self._behind.way_back()
+        now = _World(self._module, self._places)
         _put(self._namespaces, changed)
-        self._back()
+        self._world.restore()
         try:
             with self._switches.restored(), muted():  # what it prints it has printed
                 yield
         finally:
-            back()
+            now.restore()
             _put(namespaces, contents)
 
 

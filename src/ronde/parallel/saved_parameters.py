@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 
-from ronde.boundary.patches import Patches
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.unit import Member, Saved
 from ronde.parallel.untraced import untraced
+from ronde.patching.patches import Patches
+from ronde.tensor.tensor_class import alike, own_class
 
 __all__ = ["SavedParameters"]
 
@@ -81,12 +82,15 @@ class SavedParameters:
             return self._packed(tensor)
 
     def _packed(self, tensor: torch.Tensor) -> Any:
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        own = own_class(tensor) is not None
+        if not (own or type(tensor) in _PLAIN) or tensor.layout is not torch.strided:
             return tensor
-        found = self._parameters.saved(tensor)
+        found = None if own else self._parameters.saved(tensor)
         if found is None:
             # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
-            return _Kept(tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
+            with DisableTorchFunctionSubclass():
+                kept = tensor if tensor.grad_fn is None else alike(tensor.detach(), tensor)
+                return _Kept(kept, tensor._version)
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
         # The parameter's own, because what was unpacked and is saved again has a count of its own.

@@ -8,7 +8,7 @@ does is right; what it costs is memory where the script itself holds on to whole
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,10 @@ from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ronde.boundary.compiled import is_compiled
-from ronde.boundary.context import Context, Region
-from ronde.boundary.fast_path import may_take_fast_path
-from ronde.comm.home import Home
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
+from ronde.modules.compiled import is_compiled
+from ronde.modules.fast_path import may_take_fast_path
 from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
@@ -31,6 +29,8 @@ from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
 from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
+from ronde.sync.home import Home
+from ronde.tensor.context import Context, Region, in_transform
 
 __all__ = ["ShardedParameters"]
 
@@ -46,8 +46,9 @@ class ShardedParameters:
         home: where parts live.
     """
 
-    def __init__(self, context: Context, division: Division, home: Home) -> None:
+    def __init__(self, context: Context, division: Division, home: Home, note: Callable[[str], None]) -> None:
         self._context = context
+        self._note = note
         self._kind: Any = sharded_parameter(self.holding)
         self._table = UnitTable(context.comm, division, home)
         # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
@@ -187,8 +188,6 @@ class ShardedParameters:
 
     def rest(self, *, keep_last: bool) -> None:
         """Let go of what is whole, but for the last unit perhaps, and what somebody holds."""
-        if self._context.region is Region.REHEARSAL:
-            return
         self._abandon()
         keep_last = keep_last and not self._context.comm.shares_host  # where it costs nothing to have again
         for unit in list(self._whole)[: -1 if keep_last else None]:
@@ -229,7 +228,7 @@ class ShardedParameters:
                 if self._pins_new:
                     self._pinned.add(unit)
         if any(of_several_processes(each) for each in self._table.uncut(module) if not is_lazy(each)):
-            self._context.note(
+            self._note(
                 "parameters in memory of several processes (share_memory()) are whole on every rank, and not "
                 "cut: the other processes read there what they become"
             )
@@ -251,15 +250,16 @@ class ShardedParameters:
                 "a parameter that is spread over the ranks was used in another thread than the script's main "
                 "one, where ranks are not in step; use it in the main thread"
             )
-        if context.region is not Region.REHEARSAL:
-            if not self._prefetch.arrived(unit):
-                self._abandon()
-            self._make_room(together)
-            if unit.whole:  # for good: what made room lies in its memory
-                return
+        if context.together is not None:
+            context.together(lambda: None)  # no rank that has ended an observed call is waited for
+        if not self._prefetch.arrived(unit):
+            self._abandon()
+        self._make_room(together)
+        if unit.whole:  # for good: what made room lies in its memory
+            return
         with _aside(context):
             unit.gather()
-            unit.written = context.region is not Region.SHARDED and not self._reading
+            unit.written = context.region not in (Region.SHARDED, Region.OBSERVED) and not self._reading
             for member, tensor in unit.parameters:
                 tensor.__class__ = torch.nn.Parameter
                 member.version = tensor._version
@@ -350,7 +350,7 @@ def _aside(context: Context) -> Iterator[None]:
         stack.enter_context(DisableTorchFunction())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(untraced())
-        if context.in_transform():
+        if in_transform():
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
             stack.enter_context(temporarily_clear_interpreter_stack())

@@ -18,8 +18,6 @@ import torch
 from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
-from ronde.boundary.context import Context, Region
-from ronde.boundary.patches import Patches
 from ronde.errors import UsageError
 from ronde.parallel.cut_state import CutState, Piece
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
@@ -28,6 +26,8 @@ from ronde.parallel.held_parts import HeldParts
 from ronde.parallel.holders import state_is_held
 from ronde.parallel.hooked_step import replace_step
 from ronde.parallel.host_options import as_on_device, options_on_host
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region
 
 __all__ = ["ShardedUpdate"]
 
@@ -41,8 +41,15 @@ class ShardedUpdate:
         takes: whether the steps of an optimizer whose state is whole are to be cut.
     """
 
-    def __init__(self, context: Context, held: HeldParts, takes: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        held: HeldParts,
+        takes: Callable[[Any], bool],
+        note: Callable[[str], None],
+    ) -> None:
         self._context = context
+        self._note = note
         self._held = held
         self._takes = takes
         # Optimizers whose state has been cut, numbered as that was first so: all ranks count alike.
@@ -113,7 +120,7 @@ class ShardedUpdate:
             return False
         if self._context.comm.votes([state_is_held(optimizer)]) == [0]:
             return False
-        self._context.note(
+        self._note(
             f"the state of {type(optimizer).__name__} was whole on every rank for some steps, because "
             f"the script held what it had read of it or loaded into it; del it, or keep or load a "
             f"copy.deepcopy of it, to have it cut again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.modes_first import modes_first
+from ronde.patching.modes_first import modes_first
 
 __all__ = ["TensorAttribute"]
 

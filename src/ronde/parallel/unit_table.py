@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
@@ -22,6 +21,7 @@ from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.unit import Member, Unit, can_be_sharded
 from ronde.parallel.units import by_kind, find_units
 from ronde.sync.gradient_parts import Ranges
+from ronde.sync.home import Home
 
 __all__ = ["Fate", "UnitTable"]
 

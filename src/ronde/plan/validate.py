@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ronde.errors import PlanError
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
-
-if TYPE_CHECKING:
-    from ronde.plan.plan import Plan
+from ronde.plan.values import Values
 
 __all__ = ["check", "contradictions", "validate"]
 
@@ -18,7 +15,7 @@ _AMONG_RANKS = ("local", "decentralized", "async-average")
 _AT_SERVERS = ("async", "bounded", "geo")
 
 
-def validate(plan: Plan, world_size: int | None = None, device: str | None = None) -> list[str]:
+def validate(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
     """Everything that is wrong with `plan`, each in a sentence with its remedy; empty if nothing is.
 
     `world_size` is the number of ranks, `device` where they compute ("cpu", "cuda"), as far as that is
@@ -27,7 +24,7 @@ def validate(plan: Plan, world_size: int | None = None, device: str | None = Non
     return [*_not_built(plan), *contradictions(plan, world_size, device)]
 
 
-def contradictions(plan: Plan, world_size: int | None = None, device: str | None = None) -> list[str]:
+def contradictions(plan: Values, world_size: int | None = None, device: str | None = None) -> list[str]:
     """As `validate`, without what is only not built yet: such a plan means something."""
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
@@ -36,14 +33,14 @@ def contradictions(plan: Plan, world_size: int | None = None, device: str | None
     return errors
 
 
-def check(plan: Plan, world_size: int | None = None, device: str | None = None) -> None:
+def check(plan: Values, world_size: int | None = None, device: str | None = None) -> None:
     """Raise one `PlanError` with all that `validate` finds."""
     errors = validate(plan, world_size, device)
     if errors:
         raise PlanError("; ".join(errors))
 
 
-def _not_built(plan: Plan) -> Iterator[str]:
+def _not_built(plan: Values) -> Iterator[str]:
     for name, built in BUILT.items():
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
@@ -54,7 +51,7 @@ def _contradiction(first: str, second: str, remedy: str) -> str:
     return f"{first} and {second} contradict each other; nearest legal: {remedy}"
 
 
-def _refinements(plan: Plan) -> Iterator[str]:
+def _refinements(plan: Values) -> Iterator[str]:
     """Keys that refine a value of another key stand only with that value, and some values need them."""
     rule = plan.update.rule
     if plan.update.every is not None and rule not in ("local", "geo"):
@@ -90,7 +87,7 @@ def _refinements(plan: Plan) -> Iterator[str]:
         yield _contradiction("compile=true", plan.item("recompute"), remedy)
 
 
-def _update_and_state(plan: Plan) -> Iterator[str]:
+def _update_and_state(plan: Values) -> Iterator[str]:
     """Who applies the update must be where the state lives."""
     rule, state = plan.item("update"), plan.item("state")
     if plan.update.rule in _AT_SERVERS and plan.state.placement != "server":
@@ -105,7 +102,7 @@ def _update_and_state(plan: Plan) -> Iterator[str]:
         yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
 
 
-def _offload(plan: Plan, world_size: int | None, device: str | None) -> Iterator[str]:
+def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:
     """What moves to host memory is this rank's part: there must be one, and another memory to leave."""
     state, item = plan.state, plan.item("offload")
     if not state.offloads_optimizer:
@@ -122,7 +119,7 @@ def _offload(plan: Plan, world_size: int | None, device: str | None) -> Iterator
         yield _contradiction(item, f"{plan.item('state')} on {world_size} ranks", f"state=zero1,{item}")
 
 
-def _mesh(plan: Plan, world_size: int | None) -> Iterator[str]:
+def _mesh(plan: Values, world_size: int | None) -> Iterator[str]:
     """The degrees multiply to the number of ranks; experts cut the data degree."""
     if world_size == 1:
         return

@@ -21,7 +21,7 @@ __all__ = ["give_account", "open_tally", "summarize"]
 
 
 def open_tally(config: RankConfig) -> Tally:
-    """This rank's tally; the main rank's is shown to a launcher that watches."""
+    """This rank's tally; rank 0's is shown to a launcher that watches."""
     return Tally(Pulse.open(_directory(config).pulse) if config.watched and config.rank == 0 else None)
 
 
@@ -56,7 +56,7 @@ def summarize(
 
 
 def give_account(config: RankConfig, summary: RankSummary) -> None:
-    """Write the summary down; a main rank that no launcher watches tells the user by itself."""
+    """Write the summary down; where no launcher watches, rank 0 tells the user by itself."""
     path = _directory(config).summary(config.rank)
     try:
         # os.open is not mediated: every rank writes its own.

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ronde.boundary import lockstep
-from ronde.boundary.patches import Patches
 from ronde.cluster.environment import ClusterEnvironment
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.torchrun import check_store, shared_run_id, silence
+from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
+from ronde.process import seeds
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
@@ -38,7 +38,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     """Join the ranks of this run.
 
     Under `ronde run` the ranks have joined already and this does nothing; under `torchrun` it joins
-    torchrun's ranks; in plain python the script is a run of one rank. From here on only the main rank
+    torchrun's ranks; in plain python the script is a run of one rank. From here on only rank 0
     prints and writes files; what other ranks print goes to their logs in the run directory.
 
     Args:
@@ -85,9 +85,9 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         torch.cuda.set_device(place.local_rank)
     if place.rank != 0:
         silence(directory.log(place.rank))
-    lockstep.seed_all(seed)
+    seeds.seed_all(seed)
     entropy = Patches()
-    lockstep.install(entropy, seed)
+    seeds.install(entropy, seed)
     session = Session(config, read_plan(config.plan), entropy=entropy)
     atexit.register(session.close)
     session.install()

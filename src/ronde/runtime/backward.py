@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from ronde.boundary import loss_scale
-from ronde.boundary.context import Context, Region
-from ronde.boundary.deferred import root
-from ronde.boundary.fingerprint import compare_values
-from ronde.boundary.global_tensor import materialize
-from ronde.boundary.graph import Reached, crosses_ranks, reached
-from ronde.boundary.patches import Patches
 from ronde.errors import RondeError
+from ronde.modules.calls import Calls
 from ronde.parallel.loss_scaling import LossScaling
-from ronde.runtime.memory_meter import MemoryMeter
+from ronde.patching.patches import Patches
+from ronde.rowwise.mixes_rows import MixesRows
+from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer
+from ronde.tensor import loss_scale
+from ronde.tensor.context import Region
+from ronde.tensor.deferred import root
+from ronde.tensor.fingerprint import compare_values
+from ronde.tensor.global_tensor import materialize
+from ronde.tensor.graph import Reached, crosses_ranks, reached
 from ronde.trace.step_clock import Part
 
 __all__ = ["Backward"]
@@ -29,32 +32,34 @@ class Backward:
 
     Args:
         scaling: of a loss to the edge of what float16 holds; None where nothing computes in it.
+        on_backward: hears of each backward that the script is about to begin.
     """
 
     def __init__(
         self,
-        context: Context,
+        calls: Calls,
         reducer: Reducer,
         sharding: Sharding,
         memory: MemoryMeter,
         scaling: LossScaling | None,
+        on_backward: Callable[[], None],
     ) -> None:
-        self._context = context
+        self._on_backward = on_backward
+        self._calls, self._context = calls, calls.context
         self._reducer = reducer
         self._sharding = sharding
         self._memory = memory
         self._scaling = scaling
 
     def install(self, patches: Patches) -> None:
-        context, reducer, memory = self._context, self._reducer, self._memory
+        calls, context = self._calls, self._context
+        reducer, memory = self._reducer, self._memory
         clock = context.clock
         plain: Any = torch.autograd.backward
 
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if context.region is Region.REHEARSAL:
-                if context.trial_backward is None:
-                    raise RondeError("its forward runs backward, which a trial must not")
-                return context.trial_backward.nested(tensors, grad_tensors, *args, **kwargs)
+            if context.region is Region.OBSERVED:
+                raise MixesRows("its forward runs backward")
             if not context.on_main_thread():
                 if crosses_ranks(tensors):
                     raise RondeError(
@@ -65,8 +70,8 @@ class Backward:
             before = clock.enter(Part.OWN) if clock.armed else None
             nested = reducer.busy
             if not nested:
-                context.on_backward()
-            if context.others_began:
+                self._on_backward()
+            if context.script_values.watched:
                 compare_values(context, tensors, grad_tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
@@ -88,7 +93,7 @@ class Backward:
                 reduced = reducer.backward(divided=divide, graph=graph, casts=casts)
                 with self._whole_leaves(leaves if lossy else []), self._sharding.backward(), reduced:
                     plain(tensors, grad_tensors, *args, **kwargs)
-            context.tally.backward()
+            calls.tally.backward()
             if before is not None:
                 clock.enter(before)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from ronde.boundary.patches import Patches
-from ronde.boundary.sharded_call import Way, at_once
+from ronde.modules.sharded_call import Way, at_once
 from ronde.parallel.compiling import Compile, require_compiler
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.parallel.micro_batches import MicroBatches
 from ronde.parallel.precision import NARROW, Precision, allow_tf32
 from ronde.parallel.recompute import Inside, Recompute
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.sync.gradient_parts import GradientParts
 

@@ -28,7 +28,7 @@ def main(place: str) -> None:
 
 
 def _whole(value: Any) -> Any:
-    from ronde.boundary.global_tensor import materialize
+    from ronde.tensor.global_tensor import materialize
 
     if isinstance(value, dict):
         made = {key: _whole(each) for key, each in value.items()}

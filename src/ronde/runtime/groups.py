@@ -10,13 +10,15 @@ from pathlib import Path
 from ronde.cluster.own_address import own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 from ronde.launch.rank_config import RankConfig
 from ronde.plan.communication import Algorithm
+from ronde.process.signal_board import SignalBoard
+from ronde.process.signals import COUNTED
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 
-__all__ = ["join_group", "listens_on", "shares_memory"]
+__all__ = ["join_group", "listens_on", "shares_memory", "signal_board"]
 
 # The launcher ends a run that stands still after `RankConfig.timeout`, and can say more than the backend.
 _BACKEND_LATER = 60.0
@@ -58,6 +60,12 @@ def listens_on(config: RankConfig) -> str | None:
 def shares_memory(config: RankConfig) -> bool:
     """Whether there are other ranks, and all of them are on this host."""
     return 1 < config.world_size == config.local_world_size
+
+
+def signal_board(config: RankConfig) -> SignalBoard:
+    """On which this host's ranks count signals."""
+    path = board_path(Path(config.run_dir), "signals")
+    return SignalBoard(path, config.local_rank, config.local_world_size, len(COUNTED))
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:

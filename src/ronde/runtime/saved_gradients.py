@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.modes_first import modes_first
-from ronde.boundary.patches import Patches
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
 
 __all__ = ["install"]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from ronde.boundary.context import Context
-from ronde.boundary.patches import Patches
-from ronde.comm.home import HostMemory, OnDevice
 from ronde.comm.process_group import Comm
 from ronde.parallel import gradients, nothing_clipped, opaque
 from ronde.parallel.building import Building
@@ -21,10 +18,13 @@ from ronde.parallel.host_options import can_step_on_host
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.home import HostMemory, OnDevice
+from ronde.tensor.context import Context
 
 __all__ = ["Sharding"]
 
@@ -39,7 +39,7 @@ class Sharding:
         gradients: where parts of gradients are kept; None where every rank has all of each.
     """
 
-    def __init__(self, plan: Plan, comm: Comm) -> None:
+    def __init__(self, plan: Plan, comm: Comm, note: Callable[[str], None]) -> None:
         self._plan = plan
         self._state = plan.state.on(comm.world_size)
         # Where an optimizer works, and where parts of parameters and gradients live.
@@ -53,16 +53,17 @@ class Sharding:
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
+        self._note = note
 
     def bind(self, context: Context) -> None:
         """Give what is in parts its ranks."""
         if self._state.cuts_parameters:
-            self._parameters = ShardedParameters(context, self._division, self._home_of_parts)
+            self._parameters = ShardedParameters(context, self._division, self._home_of_parts, self._note)
             self._building = Building(context, self._parameters.cut_new)
             self._saved = SavedParameters(self._parameters)
         if self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
-            self._update = ShardedUpdate(context, held, self._takes)
+            self._update = ShardedUpdate(context, held, self._takes, self._note)
 
     @property
     def residents(self) -> list[Resident]:
@@ -79,7 +80,7 @@ class Sharding:
             self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
-            nothing_clipped.install(patches, self._parameters, context.note)
+            nothing_clipped.install(patches, self._parameters, self._note)
             self._saved.install(patches)
 
     def release(self) -> None:
@@ -134,7 +135,7 @@ class Sharding:
         if self._parameters is not None:
             self._parameters.unpin()
 
-    def note_whole_state(self, context: Context, optimizer: Any) -> None:
+    def note_whole_state(self, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
         if self._update is None:
             return
@@ -149,27 +150,27 @@ class Sharding:
         if elementwise and not offloads:
             return
         if differentiable and not offloads:
-            context.note(
+            self._note(
                 f"{state} is whole on every rank: a step with differentiable=True has a graph of whole "
                 f"tensors; leave that out to have {placement}"
             )
         elif not offloads:
-            context.note(
+            self._note(
                 f"{state} is whole on every rank: {placement} cuts that of {known}, which update each "
                 f"element by itself"
             )
         elif differentiable:
-            context.note(
+            self._note(
                 f"{state} is whole, and stays on the device: a step with differentiable=True has a graph of "
                 f"whole tensors; leave that out to have {offload}"
             )
         elif not elementwise:
-            context.note(
+            self._note(
                 f"{state} is whole, and stays on the device: {offload} moves that of {known}, which update "
                 f"each element by itself"
             )
         elif not can_step_on_host(optimizer):
-            context.note(
+            self._note(
                 f"{state} is whole, and stays on the device: a step with capturable=True is for devices "
                 f"only; leave that out to have {offload}"
             )

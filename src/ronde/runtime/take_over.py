@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ronde.boundary.patches import Patches
 from ronde.launch.rank_config import RankConfig
+from ronde.patching.patches import Patches
 from ronde.runtime.torchrun import torchrun_environment
 
 __all__ = ["install"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ronde.boundary.context import Context
+from ronde.modules.calls import Calls
 from ronde.runtime.unseen_calls import with_own_call
 
 __all__ = ["why_uncut"]
 
 
-def why_uncut(context: Context, started: Iterable[str]) -> str:
+def why_uncut(calls: Calls, started: Iterable[str]) -> str:
     """The likeliest reason.
 
     Args:
         started: names of functions for which the script has started processes.
     """
-    if context.explained:
+    if calls.explained:
         return (
             "nothing was cut: every rank computed everything, right but no faster; why, is said of the "
             "modules"
@@ -31,13 +31,13 @@ def why_uncut(context: Context, started: Iterable[str]) -> str:
             f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
             f"calls of a torch.nn.Module in the script's own process, and it started others for {functions}"
         )
-    if context.called_beside:
+    if calls.beside:
         return (
             "nothing was cut: every rank computed everything, right but no faster; what is cut are calls "
             "of a torch.nn.Module in the script's main thread, and this script called its modules in "
             "another"
         )
-    if functions := ", ".join(list(context.called_in)[:3]):
+    if functions := ", ".join(list(calls.in_functions)[:3]):
         return (
             f"nothing was cut: every rank computed everything, right but no faster; what is cut are "
             f"calls of a torch.nn.Module outside of any torch.autograd.Function, and this script called "

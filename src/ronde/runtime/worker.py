@@ -31,8 +31,8 @@ from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
-    from ronde.boundary.patches import Patches
-    from ronde.runtime.memory_meter import MemoryMeter
+    from ronde.patching.patches import Patches
+    from ronde.runtime.memory.meter import MemoryMeter
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -135,15 +135,15 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
         _hear_interrupts()
         execute(config.script, config.arguments, module=config.module)
         return
-    from ronde.boundary import lockstep
-    from ronde.boundary.patches import Patches
-    from ronde.boundary.tensor_hash import number_tensors
+    from ronde.patching.patches import Patches
+    from ronde.process import seeds
+    from ronde.process.tensor_hash import number_tensors
 
     if config.world_size > 1:
         number_tensors()
-    lockstep.seed_all(config.seed)
+    seeds.seed_all(config.seed)
     entropy = Patches()
-    lockstep.install(entropy, config.seed)
+    seeds.install(entropy, config.seed)
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
@@ -206,7 +206,7 @@ def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
     """One rank runs as plain python does, but for this."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ronde.runtime.memory_meter import MemoryMeter
+    from ronde.runtime.memory.meter import MemoryMeter
 
     meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
 

@@ -15,7 +15,7 @@ import torch
 from ronde.comm.buffer import Buffer, Source
 from ronde.errors import UsageError
 from ronde.plan.resident import Census
-from ronde.sync.gradient_memory import GradientMemory
+from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.leaf import Leaf, give_gradient, gradient_of, gradients_of
 
 __all__ = ["Bucket", "assign_buckets", "average"]

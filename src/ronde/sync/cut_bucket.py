@@ -16,10 +16,9 @@ from ronde.comm.buffer import Storage
 from ronde.comm.process_group import Comm, Pending
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
-from ronde.sync.gradient_memory import GradientMemory
+from ronde.sync.bucket_memory import GradientMemory, standing_memory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
-from ronde.sync.standing_memory import standing_memory
 
 __all__ = ["CutBucket"]
 

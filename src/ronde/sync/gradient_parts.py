@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from ronde.comm.home import Home
 from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
+from ronde.sync.home import Home
 from ronde.sync.leaf import Leaf
 
 __all__ = ["GradientParts", "Ranges"]

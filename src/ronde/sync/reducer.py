@@ -26,9 +26,9 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
+from ronde.sync.bucket_memory import GradientMemory
 from ronde.sync.cut_bucket import CutBucket
 from ronde.sync.gradient_hooks import GradientHooks
-from ronde.sync.gradient_memory import GradientMemory
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
@@ -349,7 +349,7 @@ class Reducer:
         return [group for group, count in zip(groups, votes, strict=True) if count]
 
     def _learn_arrival(self, group: _Group, given: Sequence[torch.Tensor]) -> None:
-        """After its first backward a group's leaves stand in the main rank's order of arrival."""
+        """After its first backward a group's leaves stand in rank 0's order of arrival."""
         if group.arrival is None:
             return
         place = {id(leaf.tensor): index for index, leaf in enumerate(group.leaves)}

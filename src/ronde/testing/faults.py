@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ronde.boundary import batch_norm, layout, sharded_call
-from ronde.boundary.deferred import defer
-from ronde.boundary.loader import LoaderEdge
-from ronde.boundary.patches import Patches
-from ronde.boundary.randomness.draws import SlicedDraws
-from ronde.boundary.rules import losses
+from ronde.batches.loader import LoaderEdge
+from ronde.modules import batch_norm, sharded_call
 from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
+from ronde.rng.draws import SlicedDraws
 from ronde.runtime.session import Session
 from ronde.sync.bucket import Bucket
+from ronde.tensor import layout
+from ronde.tensor.deferred import defer
+from ronde.tensor.rules import losses
 
 __all__ = ["FAULTS", "Fault", "after_reduction", "replace"]
 
@@ -99,13 +101,10 @@ def rank_one_batch_behind(session: Session) -> None:
 
 def local_batch_norm(session: Session) -> None:
     """Statistics of this rank's rows only, as torch's own layer takes them."""
-
-    def local(
-        context: Any, input: Any, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float
-    ) -> Any:
-        return torch.native_batch_norm(input, weight, bias, mean, var, True, momentum, eps)[0]
-
-    replace(batch_norm, "_global_batch_norm", local)
+    global_batch_norm = batch_norm._global_batch_norm
+    comm = SimpleNamespace(all_gather=lambda own: own[None], all_reduce=lambda own: own)
+    alone: Any = SimpleNamespace(comm=comm)
+    replace(batch_norm, "_global_batch_norm", lambda context, *rest: global_batch_norm(alone, *rest))
 
 
 def local_clip_norm(session: Session) -> None:
@@ -149,7 +148,7 @@ def wrong_slice_order(session: Session) -> None:
 
 def dropout_masks_alike(session: Session) -> None:
     """Every rank takes the first rank's rows of what is drawn in the model."""
-    # In the model's own calls only: a rehearsal with this fault would find it, and cut nothing.
+    # In later calls only: the observed one draws by other means.
     replace(sharded_call, "SlicedDraws", lambda draws, rows, rank: SlicedDraws(draws, rows, 0))
 
 

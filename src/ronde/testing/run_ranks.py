@@ -59,9 +59,9 @@ class Rank:
         Yields:
             the `Session`: its `context`, `reducer`, `patches`.
         """
-        from ronde.boundary.lockstep import seed_all
         from ronde.launch.rank_config import RankConfig
         from ronde.plan import Plan
+        from ronde.process.seeds import seed_all
 
         config = RankConfig(
             rank=self.rank,
@@ -81,7 +81,6 @@ class Rank:
             yield session
         finally:
             session.uninstall_boundary()
-            session.forget_optimizers()
 
 
 def _pooled_session() -> Any:
@@ -96,11 +95,6 @@ def _pooled_session() -> Any:
 
         def _join(self, name: str, host: str | None, algorithm: Any) -> Any:
             return self._pooled[name]
-
-        def forget_optimizers(self) -> None:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
 
     return PooledSession
 
@@ -223,7 +217,7 @@ def _serve(connection: Connection, rank: int, world_size: int, directory: str) -
     import torch
 
     from ronde.comm.joining import join
-    from ronde.comm.place import Place
+    from ronde.comm.topology import Place
 
     torch.set_num_threads(1)
     # What a loader's workers are started by; a process of a fork server would ask for one of its own.

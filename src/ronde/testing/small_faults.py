@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ronde.boundary import batch_norm
-from ronde.boundary.deferred import defer
-from ronde.boundary.edges import SumRanks
-from ronde.boundary.global_tensor import GlobalTensor, localize
-from ronde.boundary.patches import Patches
-from ronde.boundary.rules import losses
+from ronde.modules import batch_norm
 from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
 from ronde.runtime.session import Session
+from ronde.tensor.deferred import defer
+from ronde.tensor.edges import SumRanks
+from ronde.tensor.global_tensor import GlobalTensor, localize
+from ronde.tensor.rules import losses
 from ronde.testing.faults import Fault, after_reduction, replace
 
 __all__ = ["SMALL_FAULTS"]
@@ -75,17 +75,20 @@ def last_batch_by_ranks(session: Session) -> None:
 
 def variance_biased(session: Session) -> None:
     """The running variance of a batch norm is the biased one."""
-    global_batch_norm = batch_norm._global_batch_norm
+    forward = batch_norm._Normalize.forward
 
-    def biased(context: Any, input: Any, mean: Any, var: Any, *rest: Any) -> Any:
-        before, (*_, momentum, _eps) = var.clone(), rest
-        result = global_batch_norm(context, input, mean, var, *rest)
-        count = int(context.comm.all_reduce(torch.tensor([float(len(input))], dtype=torch.float64)))
+    def biased(
+        ctx: Any, input: Any, weight: Any, bias: Any, running: Any, momentum: float, *rest: Any
+    ) -> Any:
+        _, var = running
+        before = var.clone()
+        result = forward(ctx, input, weight, bias, running, momentum, *rest)
+        count = int(ctx.context.comm.all_reduce(torch.tensor([float(len(input))], dtype=torch.float64)))
         added = (var.data - before * (1 - momentum)) * (count - 1) / count
         var.data.copy_(before * (1 - momentum) + added)
         return result
 
-    replace(batch_norm, "_global_batch_norm", biased)
+    replace(batch_norm._Normalize, "forward", staticmethod(biased))
 
 
 def epsilon_outside_the_root(session: Session) -> None:
@@ -146,8 +149,10 @@ def gradient_stale(session: Session) -> None:
 def dropout_scaled(session: Session) -> None:
     """What dropout leaves is a thousandth too large on rank 1."""
     if session.config.rank == 1:
-        dropout = F.dropout
-        replace(F, "dropout", lambda x, *args: dropout(x, *args) * (1.001 if args[-1] else 1.0))
+        # As the function of Python has it, which an observed call goes through twice.
+        own: Any = torch._VF
+        dropout = own.dropout
+        replace(own, "dropout", lambda x, p, training: dropout(x, p, training) * (1.001 if training else 1.0))
 
 
 def loss_read_off(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""What the main rank shows of itself while it runs: a few numbers in a file that its launcher maps as well.
+"""What rank 0 shows of itself while it runs: a few numbers in a file that its launcher maps as well.
 
 Writing costs the rank a fraction of a microsecond and no system call, so it may happen at every step.
 """
@@ -72,7 +72,7 @@ class Pulse:
 
     @property
     def debugged(self) -> bool:
-        """A debugger has been opened on the main rank, so the terminal's interrupt key speaks to it."""
+        """A debugger has been opened on rank 0, so the terminal's interrupt key speaks to it."""
         return bool(self._numbers[DEBUGGED])
 
     @debugged.setter

@@ -13,7 +13,7 @@ from time import perf_counter_ns, thread_time_ns
 
 __all__ = ["Part", "StepClock", "StepTimes", "is_looked_at", "undisturbed"]
 
-# By then models are rehearsed, gradients lie in buckets and caches are filled.
+# By then models have been observed, gradients lie in buckets and caches are filled.
 _SETTLED = 14
 # Every so many steps, and more rarely later. Primes: a script that steps several optimizers in turn is seen
 # in the steps of each.

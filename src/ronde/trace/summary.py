@@ -15,7 +15,7 @@ from ronde.trace.too_small import Division, division, too_small_line
 __all__ = ["RankSummary", "read_summary", "summary_lines"]
 
 NAMES_SHOWN = 6
-# A difference of shares from which on a rank is called slower than the main rank.
+# A difference of shares from which on a rank is called slower than rank 0.
 MUCH = 0.1
 
 
@@ -78,7 +78,7 @@ def read_summary(path: Path) -> RankSummary | None:
 
 
 def summary_lines(summaries: Sequence[RankSummary]) -> list[str]:
-    """What the user is told; the main rank's account, and the slowest rank's where it differs much."""
+    """What the user is told; rank 0's account, and the slowest rank's where it differs much."""
     main = next((each for each in summaries if each.rank == 0), None)
     if main is None:
         return []

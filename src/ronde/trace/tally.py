@@ -29,7 +29,7 @@ class Tally:
         samples: see above.
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: how often modules of each class were called on shards.
-        pulse: what the launcher sees of it; only the main rank has one.
+        pulse: what the launcher sees of it; only rank 0 has one.
         clock: knows what the time of a step goes into.
     """
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 from ronde.verify.reads import to_array
 from ronde.verify.record import Writer
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ronde.boundary.circumstances.clock_and_seeds import Circumstances
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
+from ronde.process.clock import Circumstances
 from ronde.verify.record import Writer
 
 __all__ = ["Chances", "save_chances"]

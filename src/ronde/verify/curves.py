@@ -25,7 +25,7 @@ class Curve:
     Attributes:
         name: the line that read it, with its source.
         steps: optimizer steps taken when it was read.
-        plain, ranks: its values in plain python and on the main rank.
+        plain, ranks: its values in plain python and on rank 0.
         differences: the largest among all ranks, for each reading.
         allowed: the difference that the law allows.
     """

@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ronde.boundary.randomness.draws import UnknownDraw, find_axis, is_random
+from ronde.rng.draws import UnknownDraw, find_axis, is_random
 
 __all__ = ["Draws", "UnknownDraw"]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 
 __all__ = ["PACE", "hurry"]
 

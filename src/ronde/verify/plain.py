@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
-from ronde.boundary import lockstep
-from ronde.boundary.patches import Patches
+from ronde.patching.patches import Patches
 from ronde.plan import Plan
+from ronde.process import seeds
 from ronde.runtime import compute
 from ronde.runtime.script import execute
 from ronde.verify.chances import Chances
@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> None:
     seed, plan, kind, script, *rest = arguments
     config = RecordConfig.take_from(os.environ)
     writer = Writer(config.directory, 0)
-    lockstep.seed_all(int(seed))
+    seeds.seed_all(int(seed))
     # The entropy that ranks share in place of the operating system's, so that unseeded draws compare.
-    lockstep.install(Patches(), int(seed))
+    seeds.install(Patches(), int(seed))
     if config.replay:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())

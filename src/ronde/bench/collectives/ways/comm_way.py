@@ -7,8 +7,8 @@ from datetime import timedelta
 from ronde import __version__
 from ronde.bench.collectives.way import Meeting
 from ronde.comm.joining import join
-from ronde.comm.place import Place
 from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
 
 __all__ = ["CommWay", "join_comm"]
 

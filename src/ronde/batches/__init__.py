@@ -1,0 +1,1 @@
+"""What a DataLoader gives, cut: each rank loads its rows."""

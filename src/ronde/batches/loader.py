@@ -1,0 +1,317 @@
+"""The loader edge: every rank runs the script's own sampler and loads its slice of every index batch.
+
+Ids, order, lengths and random state are thereby those of one device: no DistributedSampler, no `set_epoch`,
+no padding, and a last batch of any size is cut unevenly. The cut is made in the loader's iterator, with a
+queue per iterator, so that workers, prefetching, persistent workers, abandoned iterators, `zip` and
+custom batch samplers need no care. The whole batch is loaded on every rank where a slice would change the
+answer: another collate function than torch's own (it may pad to the longest sample), samples that draw
+random numbers or depend on what was read before them, datasets that keep a book of what was read, iterable
+datasets, values that are no tensors, and batches with fewer samples than ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ronde.batches.samples import Loading, Shown, Watched, watched
+from ronde.errors import RondeError, UsageError
+from ronde.patching.patches import Patches
+from ronde.plan.data import Data
+from ronde.tensor.context import Context, Region
+from ronde.tensor.fingerprint import require_alike
+from ronde.tensor.global_tensor import GlobalTensor, Rule, gather_ahead, wrap
+from ronde.tensor.tensor_class import own_class, written
+from ronde.tensor.tree import Opaque, leaves, map_leaves
+from ronde.trace.step_clock import Part
+from ronde.trace.tally import Tally
+
+__all__ = ["LoaderEdge"]
+
+_AHEAD_BYTES = 1 << 16
+
+
+class LoaderEdge:
+    """Cuts the index batches of map-style loaders; one per session.
+
+    Args:
+        unmediated: files that a dataset touches while it loads this rank's samples are this rank's own.
+        data: its `loading` is `auto`, `sliced` (trust the collate function and samples) or `full` (never).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        rules: dict[Any, Rule],
+        data: Data,
+        tally: Tally,
+        note: Callable[[str], None],
+        unmediated: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._context = context
+        self._rules = rules
+        self._loading, self._batch_dim = data.loading, data.batch_dim or 0
+        self._tally, self._note = tally, note
+        self._unmediated = unmediated
+        self._known: weakref.WeakKeyDictionary[DataLoader[Any], Loading] = weakref.WeakKeyDictionary()
+        self._plain_fetch: Any = _MapDatasetFetcher.fetch
+
+    def install(self, patches: Patches) -> None:
+        edge, comm, clock = self, self._context.comm, self._context.clock
+        plain_init: Any = _BaseDataLoaderIter.__init__
+        plain_reset: Any = _BaseDataLoaderIter._reset
+        plain_index: Any = _BaseDataLoaderIter._next_index
+        plain_next: Any = _BaseDataLoaderIter.__next__
+
+        def init(iterator: Any, loader: Any) -> None:
+            plain_init(iterator, loader)
+            edge._begin(iterator, loader)
+
+        def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            plain_reset(iterator, loader, first_iter)
+            iterator._ronde_queue.clear()
+            iterator._ronde_counts.clear()
+
+        def next_index(iterator: Any) -> Any:
+            index = plain_index(iterator)
+            edge._mark(index)
+            iterator._ronde_counts.append(_samples(iterator, index))
+            return edge._cut(iterator, index)
+
+        def next_batch(iterator: Any) -> Any:
+            begun, waited = perf_counter_ns(), comm.waited_ns
+            before = clock.enter(Part.OWN) if clock.armed else None
+            try:
+                with edge._fetching(iterator):
+                    if before is not None:
+                        clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
+                    data = plain_next(iterator)
+            finally:  # where a sample raised, its batch is over too
+                if before is not None:
+                    clock.enter(before)
+                samples = iterator._ronde_counts.popleft() if iterator._ronde_counts else None
+            if before is not None:
+                clock.enter(Part.OWN)
+            data = edge._deliver(iterator, data)
+            if edge._context.on_main_thread():
+                spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
+                rows = _rows(data, edge._batch_dim) if samples is None else samples
+                edge._tally.deliver(spent, rows)
+            if before is not None:
+                clock.enter(before)
+            return data
+
+        patches.set(_BaseDataLoaderIter, "__init__", init)
+        patches.set(_BaseDataLoaderIter, "_reset", reset)
+        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(_MapDatasetFetcher, "fetch", self._watched(self._plain_fetch))
+
+    def _watched(self, plain_fetch: Any) -> Callable[[Any, Any], Any]:
+        """Reads the samples of a batch, in whatever process. Modules that they go through are no models."""
+        read = watched(plain_fetch, asks=self._context.world_size > 1)
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if not isinstance(fetcher.collate_fn, Watched) or self._is_beside():
+                with self._reading():
+                    return plain_fetch(fetcher, index)
+            with self._context.enter(Region.REPLICATED, None):
+                return read(fetcher, index, fetcher.collate_fn.loading)
+
+        return fetch
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Inside, the main thread reads samples, all of a batch on every rank."""
+        return self._context.enter(Region.SAMPLES) if self._may_stand() else nullcontext()
+
+    def _may_stand(self) -> bool:
+        """Not around what is read inside of something else."""
+        return self._context.on_main_thread() and self._context.standing.region is Region.SCRIPT
+
+    def _begin(self, iterator: Any, loader: Any) -> None:
+        iterator._ronde_queue = collections.deque()
+        iterator._ronde_counts = collections.deque()
+        iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
+        iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
+        if loading.reason:
+            self._say(loader.dataset, loading.reason)
+        if loading.sliceable:
+            iterator._collate_fn = Watched(iterator._collate_fn, loading)
+
+    def _is_beside(self) -> bool:
+        """In a thread by which the script reads batches ahead, while its main one is anywhere.
+
+        Nothing is looked at there, and no rank agrees with another on what was seen.
+        """
+        return get_worker_info() is None and not self._context.on_main_thread()
+
+    def _agree(self, iterator: Any, loading: Loading, still: bool) -> None:
+        """Slice from now on if no rank has seen a reason against it: workers are not in step."""
+        context = self._context
+        votes = context.comm.all_reduce(torch.tensor([int(still)], device=context.comm.control_device))
+        loading.proven = int(votes) == context.world_size
+        if not loading.proven:
+            loading.sliceable = False
+            iterator._ronde_queue.clear()
+            self._say(iterator._dataset, loading.why_whole)
+
+    def _compare(self, data: Any) -> None:
+        """Let ranks be found whose datasets differ: gathered by threads, say, or in the order of a set.
+
+        A first batch every rank has loaded whole, but for what it was told to trust.
+        """
+        try:
+            values = [value for value in leaves(data) if isinstance(value, torch.Tensor)]
+        except Opaque:
+            return
+        require_alike(self._context.comm, "a first batch", values)
+
+    def _say(self, dataset: Any, reason: str) -> None:
+        self._note(f"{type(dataset).__name__}: every rank loads whole batches, because {reason}")
+
+    def _fetching(self, iterator: Any) -> AbstractContextManager[Any]:
+        """Ranks are out of step while each loads samples of its own in this very process."""
+        if not hasattr(iterator, "_ronde_loading"):
+            raise UsageError(
+                "this iterator of a DataLoader was made before ronde.init(), and its batches may differ "
+                "between ranks; call iter(loader) after ronde.init()"
+            )
+        loading: Loading = iterator._ronde_loading
+        return self._unmediated() if loading.proven and not iterator._num_workers else nullcontext()
+
+    def _judge(self, loader: Any) -> Loading:
+        if self._loading == "full":
+            return Loading()
+        if loader._dataset_kind != _DatasetKind.Map:
+            return Loading("an iterable dataset has no indices to be cut")
+        if not loader._auto_collation:
+            return Loading("the loader makes no batches of samples")
+        if self._loading == "sliced":
+            return Loading(sliceable=True, always=True)
+        if loader.num_workers and _start_method(loader) != "fork":
+            return Loading("its workers are not forked, and what they do is not seen")
+        if loader.collate_fn is not default_collate:
+            return Loading("its collate_fn may look at all samples, to pad them say")
+        return Loading(sliceable=True)
+
+    def _mark(self, index: Any) -> None:
+        """Let ranks be found whose samplers drew different batches."""
+        known = type(index) is list and index and all(type(each) is int for each in index)
+        if known and self._context.on_main_thread():
+            first = ", ".join(map(str, index[:3]))
+            digest = hash(tuple(index)) & 0xFFFFFFFF
+            self._context.comm.mark(f"batch of {len(index)} samples: {first}, ... (digest {digest:08x})")
+
+    def _cut(self, iterator: Any, index: Any) -> Any:
+        """This rank's part of an index batch, and a note in the queue of how it was cut."""
+        loading: Loading = iterator._ronde_loading
+        if not loading.sliceable:
+            return index
+        whole = list(index)
+        if not self._may_cut(loading) or len(whole) < self._context.world_size:
+            iterator._ronde_queue.append((len(whole), False))
+            return whole
+        iterator._ronde_queue.append((len(whole), True))
+        start, stop = self._context.layout(0, len(whole)).bounds(self._context.rank)
+        return whole[start:stop]
+
+    def _may_cut(self, loading: Loading) -> bool:
+        """What a thread reads stays whole unless samples are trusted: they are not looked at there."""
+        return loading.proven and (self._loading == "sliced" or not self._is_beside())
+
+    def _deliver(self, iterator: Any, data: Any) -> Any:
+        loading: Loading = iterator._ronde_loading
+        if not loading.compared and self._context.on_main_thread():
+            loading.compared = True
+            self._compare(data)
+        if not loading.sliceable or not iterator._ronde_queue:
+            return data
+        rows, sliced = iterator._ronde_queue.popleft()
+        if loading.flag.value == Shown.LOST:
+            raise RondeError(
+                f"samples of {type(iterator._dataset).__name__} depend on those that a worker read before; "
+                f"use --loading full"
+            )
+        if self._loading == "auto" and loading.flag.value == Shown.DRAWS:
+            if sliced or any(cut for _, cut in iterator._ronde_queue):
+                raise RondeError(
+                    f"the dataset {type(iterator._dataset).__name__} began to draw random numbers after "
+                    f"batches without; its slices would differ from the single-device batches. "
+                    f"Use --loading full"
+                )
+            still = False
+        else:
+            still = loading.flag.value == Shown.STILL and _is_batch(data, rows)
+        if not sliced:
+            if not loading.proven and self._context.on_main_thread():
+                self._agree(iterator, loading, still)
+            return data
+        layout = self._context.layout(0, rows)
+        mine = layout.count(self._context.rank)
+
+        def whole(value: Any) -> Any:
+            if not (isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == mine):
+                return value
+            wrapped = wrap(self._context, value, layout, self._rules)
+            if _like_labels(value, rows) and self._context.on_main_thread():
+                gather_ahead(wrapped)
+            return wrapped
+
+        return map_leaves(whole, data)
+
+
+def _like_labels(value: torch.Tensor, rows: int) -> bool:
+    """Small integers: a loss will ask how many of them count, for which every rank needs all."""
+    small = value[0].numel() * rows * value.element_size() <= _AHEAD_BYTES
+    return small and value.dtype in (torch.int64, torch.int32, torch.uint8)
+
+
+def _start_method(loader: Any) -> str | None:
+    context = loader.multiprocessing_context
+    return (context or multiprocessing).get_start_method()
+
+
+def _is_batch(data: Any, rows: int) -> bool:
+    """Whether every leaf is a tensor with a row for each sample."""
+    try:
+        found = list(leaves(data))
+    except Opaque:
+        return False
+    return all(
+        isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows and not _is_marked(value)
+        for value in found
+    )
+
+
+def _is_marked(value: torch.Tensor) -> bool:
+    """Whether a batch has a class of its own, or something written on it: rows would lose that."""
+    return own_class(value) is not None or bool(written(value))
+
+
+def _samples(iterator: Any, index: Any) -> int | None:
+    """How many samples are asked for at once; None where that is not told, or each may be a batch."""
+    known = iterator._dataset_kind == _DatasetKind.Map and isinstance(index, list) and len(index) > 1
+    return len(index) if known else None
+
+
+def _rows(data: Any, dim: int) -> int | None:
+    """Of the first tensor in a batch, None where there is none to begin with."""
+    entries = (
+        data.values() if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else (data,)
+    )
+    for value in entries:
+        if isinstance(value, GlobalTensor):
+            return value._layout.rows
+        if isinstance(value, torch.Tensor):
+            return value.shape[dim] if value.dim() > dim else None
+    return None

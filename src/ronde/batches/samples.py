@@ -1,0 +1,202 @@
+"""What reading samples shows of them: whether each rank may read its own only.
+
+The first batch is read whole by every rank, and looked at. Samples that draw random numbers, that depend on
+what was read before them or with them, or that keep a book of what was read, are read whole ever after.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import Subset, get_worker_info
+
+from ronde.batches.held import Held
+from ronde.patching.other_threads import others_run
+from ronde.patching.thread_stream import redirected
+from ronde.rng.host_generators import HostGenerators
+from ronde.rng.random_state import Drawn, preserved_random_state
+from ronde.tensor.tree import leaves
+
+__all__ = ["Loading", "Shown", "Watched", "watched"]
+
+_Fetch = Callable[[Any, Any], Any]
+
+
+class Shown(enum.IntEnum):
+    """What fetching has shown of a loader's samples; `LOST`: that, and it cannot be undone."""
+
+    UNKNOWN, STILL, DRAWS, OWN_GENERATOR, ORDERED, BOOKED, LOST = range(7)
+
+
+_WHY = {
+    Shown.STILL: "its batches hold other values than one row of a tensor for each sample",
+    Shown.DRAWS: "its samples draw random numbers",
+    Shown.OWN_GENERATOR: "it uses a random generator of its own",
+    Shown.ORDERED: "a sample depends on the order in which samples are read, or on those read with it",
+}
+
+
+class Loading:
+    """What is known of one loader: whether its batches may be loaded in slices, and if not, why.
+
+    Attributes:
+        flag: what fetching has shown, in whatever process.
+        book: what reading changes on the dataset, seen in this process.
+        compared: ranks know that their first batches are the same.
+    """
+
+    def __init__(self, reason: str = "", *, sliceable: bool = False, always: bool = False) -> None:
+        self.flag: Any = multiprocessing.RawValue("b", Shown.UNKNOWN)
+        self.book = ""
+        self.reason = reason
+        self.sliceable = sliceable
+        self.proven = self.compared = always
+
+    @property
+    def why_whole(self) -> str:
+        """Why its batches are not cut, as fetching has shown."""
+        return self.book or _WHY.get(self.flag.value, _WHY[Shown.STILL])
+
+
+class Watched:
+    """A collate function, and what is known of its loader, for those who fetch: worker processes perhaps."""
+
+    def __init__(self, collate: Callable[[Any], Any], loading: Loading) -> None:
+        self.collate = collate
+        self.loading = loading
+
+    def __call__(self, samples: Any) -> Any:
+        return self.collate(samples)
+
+
+def watched(fetch: _Fetch, *, asks: bool) -> Callable[[Any, Any, Loading], Any]:
+    """Reads the samples of a batch as `fetch` does, and notes what that shows of them.
+
+    Args:
+        asks: whether it matters what samples are like: one rank alone reads all, in order.
+    """
+    generators = HostGenerators()
+
+    def read(fetcher: Any, index: Any, loading: Loading) -> Any:
+        if loading.flag.value == Shown.DRAWS:
+            return fetch(fetcher, index)
+        first = asks and loading.flag.value == Shown.UNKNOWN and not loading.proven
+        before, drawn = generators.state(), torch.default_generator.get_state()
+        # Another thread may draw meanwhile: torch's draws are told by thread.
+        own = Drawn() if others_run() else None
+        held = None
+        with own or nullcontext():
+            if first:
+                data, held, loading.book = _looked_at(fetch, fetcher, index)
+            else:
+                data = fetch(fetcher, index)
+        moved = generators.moved(before, generators.state())
+        if own is None:
+            moved = moved or not torch.equal(drawn, torch.default_generator.get_state())
+        elif moved and not first:  # by whom is told by reading a sample again
+            moved = own.any or not _repeats(fetch, fetcher, index, data, [])
+        else:
+            moved = moved or own.any
+        if moved:
+            loading.flag.value = Shown.DRAWS
+        elif held is not None:
+            loading.flag.value = _shown(fetch, fetcher, index, data, held, loading.book)
+        elif loading.flag.value == Shown.UNKNOWN:
+            loading.flag.value = Shown.STILL
+        return data
+
+    return read
+
+
+def _shown(fetch: _Fetch, fetcher: Any, index: Any, data: Any, held: Held, book: str) -> int:
+    """What a batch shows that was read without a draw from the generators of the process."""
+    if held.drew():
+        return Shown.OWN_GENERATOR
+    if book:
+        return Shown.BOOKED
+    if held.gives_once:
+        return Shown.ORDERED
+    changes = bool(held.changed())
+    if _repeats(fetch, fetcher, index, data, held.files):
+        return Shown.STILL
+    return Shown.LOST if changes else Shown.ORDERED
+
+
+def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]:
+    """A batch, what the dataset held, and a part of a sentence: what reading one sample more does beside.
+
+    What the first sample makes for all that follow (it opens a file, it reads a table) is no book. What a
+    worker changes on its copy of the dataset no script sees.
+    """
+    together = len(index) == 1 or _reads_together(fetcher.dataset)
+    alone = copy.copy(fetcher)
+    alone.collate_fn = list
+    first = [] if together else fetch(alone, index[:1])
+    held, ear = Held(fetcher.dataset), _Ear(sys.stdout)
+    with redirected("stdout", ear):
+        samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
+    book = ""
+    if get_worker_info() is None:
+        if changed := held.changed():
+            book = f"reading samples changes {changed}, which the script may read"
+        elif ear.heard:
+            book = "reading samples prints"
+    return samples if together else fetcher.collate_fn(samples), held, book
+
+
+def _reads_together(dataset: Any) -> bool:
+    """Whether it gives all samples of a batch at once, and not only because it is a part of another."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _repeats(fetch: _Fetch, fetcher: Any, index: Any, data: Any, files: list[Any]) -> bool:
+    """Whether a batch's first sample comes out the same when it is read again, alone."""
+    try:
+        with _where_they_are(files), preserved_random_state():
+            alone = list(leaves(fetch(fetcher, list(index)[:1])))
+        batch = list(leaves(data))
+        if not all(isinstance(value, torch.Tensor) and value.dim() for value in batch):
+            return True  # it will not be cut
+        return len(alone) == len(batch) and all(map(_same_row, alone, batch))
+    except Exception:
+        return False
+
+
+@contextmanager
+def _where_they_are(files: list[Any]) -> Iterator[None]:
+    """Files are read afterwards where they were before."""
+    places = [(file, file.tell()) for file in files if not file.closed and file.seekable()]
+    try:
+        yield
+    finally:
+        for file, place in places:
+            file.seek(place)
+
+
+def _same_row(alone: torch.Tensor, batch: torch.Tensor) -> bool:
+    a, b = alone[:1], batch[:1]
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class _Ear:
+    """Standard output, and whether something was written there."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self.heard = False
+
+    def write(self, text: str) -> Any:
+        self.heard = True
+        return self._out.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)

@@ -1,3 +1,0 @@
-"""What a script finds around it: the clock, seeds, threads and processes of its own."""
-
-from __future__ import annotations

@@ -1,3 +1,0 @@
-"""Randomness: the draws of one device, of which each rank takes its rows."""
-
-from __future__ import annotations

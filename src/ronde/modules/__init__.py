@@ -1,0 +1,1 @@
+"""Calls of modules, on this rank's rows or in parts."""

@@ -1,0 +1,128 @@
+"""`torch.compile` of a function: what the script itself does on global values is carried out eagerly.
+
+A compiled module runs on this rank's rows, as plain tensors, and stays compiled. A compiled function of the
+script (a loss, a whole training step) is given global tensors, or calls models and backward; a graph that was
+traced through them would hold this rank's rows and collectives as constants. `torch.cond` takes its branch as
+Python would: by itself it compiles a wrapper around the branches, by which it finds the parameters that they
+close over, and what is not compiled would get no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region
+
+__all__ = ["aside", "install", "is_compiled", "uncompiled"]
+
+
+def install(patches: Patches, context: Context, note: Callable[[str], None]) -> None:
+    plain: Any = torch.compile
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda decorated: compile_(decorated, **options)
+        compiled = plain(model, **options)
+        _pass_over(torch.nn.Module.__call__)
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            return compiled
+        return _eager_in_scripts(context, note, model, compiled)
+
+    patches.set(torch, "compile", functools.wraps(plain)(compile_))
+    _install_cond(patches)
+
+
+def _install_cond(patches: Patches) -> None:
+    plain: Any = torch.cond
+
+    @functools.wraps(plain)
+    def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+        # The compiler comes by here, too, and takes the first.
+        if torch.compiler.is_compiling() or _is_traced() or not callable(true_fn) or not callable(false_fn):
+            return plain(pred, true_fn, false_fn, operands)
+        return (true_fn if pred else false_fn)(*operands)
+
+    patches.set(torch, "cond", cond)
+
+
+def _is_traced() -> bool:
+    """By `torch.export` and the like, or inside `torch.func`: there is no value to go by."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return get_proxy_mode() is not None or functorch.peek_interpreter_stack() is not None
+
+
+def _pass_over(call: Any) -> None:
+    """Have the compiler see a model's own code, as in plain python, not ronde's around it.
+
+    That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few
+    times.
+    """
+    from torch._dynamo.eval_frame import skip_code
+
+    while getattr(call, "__module__", "").startswith("ronde."):
+        skip_code(call.__code__)
+        call = inspect.getclosurevars(call).nonlocals["plain"]
+
+
+def _eager_in_scripts(
+    context: Context, note: Callable[[str], None], function: Callable[..., Any], compiled: Callable[..., Any]
+) -> Callable[..., Any]:
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    ours = getattr(function, "__module__", "").startswith("ronde.") or _is_inside_torch(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if context.region is Region.OBSERVED:
+            return function(*args, **kwargs)
+        if context.region is not Region.SCRIPT or not context.on_main_thread():
+            return compiled(*args, **kwargs)
+        # A model that the plan has compiled, and that runs in parts, has a note of its own.
+        if not ours:
+            note(
+                f"{name} was given to torch.compile and runs uncompiled, as it works on values of all ranks; "
+                f"what may be compiled is a model, which runs on one rank's rows: torch.compile(model)"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _is_inside_torch(function: Any) -> bool:
+    """What torch itself compiles for an operation that takes functions."""
+    inner = "<locals>" in getattr(function, "__qualname__", "")
+    return inner and (getattr(function, "__module__", None) or "").startswith("torch.")
+
+
+def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
+    """Inside, what of a module was compiled runs as it was written.
+
+    Where draws are watched the compiler would step aside by itself, but for ever: it passes over code that it
+    has met once inside a dispatch mode.
+    """
+    if not any(map(is_compiled, module.modules())):
+        return nullcontext()
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """What the user gave to the compiler, of what came back; any other module is itself."""
+    if "_orig_mod" not in module._modules:
+        return module
+    inner: Any = module._modules["_orig_mod"]
+    return inner
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether this module itself was given to torch.compile."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules

@@ -1,0 +1,168 @@
+"""What users are told of models that do not run as one piece: of which, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from ronde.modules.calls import Calls
+from ronde.modules.candidates import LISTED, Batch
+from ronde.modules.in_parts import InParts, cause
+from ronde.modules.observations import Call
+from ronde.rowwise.mixes_rows import NO_AXIS
+from ronde.rowwise.verdict import Verdict
+
+__all__ = ["Explanations", "is_computed_whole"]
+
+
+class Explanations:
+    """Finds the sentences; one per session."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._in_parts = InParts(calls)
+        # Modules that run in parts around what is called now, the outermost first.
+        self._around: list[tuple[str, Verdict]] = []
+
+    def say(self, call: Call, verdict: Verdict) -> None:
+        """Of what has been found of a form of call."""
+        if verdict.sharded:
+            self._say_where(call, verdict)
+        elif verdict.reason == LISTED:
+            self._in_parts.tell(call.module, LISTED)
+        elif call.optional or self._is_no_batch(call, verdict) or _is_criterion(call.module, verdict):
+            return
+        elif not call.listed and is_computed_whole(
+            self._calls, call.module, call.batches[verdict.candidate], verdict
+        ):
+            self._say_of_single_rows(type(call.module).__name__, verdict)
+        else:
+            self._say_why(call.module, verdict)
+
+    def _say_where(self, call: Call, verdict: Verdict) -> None:
+        batch = call.batches[verdict.candidate]
+        if call.optional or (self._around and _is_torchs(call.module)):
+            return  # one sample on the first axis is a batch of one, of which another axis was cut
+        if batch.searched and batch.likely:
+            name = type(call.module).__name__
+            self._calls.notes.say(
+                f"{name}: the batch was found on the second axis of its arguments (batch-dim=1)"
+            )
+
+    def _is_no_batch(self, call: Call, verdict: Verdict) -> bool:
+        """Whether what could be a batch need not be one: the batch around it is of another size, or it is but
+        a vector, of which no part can be taken: mostly one sample.
+
+        In a module that runs in parts some rows of the batch may be chosen, for an expert say, and be as wide
+        as the batch is long: another axis than the first is blamed once its rows have come out apart. Of
+        torch's layers so is a vector, which may be the order of a packed sequence.
+        """
+        batch = call.batches[verdict.candidate]
+        vectors = batch.only_vectors(call.values)
+        if not batch.likely or (verdict.raised and vectors):
+            return True
+        rows = self._calls.context.standing.rows
+        doubtful = 0 not in batch.axes or (vectors and _is_torchs(call.module))
+        found = rows is not None and self._calls.batch_dim is None and doubtful
+        return found and not verdict.apart
+
+    def are_around(self) -> bool:
+        """Whether what is called is called by a module that runs in parts."""
+        return bool(self._around)
+
+    @contextmanager
+    def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
+        """Around the body of a module that runs in parts."""
+        name = type(module).__name__
+        self._in_parts.count(name, verdict.reason)
+        self._around.append((name, verdict))
+        try:
+            yield
+        finally:
+            self._around.pop()
+
+    def ran_as_one_piece(self, module: torch.nn.Module) -> None:
+        """It has been called on this rank's rows."""
+        self._in_parts.ran_as_one_piece(module)
+
+    def conclude(self) -> None:
+        """At the end of a run: say what is known by then only."""
+        self._in_parts.say_how_often()
+
+    def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
+        """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
+        if said:
+            self._in_parts.tell(module, LISTED)
+        return Verdict(False, LISTED)
+
+    def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
+        """Around the body of a module that is given an object of this class, which hides tensors."""
+        reason = (
+            f"one of its arguments is a {kind}, which is not taken apart; give the model the tensors in it, "
+            f"or a dict, a dataclass or a plain object of them"
+        )
+        self._tell_of_arguments(module, reason)
+        return self.inside(module, Verdict(False, reason))
+
+    @contextmanager
+    def arrays(self, module: torch.nn.Module) -> Iterator[None]:
+        """Around the body of a module that is given arrays of NumPy, and makes tensors of them, if any."""
+        sharded = self._calls.tally.sharded
+        before = sum(sharded.values())
+        with self.inside(module, Verdict(False, _ARRAYS)):
+            yield
+        if sum(sharded.values()) > before:
+            self._tell_of_arguments(module, _ARRAYS)
+
+    def _tell_of_arguments(self, module: torch.nn.Module, reason: str) -> None:
+        """Of the outermost module that has parameters."""
+        told = self._in_parts.is_told(type(module).__name__)
+        if not self._around and next(module.parameters(), None) is not None and not told:
+            self._in_parts.tell(module, reason)
+
+    def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """Where a module around this one could not be cut for the same reason, this one is its cause."""
+        if verdict.raised and any(around.raised for _, around in self._around):
+            return
+        reason = cause(verdict.reason)
+        alike = [outer for outer, around in self._around if cause(around.reason) == reason]
+        told = self._in_parts.find(alike, reason)
+        if told is None:
+            self._in_parts.tell(module, verdict.reason)
+        elif not _is_torchs(module):
+            self._in_parts.narrow(told, type(module).__name__, verdict.reason, alike)
+
+    def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
+        """Unless more is known of the module already."""
+        if not self._in_parts.is_told(name):
+            self._calls.explained = True
+            self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
+
+
+def is_computed_whole(calls: Calls, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+    """Whether every rank computes the whole of a batch that cannot be cut as one piece.
+
+    In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
+    is carried out in parts nobody would know.
+    """
+    return calls.fewest(batch.rows) * batch.inner == 1 and (verdict.drew or _drops(module))
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, _Dropout) and part.training and part.p > 0 for part in module.modules())
+
+
+def _is_torchs(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
+    """Whether a module is but a function of the script's: a loss, with nothing inside to be cut."""
+    alone = not module._modules and next(module.parameters(), None) is None
+    return alone or (verdict.reason == NO_AXIS and not module._modules)
+
+
+_ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
+_Dropout = torch.nn.modules.dropout._DropoutNd

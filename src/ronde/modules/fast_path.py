@@ -1,0 +1,50 @@
+"""The fast path of torch's transformers in evaluation, whose results differ: padded places are zeros there.
+
+Torch takes it if no argument or parameter has a class of its own, and if the padding of every row of the
+batch is at its end. Here tensors in parts have such a class, so such an encoder is given whole ones; and a
+rank has rows of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region
+
+__all__ = ["install", "may_take_fast_path"]
+
+
+def may_take_fast_path(module: torch.nn.Module) -> bool:
+    """Whether it asks of what class its parameters and arguments are."""
+    return isinstance(module, torch.nn.TransformerEncoder) and not module.training
+
+
+def install(patches: Patches, context: Context, pieces: int) -> None:
+    """Have ranks agree on whether the padding of all rows is at their ends.
+
+    Args:
+        pieces: into how many pieces each rank's rows are cut, at most.
+    """
+    plain = torch._nested_tensor_from_mask_left_aligned
+
+    def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+        if context.standing.batchless or pieces > 1:
+            return plain(t, mask)
+        if context.together is not None:
+            return context.together(lambda: context.comm.votes([not plain(t, mask)]) == [0])
+        if context.region is not Region.SHARDED:
+            return plain(t, mask)
+        if _compiler_is_aside():  # compiled code never takes that path
+            return False
+        return context.comm.votes([not plain(t, mask)]) == [0]
+
+    patches.set(torch, "_nested_tensor_from_mask_left_aligned", left_aligned)
+
+
+def _compiler_is_aside() -> bool:
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and frames._stance.stance == "force_eager"

@@ -1,0 +1,376 @@
+"""The model edge: where global tensors become this rank's rows and outputs become global again.
+
+`torch.nn.Module.__call__` is replaced. The outermost call with a batch among its arguments runs on this
+rank's rows; the first of its form is observed meanwhile. Where rows are not independent it is unwound, and
+the module runs *in parts*: its own body is carried out on global values, as a script is, and the modules
+inside it get their own chance. That is right for every module; it costs gathering where the body needs
+the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.errors import RondeError
+from ronde.modules.calls import Calls, SmallBatches
+from ronde.modules.candidates import LISTED, Batch, are_samples, batches, listed_samples
+from ronde.modules.compiled import aside, is_compiled, uncompiled
+from ronde.modules.crossing import Crossing
+from ronde.modules.explanations import Explanations, is_computed_whole
+from ronde.modules.fast_path import may_take_fast_path
+from ronde.modules.first_call import FirstCalls
+from ronde.modules.observations import Call
+from ronde.modules.onlookers import onlooker
+from ronde.modules.past_calls import PastCalls
+from ronde.modules.sharded_call import ShardedCall, Way, at_once
+from ronde.modules.torchscript import is_about_to_trace, is_training
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
+from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.verdict import Verdict
+from ronde.tensor.context import Region, carries_tangents, in_transform
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.fingerprint import require_alike
+from ronde.tensor.global_tensor import Rule, materialize, settled
+from ronde.tensor.graph import leaves_behind, now
+from ronde.tensor.tree import Opaque, leaves, map_leaves
+from ronde.trace.step_clock import Part
+
+__all__ = ["ModelEdge"]
+
+
+class ModelEdge:
+    """Decides how module calls run; one per session.
+
+    Args:
+        rules: the operations that keep outputs sharded.
+        stream: the rank's own generator for draws inside models, or None for `rng=global`.
+        way: how a call on this rank's rows is carried out.
+        calling: what is to stand around every call of a model as one piece.
+        sampled: the plan saves memory inside models, so their rows are not observed all at once.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        rules: dict[Any, Rule],
+        stream: RankStream | None,
+        way: Way = at_once,
+        calling: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
+        *,
+        sampled: bool = False,
+    ) -> None:
+        self._calls, self._context = calls, calls.context
+        self._way = way
+        self._calling = calling
+        self._stream = stream
+        self._crossing = Crossing(calls.context, rules, calls.notes.say)
+        self._explanations = Explanations(calls)
+        self._first_calls = FirstCalls(
+            calls, self._explanations, self._observable, self._around, sampled=sampled
+        )
+        self._past_calls = PastCalls()
+        self._small_batches = SmallBatches()
+        # Inside a module that is given one sample, of which the layers see the features as a vector.
+        self._in_one_sample = False
+        self._count = 0
+        self._adopted: weakref.WeakKeyDictionary[torch.nn.Module, list[Verdict]] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        plain: Callable[..., Any] = torch.nn.Module.__call__
+        calls, context = self._calls, self._context
+
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.
+            if context.standing.region is not Region.SCRIPT:
+                if context.standing.function and context.on_main_thread():
+                    calls.in_functions.setdefault(context.standing.function)
+                return plain(module, *args, **kwargs)
+            if not context.on_main_thread():
+                calls.beside = True
+                return plain(module, *args, **kwargs)
+            if context.clock.armed:
+                context.clock.enter(Part.SCRIPT)
+            return self._call(plain, module, args, kwargs)
+
+        patches.set(torch.nn.Module, "__call__", call)
+        self._install_register_hook(patches)
+
+    def conclude(self) -> None:
+        """At the end of a run: say of its calls what is known by then only."""
+        self._explanations.conclude()
+        calls = self._calls
+        for sentence in self._past_calls.sentences():
+            calls.notes.say(sentence)
+        said = self._small_batches.sentence(self._context.world_size)
+        # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
+        if said and (calls.tally.sharded or calls.explained or calls.uncut):
+            calls.notes.say(said)
+
+    def _install_register_hook(self, patches: Patches) -> None:
+        plain: Any = torch.Tensor.register_hook
+        context = self._context
+
+        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+            if context.region is not Region.SCRIPT or not context.on_main_thread():
+                return plain(tensor, hook)
+            context.gradients_watched = True
+            if not isinstance(tensor, torch.nn.Parameter):
+                return plain(tensor, hook)
+            count = self._count
+
+            def checked(gradient: torch.Tensor) -> Any:
+                if count and self._count == count:
+                    raise RondeError(
+                        f"a hook was registered on a parameter of shape {list(tensor.shape)} between a "
+                        f"forward pass and its backward, where it would see the gradient of one rank's "
+                        f"rows; register it before the forward pass"
+                    )
+                return hook(gradient)
+
+            return plain(tensor, checked)
+
+        patches.set(torch.Tensor, "register_hook", modes_first(register_hook))
+
+    def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        if type(module).__module__ in _HANDLED_BY_RULES:
+            return plain(module, *args, **kwargs)
+        if in_transform():
+            self._note_uncut(_IN_TRANSFORM)
+            return plain(module, *args, **kwargs)
+        if carries_tangents():
+            self._note_uncut(_WITH_TANGENTS)
+            return self._replicated(plain, module, (args, kwargs))
+        if torch.jit.is_tracing():
+            return plain(module, *args, **kwargs)
+        if is_about_to_trace(module):
+            return self._replicated(plain, module, (args, kwargs))
+        try:
+            values = list(leaves((args, kwargs)))
+        except Opaque as opaque:
+            with self._explanations.opaque(module, str(opaque)):
+                return _body(plain, module)(*args, **kwargs)
+        return self._taken_apart(plain, module, args, kwargs, values)
+
+    def _taken_apart(
+        self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any, values: list[Any]
+    ) -> Any:
+        """A call of which the leaves are known."""
+        if any(isinstance(value, DeferredScalar) for value in values):
+            args, kwargs = settled((args, kwargs))
+            values = list(leaves((args, kwargs)))
+        found = batches(values, self._calls.batch_dim, self._context.standing.rows)
+        if not found:
+            with self._explanations.arrays(module) if any(map(_is_array, values)) else nullcontext():
+                return plain(module, *args, **kwargs)
+        listed = None if module in self._adopted else listed_samples(args, kwargs)
+        # Of one row nothing can be tried, and on one rank too there is nothing to cut.
+        least = max(self._context.world_size, 2)
+        large = [batch for batch in found if batch.rows >= least and not (batch.searched and listed)]
+        self._count += 1
+        if self._calls.on_call is not None:
+            self._calls.on_call(module)
+        seen_by = onlooker()
+        if seen_by is not None:
+            self._note_uncut(
+                f"{seen_by} sees what models compute, which on shards would be one rank's rows: every rank "
+                f"computes the whole batch there, right but no faster"
+            )
+        too_few = not (large or listed) or self._first_calls.has_too_few(module, found, least)
+        if seen_by is not None or any(map(_is_nested, values)) or too_few:
+            self._tally(module, found[0].rows, small=too_few and seen_by is None)
+            return self._replicated(plain, module, (args, kwargs))
+        if self._in_one_sample and large and large[0].only_vectors(values) and all(map(_is_real, values)):
+            return self._replicated(plain, module, (args, kwargs))
+        # Along the first axis it is one row, say: what lies on the second need not be a batch.
+        small = bool(large) and large[0] is not found[0] and not found[0].searched
+        if large:
+            call = Call(module, (args, kwargs), values, large, optional=small, listed=bool(listed))
+            verdict, seen = self._first_calls.decide(plain, call)
+            if seen is not None and not self._explanations.are_around() and torch.is_grad_enabled():
+                one = _is_one_sample(values, large[verdict.candidate])
+                self._past_calls.note(module, sharded=verdict.sharded and not one)
+        else:
+            verdict, seen = self._explanations.listed(module, said=are_samples(values)), None
+        if verdict.sharded:
+            batch = large[verdict.candidate]
+            self._tally(module, batch.rows)
+            if seen is not None and seen.stands:
+                return self._outward(module, (args, kwargs), seen.output, batch, verdict, seen.start)
+            return self._sharded(plain, module, (args, kwargs), batch, verdict)
+        if listed:
+            # What was taken for rows may be the colours of an image.
+            whole = verdict.reason != LISTED and large[0].all_cut(values)
+            samples, rows = large[0].rows if whole else listed, None
+        elif verdict.raised and large[0].only_vectors(values):
+            # One sample, or many laid end to end: how many is known when something is called on them.
+            samples, rows = _samples(values, found[0]), None
+        elif is_computed_whole(self._calls, module, large[verdict.candidate], verdict):
+            self._tally(module, large[verdict.candidate].rows)
+            return self._replicated(plain, module, (args, kwargs))
+        else:
+            samples, rows = (
+                _samples(values, large[verdict.candidate] if verdict.apart else found[0]),
+                large[verdict.candidate].rows,
+            )
+        self._tally(module, samples, small=small)
+        # The body of TorchScript is not Python's to carry out.
+        if small or isinstance(module, torch.jit.ScriptModule) or may_take_fast_path(module):
+            return self._replicated(plain, module, (args, kwargs))
+        around, self._in_one_sample = self._in_one_sample, rows is None and samples == 1
+        try:
+            with self._context.enter(Region.SCRIPT, rows), self._explanations.inside(module, verdict):
+                return _body(plain, module)(*args, **kwargs)
+        finally:
+            self._in_one_sample = around
+
+    def _note_uncut(self, why: str) -> None:
+        self._calls.uncut = True
+        self._calls.notes.say(why)
+
+    def _tally(self, module: torch.nn.Module, rows: int, *, small: bool = False) -> None:
+        training = is_training(module)
+        if training and torch.is_grad_enabled():
+            self._calls.tally.train_on(rows)
+            if not self._explanations.are_around():
+                self._small_batches.count(small=small)
+        elif not training and not torch.is_grad_enabled():
+            # With gradients a script may train: it has called `eval()` once and never `train()` again.
+            self._calls.tally.evaluate()
+
+    def _replicated(self, plain: Callable[..., Any], module: torch.nn.Module, call: Any) -> Any:
+        with self._context.enter(Region.REPLICATED, None), self._calling(module):
+            args, kwargs = map_leaves(materialize, call)
+            return plain(module, *args, **kwargs)
+
+    def _sharded(
+        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, batch: Batch, verdict: Verdict
+    ) -> Any:
+        clock = self._context.clock
+        if not torch.is_grad_enabled():
+            self._calls.on_evaluation()
+        if clock.armed:
+            clock.claim(Part.OWN)
+        start = now()
+        made = self._observable(plain, module, call, verdict, batch)
+        steps_aside = verdict.joint or self._watches_draws(verdict)
+        with self._around(Region.SHARDED, made), aside(module) if steps_aside else nullcontext():
+            output = self._way(made)
+        return self._outward(module, call, output, batch, verdict, start)
+
+    def _observable(
+        self, plain: Callable[..., Any], module: torch.nn.Module, call: Any, verdict: Verdict, batch: Batch
+    ) -> ShardedCall:
+        """The call, with this rank's rows for what is the batch."""
+        context = self._context
+        if context.script_values.watched:
+            require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
+        given = self._crossing.inward(call, verdict.inputs, batch)
+        if torch.is_grad_enabled():
+            self._crossing.adopt(module)
+        return ShardedCall(self._calls, plain, module, given, verdict, batch, self._stream)
+
+    @contextmanager
+    def _around(self, region: Region, call: ShardedCall) -> Iterator[None]:
+        """Inside, a model runs on rows."""
+        with (
+            self._context.enter(region, call.batch.rows, batchless=call.verdict.batchless),
+            self._crossing.entered(call.module),
+            self._calling(call.module),
+        ):
+            yield
+
+    def _outward(
+        self, module: torch.nn.Module, call: Any, output: Any, batch: Batch, verdict: Verdict, start: int
+    ) -> Any:
+        """The output for the script, of a call whose graph was made since `start`."""
+        context = self._context
+        self._calls.tally.cut(type(uncompiled(module)).__name__)
+        adopted = self._adopted.setdefault(module, [])
+        if verdict.foreign or verdict not in adopted:
+            # Leaves that are no parameters of the module, but its attributes or global variables. Once, or
+            # at every call where there are such: the script may make them anew.
+            if verdict not in adopted:
+                adopted.append(verdict)
+                self._explanations.ran_as_one_piece(module)
+                self._tell_uncompiled(module, verdict)
+            for leaf in leaves_behind(leaves(output), start):
+                context.adopt(leaf)
+        made_global = self._crossing.outward(module, call, output, batch, verdict)
+        if context.clock.armed:
+            context.clock.enter(Part.SCRIPT)
+        return made_global
+
+    def _tell_uncompiled(self, module: torch.nn.Module, verdict: Verdict) -> None:
+        """Say where the compiler steps aside: while draws are watched, where ranks meet inside a model."""
+        names = [type(uncompiled(part)).__name__ for part in module.modules() if is_compiled(part)]
+        for name in names:
+            if self._watches_draws(verdict):
+                self._calls.notes.say(
+                    f"{name} was given to torch.compile and runs uncompiled where it draws random numbers "
+                    f"(dropout), which are made for the whole batch and then cut"
+                )
+            if verdict.joint and torch.is_grad_enabled():
+                self._calls.notes.say(
+                    f"{name} was given to torch.compile and runs uncompiled in training because of its batch "
+                    f"norm: ranks meet in the midst of it for the statistics of the whole batch"
+                )
+
+    def _watches_draws(self, verdict: Verdict) -> bool:
+        return bool(verdict.draws) and (self._stream is None or self._stream.watches)
+
+
+def _body(plain: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """That of a module in parts, uncompiled: a graph traced through global tensors would hold rows."""
+    if not is_compiled(module):
+        return functools.partial(plain, module)
+    inner = uncompiled(module)
+    return module._call_impl if inner is module else inner
+
+
+def _samples(values: list[Any], batch: Batch) -> int:
+    """Rows of a batch that was not cut: a vector of numbers is one sample.
+
+    Beside words laid end to end there is a shorter vector, of where each text begins.
+    """
+    if not batch.only_vectors(values):
+        return batch.rows
+    vectors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() == 1]
+    whole = [value for value in vectors if not value.is_floating_point()]
+    return min((len(value) for value in whole), default=1)
+
+
+def _is_real(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, numpy.ndarray) and value.ndim > 1
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
+
+
+_IN_TRANSFORM = (
+    "a module was called inside a transform of torch.func (vmap, grad), where every rank computes the whole "
+    "batch: right but no faster"
+)
+_WITH_TANGENTS = (
+    "a module was called under forward-mode differentiation (torch.autograd.forward_ad), where every rank "
+    "computes the whole batch: right but no faster"
+)
+# torch's losses are functions of global tensors that have rules of their own.
+_HANDLED_BY_RULES = {"torch.nn.modules.loss"}
+
+
+def _is_one_sample(values: list[Any], batch: Batch) -> bool:
+    """Whether what is cut is no batch but an axis of its only row."""
+    return any(axis and len(value) == 1 for value, axis in zip(values, batch.axes, strict=True))

@@ -1,0 +1,135 @@
+"""What a module's code names beside the module: global variables, closures, settings of classes and modules.
+
+Found by reading the code that the user wrote, from the methods of the module's classes on: the names that a
+function loads, and the functions that it calls by such names. Libraries are not followed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ronde.patching.caller import is_users, is_users_module
+
+__all__ = ["Place", "named_places"]
+
+_MOST = 2000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A variable: an entry of a namespace, or a cell of a closure."""
+
+    name: str
+    namespace: Any
+
+    def read(self) -> Any:
+        if isinstance(self.namespace, types.CellType):
+            try:
+                return self.namespace.cell_contents
+            except ValueError:  # not assigned yet
+                return None
+        return self.namespace.get(self.name)
+
+    def put(self, value: Any) -> None:
+        """Let the variable be this again; what a class holds, which only code can set, stays as it is."""
+        if isinstance(self.namespace, types.CellType):
+            self.namespace.cell_contents = value
+        elif isinstance(self.namespace, dict):
+            self.namespace[self.name] = value
+
+
+def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
+    """The variables that the code of a module, and of those in it, names; and all names in it."""
+    walk = _Walk()
+    for part in module.modules():
+        walk.visit_class(type(part))
+        for value in (*vars(part).values(), *part._forward_pre_hooks.values()):
+            walk.visit(value)
+    return list(walk.places.values()), walk.names
+
+
+class _Walk:
+    """What was found on the way.
+
+    Attributes:
+        places: variables, by namespace and name.
+        names: all that the code uses, of attributes too, and the texts in it, by which it may ask for one.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.places: dict[tuple[int, str], Place] = {}
+        self._seen: set[int] = set()
+
+    def visit(self, value: Any) -> None:
+        """What code names: functions and classes of the user's are read in turn."""
+        if type(value) is types.MethodType:
+            value = value.__func__
+        if type(value) is types.FunctionType:
+            self._visit_function(inspect.unwrap(value))
+        elif issubclass(type(value), type) and not issubclass(value, torch.nn.Module):
+            self.visit_class(value)
+
+    def visit_class(self, kind: type) -> None:
+        for each in kind.__mro__:
+            if id(each) in self._seen or not is_users(each):
+                continue
+            self._seen.add(id(each))
+            for member in vars(each).values():
+                for function in _functions(member):
+                    self._visit_function(inspect.unwrap(function))
+
+    def _visit_function(self, function: Any) -> None:
+        if not isinstance(function, types.FunctionType) or id(function.__code__) in self._seen:
+            return
+        if not is_users(function) or len(self.places) > _MOST:
+            return
+        self._seen.add(id(function.__code__))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            self._found(Place(name, cell))
+        names = set(_names(function.__code__))
+        self.names |= names
+        for name in names & function.__globals__.keys():
+            self._found(Place(name, function.__globals__), names)
+
+    def _found(self, place: Place, names: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        key = id(place.namespace), place.name
+        if key in self.places:
+            return
+        value = place.read()
+        if type(value) is types.ModuleType:
+            if is_users_module(value):
+                for name in names & vars(value).keys():
+                    self._found(Place(name, vars(value)), names)
+            return
+        if issubclass(type(value), type):
+            for name in names & vars(value).keys() if is_users(value) else ():
+                self._found(Place(name, vars(value)))
+        self.visit(value)
+        if not any("__call__" in vars(each) for each in type(value).__mro__):
+            self.places[key] = place
+
+
+def _functions(member: Any) -> Iterator[Any]:
+    if isinstance(member, property):
+        yield from (each for each in (member.fget, member.fset) if each is not None)
+    elif isinstance(member, (staticmethod, classmethod)):
+        yield member.__func__
+    elif isinstance(member, types.FunctionType):
+        yield member
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """All names that a piece of code uses, and texts in it, with the functions inside it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names(each)
+        elif isinstance(each, str):
+            yield each

@@ -1,0 +1,283 @@
+"""What is known of how models are called: for each form of call, what its observed first call has found.
+
+A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
+the module's attributes, and among the variables that its code names. A number that is another one from call
+to call is left out of the form once a few of its values were observed: what was found then holds for all
+values that decide the same comparisons in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ronde.modules.calls import Calls
+from ronde.modules.candidates import Batch
+from ronde.modules.traits import Traits, comparable
+from ronde.rowwise.mixes_rows import COUNTS
+from ronde.rowwise.noted import Decision, Notes, is_notable
+from ronde.rowwise.sequence import Sequence
+from ronde.rowwise.verdict import Verdict
+from ronde.tensor.tensor_class import own_class
+from ronde.tensor.tree import structure
+
+__all__ = ["Call", "Known", "Observations"]
+
+# So many values of a form's numbers are observed until those that change nothing are left out of it.
+_FEW = 3
+# So many are observed at most.
+_MANY = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a module on what may be a batch; `values` are the leaves of `given`.
+
+    `optional`: the likeliest batch is too small to be cut, so it is no loss if there is none.
+    `listed`: it may be a list with an entry for each sample.
+    """
+
+    module: torch.nn.Module
+    given: Any
+    values: list[Any]
+    batches: list[Batch]
+    optional: bool
+    listed: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Known:
+    """What was found of one form of call.
+
+    Attributes:
+        verdict: what its observed call has shown.
+        rows: sizes of the batch with which it was called.
+        steps: of its observed call; None where it was not cut.
+        calls: so many so far.
+        decisions: what numbers have decided that are others from call to call; None where nobody noted it.
+    """
+
+    verdict: Verdict
+    rows: set[int]
+    steps: Sequence | None = None
+    calls: int = 1
+    decisions: tuple[Decision, ...] | None = None
+
+    def holds_for(self, whole: int, parts: Iterable[int], numbers: tuple[Any, ...]) -> bool:
+        """Whether a batch of so many rows, cut into such parts, with these numbers is not another matter."""
+        if not all(each.holds_for(numbers) for each in self.decisions or ()):
+            return False
+        if whole in self.rows:
+            return True
+        if self.steps is None:
+            return self.verdict.reason != COUNTS
+        return all(self.steps.fits(whole, part) for part in parts)
+
+    def is_due(self, whole: int) -> bool:
+        """Whether this call is to be compared with the observed one."""
+        self.calls += 1
+        new = whole not in self.rows
+        self.rows.add(whole)
+        return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
+
+
+class _Form:
+    """Calls that differ in numbers only.
+
+    Attributes:
+        known: what was found, by the numbers, and for other sizes of the batch after another.
+        free: numbers that make no difference, by their place.
+        values: the numbers of each observed call.
+        steers: a number that changes decides something, and nobody can tell what.
+        given_up: what is taken for known of calls that were not observed.
+    """
+
+    __slots__ = ("free", "given_up", "known", "steers", "values")
+
+    def __init__(self) -> None:
+        self.known: dict[Any, list[Known]] = {}
+        self.free: frozenset[int] = frozenset()
+        self.values: list[tuple[Any, ...]] = []
+        self.steers = False
+        self.given_up: Known | None = None
+
+    def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.free:
+            return numbers
+        return tuple([each for place, each in enumerate(numbers) if place not in self.free])
+
+    def learn(self, numbers: tuple[Any, ...], known: Known, *, noted: bool) -> None:
+        """Remember one more, and leave out what has made no difference.
+
+        Args:
+            noted: numbers that change have noted what they decide.
+        """
+        self.known.setdefault(self.key(numbers), []).append(known)
+        self.values.append(numbers)
+        if self.steers or not noted:
+            return
+        # Of what follows from numbers that change only the operations are compared.
+        known.steps = known.steps and known.steps.without_numbers()
+        changing = self.changing()
+        if changing and (self._are_alike() or self._is_known(numbers, known)):
+            self.free |= changing.keys()
+            self.known = {self.key(numbers): [known]}
+
+    def _are_alike(self) -> bool:
+        """Whether all observed calls were."""
+        every = self.all_known()
+        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
+        return len(verdicts) == 1 and len({_operations(each.steps) for each in every}) == 1
+
+    def _is_known(self, numbers: tuple[Any, ...], known: Known) -> bool:
+        """Whether one that decided the same was alike, where all that numbers decide is noted."""
+        return _are_numbers(self.changing().values()) and any(
+            each is not known
+            and each.decisions is not None
+            and all(decision.holds_for(numbers) for decision in each.decisions)
+            and each.verdict.sharded == known.verdict.sharded
+            and _operations(each.steps) == _operations(known.steps)
+            for each in self.all_known()
+        )
+
+    def all_known(self) -> list[Known]:
+        return [each for several in self.known.values() for each in several]
+
+    def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
+        """The values of numbers that are not always the same, by their place."""
+        columns = enumerate(zip(*self.values, *now, strict=True))
+        return {
+            place: column
+            for place, column in columns
+            if place not in self.free and any(each != column[0] for each in column)
+        }
+
+
+def _are_numbers(columns: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether what changes are numbers, of which is noted all that they decide."""
+    return all(is_notable(each) for column in columns for each in column)
+
+
+def _is_open(column: tuple[Any, ...]) -> bool:
+    """Whether what changes is a number, of which can be told what it decides, or how long something is."""
+    if _are_numbers([column]):
+        return True
+    return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
+
+
+def _operations(steps: Sequence | None) -> Any:
+    return None if steps is None else tuple(name for name, _ in steps.steps)
+
+
+class Observations:
+    """Remembers what observed calls have found; one per session."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._context = calls, calls.context
+        self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
+        self._forms: dict[Any, _Form] = {}
+
+    def traits(self, module: torch.nn.Module) -> Traits:
+        found = self._traits.get(module)
+        if found is None or found.outdated():
+            found = self._traits[module] = Traits(module)
+        return found
+
+    def find(self, call: Call) -> tuple[Known | None, Any]:
+        """What is known of calls like this one, and where what is found of it is to be kept."""
+        traits = self.traits(call.module)
+        form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
+        numbers = (
+            *traits.numbers(),
+            *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
+        )
+        rows = call.batches[0].rows
+        parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
+        several = form.known.get(form.key(numbers), ())
+        known = next((each for each in several if each.holds_for(rows, parts, numbers)), form.given_up)
+        return known, (form, numbers)
+
+    def give_up(self, call: Call, place: Any) -> Verdict | None:
+        """What is found of all further calls, once too many that differ in their numbers were observed."""
+        form, _ = place
+        if len(form.all_known()) < _MANY:
+            return None
+        verdict = Verdict(False, _changes(self.traits(call.module), form), ())
+        form.given_up = Known(verdict, set())
+        return verdict
+
+    def forget(self, place: Any, known: Known) -> None:
+        """A later call was not like the observed one."""
+        form, numbers = place
+        form.known[form.key(numbers)].remove(known)
+
+    def notes(self, call: Call, place: Any) -> tuple[Notes, dict[int, int]] | None:
+        """What makes numbers that change note what they decide, and places of the leaves that are such.
+
+        None while too few of their values were observed, or where it is no number that changes.
+        """
+        form, numbers = place
+        if form.steers or (not form.free and len(form.known) < _FEW - 1):
+            return None
+        changing = form.changing(numbers)
+        if not all(_is_open(column) for column in changing.values()):
+            form.steers = True
+            return None
+        places = self.traits(call.module).places
+        plain = [n for n, value in enumerate(call.values) if not isinstance(value, torch.Tensor)]
+        noted = form.free | changing.keys()
+        leaves = {plain[each - len(places)]: each for each in noted if each >= len(places)}
+        return Notes({each: places[each] for each in noted if each < len(places)}), leaves
+
+    def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
+        form, numbers = place
+        if notes is not None:
+            form.steers |= bool(notes.opened)
+            known.decisions = tuple(notes.decisions)
+        form.learn(numbers, known, noted=notes is not None)
+
+
+def _changes(traits: Traits, form: _Form) -> str:
+    verdicts = [each.verdict for each in form.all_known()]
+    if not any(each.sharded for each in verdicts):
+        return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
+    places = sorted(form.changing())
+    if not places:
+        return "its operations are others from call to call"
+    names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
+    return (
+        f"what it does may depend on a number that changes again and again "
+        f"({', '.join(dict.fromkeys(names))}); kept in a tensor, it could not"
+    )
+
+
+def _other(value: Any) -> Any:
+    """What is no tensor: its class; of a function what it does, and with what."""
+    if isinstance(value, types.MethodType):
+        return value.__func__.__code__ if hasattr(value.__func__, "__code__") else None, id(value.__self__)
+    if not isinstance(value, types.FunctionType):
+        return type(value)
+    held = [*(cell.cell_contents for cell in value.__closure__ or ()), *(value.__defaults__ or ())]
+    held += (value.__kwdefaults__ or {}).values()
+    return value.__code__, tuple([id(each) for each in held])
+
+
+def _form(calls: Calls, traits: Traits, call: Call) -> Any:
+    described = tuple(
+        [
+            (value.dtype, value.dim(), value.requires_grad, own_class(value))
+            if isinstance(value, torch.Tensor)
+            else _other(value)
+            for value in call.values
+        ]
+    )
+    candidates = tuple(
+        [(each.axes, calls.fewest(each.rows) == 1, each.inner, each.likely) for each in call.batches]
+    )
+    modes = traits.modes(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return traits.kind, structure(call.given), described, candidates, modes, calls.pieces

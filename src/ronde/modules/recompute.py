@@ -1,0 +1,79 @@
+"""What a checkpoint computes again in backward runs as in forward: on this rank's rows, with its draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from ronde.patching.patches import Patches
+from ronde.rng.standing import here
+from ronde.tensor.context import Context, Region
+from ronde.tensor.global_tensor import GlobalTensor, wrap
+from ronde.tensor.tensor_class import own_class
+
+__all__ = ["install"]
+
+
+def install(patches: Patches, context: Context) -> None:
+    plain: Any = torch.utils.checkpoint.checkpoint
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if context.region is not Region.SCRIPT:
+            function = _resuming(context, function)
+        elif kwargs.get("use_reentrant") is False and any(map(_has_class, args)):
+            function, args = _with_classes(function, args)
+        return plain(function, *args, **kwargs)
+
+    patches.set(torch.utils.checkpoint, "checkpoint", checkpoint)
+
+
+def _has_class(arg: Any) -> bool:
+    return isinstance(arg, GlobalTensor) or own_class(arg) is not None
+
+
+def _with_classes(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Where hooks see what autograd saves, a checkpoint would be given back a plain whole tensor of these.
+
+    It is given empty ones, by which it learns of the device. What is computed again starts from what they
+    were in forward, though one may be whole by then.
+    """
+    again: tuple[Any, ...] | None = None
+    shown = tuple(
+        torch.empty(0, dtype=arg.dtype, device=arg.device) if _has_class(arg) else arg for arg in args
+    )
+
+    def as_given(*given: Any, **kwargs: Any) -> Any:
+        nonlocal again
+        known, again = (args, tuple(map(_as_it_is, args))) if again is None else (again, again)
+        values = (own if _has_class(own) else each for own, each in zip(known, given, strict=True))
+        return function(*values, **kwargs)
+
+    return as_given, shown
+
+
+def _as_it_is(arg: Any) -> Any:
+    """An argument that stays what it is now."""
+    if not isinstance(arg, GlobalTensor) or (rows := arg._local) is None:
+        return arg
+    return wrap(arg._context, rows, arg._layout, arg._rules)
+
+
+def _resuming(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which from its second call on runs where execution stands now."""
+    again = here(context)
+    first = True
+
+    def resumed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        if first:
+            first = False
+            return function(*args, **kwargs)
+        with again():
+            return function(*args, **kwargs)
+
+    return resumed

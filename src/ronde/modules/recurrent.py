@@ -1,0 +1,98 @@
+"""Torch's recurrent layers come as one operation each to the modes that look on, and not step by step.
+
+Where the processor has no kernel for a whole layer it is dozens of operations for each step of a sequence.
+That each comes by Python takes a hundred times as long as the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from ronde.patching.patches import Patches
+
+__all__ = ["RECURRENT", "install", "is_packed"]
+
+_VF: Any = torch._VF
+_ATEN: Any = torch.ops.aten
+RECURRENT: dict[str, Any] = {
+    "lstm": _ATEN.lstm.input,
+    "gru": _ATEN.gru.input,
+    "rnn_tanh": _ATEN.rnn_tanh.input,
+    "rnn_relu": _ATEN.rnn_relu.input,
+}
+
+
+def install(patches: Patches) -> None:
+    for name, func in RECURRENT.items():
+        patches.set(_VF, name, _as_one(getattr(_VF, name), func))
+
+
+def _as_one(plain: Callable[..., Any], func: Any) -> Callable[..., Any]:
+    """
+    Args:
+        plain: carries a layer out, or several on top of each other.
+        func: what modes are told that was.
+    """
+
+    def layer(*args: Any) -> Any:
+        modes = _get_current_dispatch_mode_stack()
+        if not modes or not _may_be_one(modes, args):
+            return plain(*args)
+
+        def carry_out(*args: Any) -> Any:
+            with _disable_current_modes():
+                result = plain(*args)
+            for mode in reversed(modes):
+                tell = getattr(mode, "seen", None)
+                if tell is not None:
+                    tell(func, args, {}, result)
+            return result
+
+        layers, dropout, training = args[4:7]
+        return _by_layers(carry_out, args) if dropout and training and layers > 1 else carry_out(*args)
+
+    return layer
+
+
+def is_packed(args: Sequence[Any]) -> bool:
+    """Whether a layer's arguments are those for a packed sequence: its sizes, and no axis of the batch."""
+    return not isinstance(args[3], bool)
+
+
+def _may_be_one(modes: Sequence[Any], args: Sequence[Any]) -> bool:
+    """Whether none but our own modes look on, and it is a plain sequence, on the host.
+
+    Another's mode may keep what it sees, to give it again. CUDA has kernels for whole layers, which draw by
+    themselves.
+    """
+    sequence = args[0]
+    if type(sequence) is not torch.Tensor or sequence.device.type != "cpu":
+        return False
+    return not is_packed(args) and all(type(mode).__module__.startswith("ronde.") for mode in modes)
+
+
+def _by_layers(carry_out: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Layers with dropout between them, as torch itself carries them out: modes see the draws."""
+    sequence, state, weights, has_biases, layers, dropout, training, bidirectional, batch_first = args
+    hidden = sequence.transpose(0, 1) if batch_first else sequence
+    states: tuple[torch.Tensor, ...] = (state,) if isinstance(state, torch.Tensor) else tuple(state)
+    each, directions = len(weights) // layers, 2 if bidirectional else 1
+    last: list[list[torch.Tensor]] = [[] for _ in states]
+    for place in range(layers):
+        if place:
+            hidden = torch.dropout(hidden, dropout, True)
+        own = [part.narrow(0, place * directions, directions) for part in states]
+        hidden, *left = carry_out(
+            hidden,
+            own[0] if isinstance(state, torch.Tensor) else tuple(own),
+            weights[place * each : (place + 1) * each],
+            *(has_biases, 1, 0.0, training, bidirectional, False),
+        )
+        for kept, part in zip(last, left, strict=True):
+            kept.append(part)
+    output = hidden.transpose(0, 1) if batch_first else hidden
+    return output, *map(torch.cat, last)

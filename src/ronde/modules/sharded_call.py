@@ -1,0 +1,150 @@
+"""A model's call on this rank's rows, and the ways of carrying it out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.errors import RondeError
+from ronde.modules.calls import Calls
+from ronde.modules.candidates import Batch
+from ronde.modules.compiled import is_compiled
+from ronde.patching.other_threads import others_run
+from ronde.rng.by_parts import carry_out, takes_functions
+from ronde.rng.draws import Draw, SlicedDraws, draws_from_default
+from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.verdict import Verdict
+from ronde.tensor.context import Context
+from ronde.tensor.layout import Layout
+from ronde.trace.step_clock import Part
+
+__all__ = ["ShardedCall", "Way", "another_form", "at_once", "drawing"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardedCall:
+    """A call that is about to be carried out.
+
+    Attributes:
+        plain: calls a module as torch does.
+        module: the model.
+        given: its positional arguments, and those by name; what is a batch holds this rank's rows.
+        verdict: what its observed call found.
+        batch: what of the arguments is the batch.
+        stream: the rank's own generator for draws inside models, or None for `rng=global`.
+    """
+
+    calls: Calls
+    plain: Callable[..., Any]
+    module: torch.nn.Module
+    given: tuple[Any, Any]
+    verdict: Verdict
+    batch: Batch
+    stream: RankStream | None
+
+    @property
+    def context(self) -> Context:
+        return self.calls.context
+
+    @property
+    def cut(self) -> Layout:
+        """How the rows of the whole batch are cut over the ranks."""
+        return self.context.layout(0, self.batch.rows)
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The module itself, on rows that it is given so."""
+        clock = self.context.clock
+        if not clock.armed:
+            return self.plain(self.module, *args, **kwargs)
+        before = clock.enter(Part.MODEL)
+        output = self.plain(self.module, *args, **kwargs)
+        clock.enter(before)
+        return output
+
+    def drawing(self, cut: Layout) -> Any:
+        """Inside, the model draws what one device draws for the rows that `cut` gives this rank."""
+        if not self.verdict.draws:
+            return _NoDraws(self.calls, self.module)
+        return drawing(self.context, self.stream, self.verdict.draws, cut)
+
+
+def drawing(context: Context, stream: RankStream | None, draws: Sequence[Draw], cut: Layout) -> Any:
+    """Inside, what is drawn for rows are those of the rows that `cut` gives this rank.
+
+    Args:
+        draws: in order; they may be added as they come.
+    """
+    if cut.count(context.rank) == cut.rows:  # the whole batch, as on one device
+        return nullcontext()
+    if stream is not None and cut.world_size > 1:  # pieces of one device's rows have its draws
+        return stream.drawing(draws, cut)
+    return SlicedDraws(draws, cut, context.rank)
+
+
+Way = Callable[[ShardedCall], Any]
+"""Carries a call out, and gives the model's output for all of this rank's rows."""
+
+
+def at_once(call: ShardedCall) -> Any:
+    """All of this rank's rows in one piece."""
+    args, kwargs = call.given
+    with call.drawing(call.cut):
+        return call.run(args, kwargs)
+
+
+class _NoDraws(TorchDispatchMode):
+    """Around a call whose observed one saw no draw: one that nobody expected would differ between ranks.
+
+    It moves the generator. Other threads of the script may move it too: while there are any, operations are
+    looked at, but for code that was compiled.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, calls: Calls, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._calls = calls
+        self._beside = others_run()
+        self._watches = self._beside and not any(map(is_compiled, module.modules()))
+
+    def __enter__(self) -> Any:
+        self._before = _generator()
+        self._outside, self._calls.draws_nothing = self._calls.draws_nothing, True
+        return super().__enter__() if self._watches else self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if takes_functions(func):
+            return carry_out(self, func, args, kwargs)
+        if draws_from_default(func, args, kwargs):
+            raise _drew()
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, kind: Any, *raised: Any) -> None:
+        self._calls.draws_nothing = self._outside
+        if self._watches:
+            super().__exit__(kind, *raised)
+        elif kind is None and not (self._beside or torch.equal(self._before, _generator())):
+            raise _drew()
+
+
+_generator = torch.default_generator.get_state
+
+
+def _drew() -> RondeError:
+    return RondeError(
+        "a model drew random numbers that it did not draw in its first call; ranks would draw different "
+        "ones. Let it draw at every call, or keep what decides whether it draws in an attribute of its "
+        "own, as a number or a flag"
+    )
+
+
+def another_form(module: torch.nn.Module) -> RondeError:
+    return RondeError(
+        f"{type(module).__name__} returned another form of output than in its first call, under the same "
+        f"modes and attributes; keep what decides that in an attribute of its own, as a number or a flag"
+    )

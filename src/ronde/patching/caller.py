@@ -1,0 +1,102 @@
+"""What is the user's own code, and what a library's or the interpreter's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+from ronde.trace.script_line import RONDE, is_library
+
+__all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_users", "is_users_module"]
+
+
+_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+
+
+class _Known:
+    """Verdicts by file name: a question for every reading of the clock must cost nothing."""
+
+    files: dict[str, bool] = {}  # noqa: RUF012 - a cache of pure answers
+
+
+def is_script(filename: str) -> bool:
+    """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
+    known = _Known.files.get(filename)
+    if known is None:
+        if filename.startswith("<"):  # what a notebook or `exec` runs has no file
+            known = not filename.startswith("<frozen")
+        else:
+            known = not is_library(os.path.abspath(filename))
+        _Known.files[filename] = known
+    return known
+
+
+def is_users(code: Any) -> bool:
+    """Whether a function, class or code object was written by the user, and is no library's."""
+    if isinstance(code, type):
+        return _is_users_class(code)
+    code = getattr(code, "__code__", code)
+    return is_script(getattr(code, "co_filename", "<frozen"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users_class(kind: type) -> bool:
+    """A class without methods, as many keep their settings in, is known by the file that it is in."""
+    module = sys.modules.get(kind.__module__)
+    if module is not None and is_users_module(module):
+        return True
+    return any(is_users(item) for item in vars(kind).values() if isinstance(item, FunctionType))
+
+
+def is_users_module(module: ModuleType) -> bool:
+    # `torch.ops` and its like, of a class of their own, name a file that is not there.
+    if type(module) is not ModuleType:
+        return False
+    # A folder without an `__init__.py` is a package, too.
+    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return is_script(str(path or "<frozen"))
+
+
+def is_standard(filename: str) -> bool:
+    """Whether code of this file belongs to the interpreter, or to ronde."""
+    return filename.startswith((RONDE, *_STANDARD, "<frozen")) and not any(
+        folder in filename for folder in ("site-packages", "dist-packages")
+    )
+
+
+def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0) -> bool:
+    """Whether the function that asks was called by the user's code.
+
+    Args:
+        through: names of modules whose frames may lie between; an empty one for code of none.
+        or_by: names of modules and packages that count as the user's code.
+        above: so many callers above the one that asks.
+    """
+    frame: FrameType | None = sys._getframe(2 + above)
+    while frame is not None and through and frame.f_globals.get("__name__", "") in through:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    return is_script(frame.f_code.co_filename) or (
+        bool(or_by) and f"{frame.f_globals.get('__name__', '')}.".startswith(or_by)
+    )
+
+
+def call_site(own_file: Callable[[str], bool]) -> str:
+    """File and line of the nearest caller outside ronde, the same on every rank.
+
+    Args:
+        own_file: whether a file is this rank's alone, with a name of its own; its callers are asked.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith(RONDE) or own_file(file)):
+            break
+        frame = frame.f_back
+    return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,71 @@
+"""One value on each of six axes, and what follows from them together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ronde.plan.axes import KEYS, axis_of
+from ronde.plan.communication import Communication
+from ronde.plan.compute import Compute
+from ronde.plan.data import Data
+from ronde.plan.mesh import Mesh
+from ronde.plan.state import State
+from ronde.plan.update import Update
+
+__all__ = ["DEFAULT", "Values"]
+
+DEFAULT = "ddp"
+"""How the plan with no value changed is spelled."""
+
+# Of `bucket-mb=auto`. Gradients that are cut take memory twice while they are sent, so there is less of it.
+_BUCKET_MB = 25.0
+_CUT_BUCKET_MB = 4.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Values:
+    """The values of a plan. An axis refuses values that it does not have."""
+
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
+    state: State = dataclasses.field(default_factory=State)
+    communication: Communication = dataclasses.field(default_factory=Communication)
+    update: Update = dataclasses.field(default_factory=Update)
+    compute: Compute = dataclasses.field(default_factory=Compute)
+    data: Data = dataclasses.field(default_factory=Data)
+
+    def __str__(self) -> str:
+        """The canonical spelling: the keys that are not at their defaults, in order.
+
+        Presets are not used, so that a recorded plan keeps its meaning if a preset changes.
+        """
+        items = [self.item(name) for name, key in KEYS.items() if self.value(name) != key.default]
+        return ",".join(items) or DEFAULT
+
+    def value(self, key_name: str) -> Any:
+        """The value of the key with this name in the grammar."""
+        return getattr(getattr(self, axis_of(key_name)), KEYS[key_name].field)
+
+    def item(self, key_name: str) -> str:
+        """The item `key=value` for the key with this name."""
+        return KEYS[key_name].write(self.value(key_name))
+
+    @property
+    def inexact_because(self) -> tuple[str, ...]:
+        """The items by which this plan departs from the single-device update; none if it is exact."""
+        lossy = self.communication.compressor != "none"
+        items = {"update": self.update.rule != "sync", "compressor": lossy}
+        return tuple(self.item(name) for name, departs in items.items() if departs)
+
+    @property
+    def exact(self) -> bool:
+        """Whether parameters equal the single-device ones up to floating-point reordering."""
+        return not self.inexact_because
+
+    @property
+    def bucket_bytes(self) -> int:
+        """How many bytes of gradients travel together."""
+        asked = self.communication.bucket_mb
+        if asked is None:
+            asked = _CUT_BUCKET_MB if self.state.cuts_gradients else _BUCKET_MB
+        return int(asked * 2**20)

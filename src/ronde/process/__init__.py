@@ -1,0 +1,1 @@
+"""What a script finds around it, alike on all ranks: clock, seeds, signals, console, threads."""

@@ -1,0 +1,222 @@
+"""What a user types: a debugger opens on rank 0 alone, an answer to `input()` is known on every rank.
+
+All ranks come to the same `breakpoint()`. Rank 0, whose stdin is the user's, opens the debugger; on
+the others it goes on at once, and they wait at the next collective, from then on without a time limit. While
+the debugger waits for a command rank 0 is alone: a collective that a command would start is refused
+(`p loss` is not: its reduction was started by all), and random draws of a command are taken back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.patching.late_patches import LatePatches
+from ronde.patching.patches import Patches
+from ronde.trace.tally import Tally
+
+__all__ = ["Console"]
+
+
+class Console:
+    """One rank's part in a conversation with the user.
+
+    Args:
+        comms: by which this rank waits for others.
+        on_main_thread: whether the thread that asks is the script's main one.
+        terminal: whether the stdin of rank 0 is a terminal.
+    """
+
+    def __init__(
+        self,
+        comms: Sequence[Comm],
+        tally: Tally,
+        on_main_thread: Callable[[], bool],
+        *,
+        terminal: bool,
+    ) -> None:
+        self._comms = comms
+        self._rank = comms[0].rank
+        self._tally = tally
+        self._on_main_thread = on_main_thread
+        self._terminal = terminal
+        self._process = os.getpid()
+        self._late = LatePatches(
+            {
+                "pdb": lambda module: self._patch_pdb(self._patches, module),
+                "code": lambda module: self._patch_code(self._patches, module),
+                "IPython.terminal.embed": lambda module: self._patch_ipython(self._patches, module),
+            }
+        )
+        self._patches = Patches()
+
+    def install(self, patches: Patches) -> None:
+        self._patches = patches
+        self._patch_input(patches)
+        if self._rank != 0:
+            patches.set(sys, "breakpointhook", lambda *_, **__: self._be_patient())
+            patches.set(sys, "stdin", _Elsewhere(terminal=self._terminal))
+        self._late.install()
+
+    def uninstall(self) -> None:
+        """Watch for no more debuggers; what was patched is the register's to undo."""
+        self._late.uninstall()
+
+    def _in_step(self) -> bool:
+        """Whether this thread of this process does what it does on all ranks together."""
+        alone = self._comms[0].alone
+        return not alone and self._on_main_thread() and os.getpid() == self._process
+
+    def _patch_input(self, patches: Patches) -> None:
+        plain: Callable[..., str] = builtins.input
+
+        def shared_input(prompt: object = "", /) -> str:
+            if not self._in_step():
+                return plain(prompt)
+            self._comms[0].mark("input()")
+            if self._rank != 0:
+                sys.stdout.write(str(prompt))
+            line = self._comms[0].answer_of_main(lambda: self._ask(plain, prompt))
+            if line is None:
+                raise EOFError("EOF when reading a line")
+            return line
+
+        patches.set(builtins, "input", shared_input)
+
+    def _ask(self, plain: Callable[..., str], prompt: object) -> str | None:
+        with self._attended():
+            try:
+                return plain(prompt)
+            except EOFError:
+                return None
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Inside, the terminal is the user's: no progress line."""
+        pulse = self._tally.pulse
+        if pulse is not None:
+            pulse.attended = True
+        try:
+            yield
+        finally:
+            if pulse is not None:
+                pulse.attended = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside, rank 0 waits for a user's commands, of which the others know nothing."""
+        if not self._in_step():
+            yield
+            return
+        pulse = self._tally.pulse
+        if pulse is not None:
+            pulse.debugged = True
+        states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+        for comm in self._comms:
+            comm.alone = True
+        try:
+            with self._attended():
+                yield
+        finally:
+            for comm in self._comms:
+                comm.alone = False
+            torch.set_rng_state(states[0])
+            numpy.random.set_state(states[1])
+            random.setstate(states[2])
+
+    def _be_patient(self) -> None:
+        """Rank 0 has opened a debugger, and may be there for long."""
+        if self._in_step():
+            for comm in self._comms:
+                comm.be_patient()
+
+    def _patch_pdb(self, patches: Patches, module: ModuleType) -> None:
+        """Every way into pdb, post-mortem and debuggers derived from it included, leads to `interaction`."""
+        plain: Callable[..., Any] = vars(module)["Pdb"].interaction
+
+        def interaction(debugger: Any, *args: Any, **kwargs: Any) -> None:
+            if self._rank == 0:
+                with self._alone():
+                    plain(debugger, *args, **kwargs)
+            else:
+                self._be_patient()
+                debugger.set_continue()
+
+        patches.set(vars(module)["Pdb"], "interaction", interaction)
+
+    def _patch_code(self, patches: Patches, module: ModuleType) -> None:
+        plain: Callable[..., Any] = vars(module)["InteractiveConsole"].interact
+
+        def interact(console: Any, *args: Any, **kwargs: Any) -> None:
+            if self._rank == 0:
+                with self._alone():
+                    plain(console, *args, **kwargs)
+            else:
+                self._be_patient()
+
+        patches.set(vars(module)["InteractiveConsole"], "interact", interact)
+
+    def _patch_ipython(self, patches: Patches, module: ModuleType) -> None:
+        """What `IPython.embed` calls; it finds the script's variables a number of frames above itself."""
+        plain: Callable[..., Any] = vars(module)["InteractiveShellEmbed"].mainloop
+
+        def mainloop(
+            shell: Any, local_ns: Any = None, module: Any = None, stack_depth: int = 0, **kwargs: Any
+        ) -> None:
+            if self._rank == 0:
+                with self._alone():
+                    plain(shell, local_ns, module, stack_depth=stack_depth + 1, **kwargs)
+            else:
+                self._be_patient()
+
+        patches.set(vars(module)["InteractiveShellEmbed"], "mainloop", mainloop)
+
+
+class _Elsewhere(io.TextIOBase):
+    """`sys.stdin` of a rank that has none: rank 0 would read what this one does not."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        """As on rank 0, so that all take one branch."""
+        return self._terminal
+
+    def fileno(self) -> int:
+        return 0
+
+    def readable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "utf-8"
+
+    def read(self, size: int | None = -1, /) -> str:
+        raise self._refusal()
+
+    def readline(self, size: int = -1, /) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise self._refusal()
+
+    @property
+    def buffer(self) -> Any:
+        return self
+
+    @staticmethod
+    def _refusal() -> UsageError:
+        return UsageError(
+            "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank "
+            "gets, or give the script a file"
+        )

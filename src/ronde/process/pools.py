@@ -1,0 +1,60 @@
+"""Results of pools that come as they are ready come in the order of their calls, which is alike on all ranks.
+
+Plain Python promises no order for them, so this is one that it may give, too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+import itertools
+import multiprocessing.pool
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ronde.patching.caller import called_by_script
+from ronde.patching.patches import Patches
+
+__all__ = ["install"]
+
+
+def install(patches: Patches) -> None:
+    futures, pool = concurrent.futures, multiprocessing.pool.Pool
+    patches.set(pool, "imap_unordered", pool.imap)
+    as_completed = _as_completed(futures.as_completed)
+    for owner in (futures, futures._base):
+        patches.set(owner, "as_completed", as_completed)
+    _number(patches, futures.Future)
+
+
+def _as_completed(plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(plain)
+    def as_completed(fs: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        return plain(fs, timeout) if timeout is not None or not called_by_script() else _one_by_one(fs)
+
+    return as_completed
+
+
+def _one_by_one(fs: Iterable[Any]) -> Iterator[Any]:
+    wait = inspect.unwrap(concurrent.futures.wait)
+    for future in dict.fromkeys(fs):
+        wait([future])
+        yield future
+
+
+def _number(patches: Patches, future: Any) -> None:
+    """Futures that the script makes hash by their number, so that sets of them are gone through alike."""
+    plain, numbers = future.__init__, itertools.count(1)
+
+    def init(made: Any) -> None:
+        plain(made)
+        if threading.current_thread() is threading.main_thread():
+            made._ronde_number = next(numbers)
+
+    def hashed(asked: Any) -> int:
+        return getattr(asked, "_ronde_number", None) or object.__hash__(asked)
+
+    patches.set(future, "__init__", init)
+    patches.set(future, "__hash__", hashed)

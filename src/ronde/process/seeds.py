@@ -1,0 +1,139 @@
+"""Sources of randomness that would differ between processes are made equal on all ranks.
+
+Unseeded generators take their entropy from the operating system; here it comes from one stream, equal on
+all ranks and fixed by the run's seed. So a script that seeds nothing stays in step.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import secrets
+import threading
+import uuid
+import weakref
+from typing import Any
+
+import numpy
+import torch
+
+from ronde.patching.caller import called_by_script
+from ronde.patching.patches import Patches
+
+__all__ = ["install", "seed_all"]
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch (all devices), numpy's and Python's global generators alike."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class _Entropy(random.Random):
+    """A stream, of which each forked process has a branch of its own: names that it makes are its alone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name, self.forks = name, 0
+
+    def branch(self) -> None:
+        self.__init__(f"{self.name} {self.forks}")
+
+
+_streams: weakref.WeakSet[_Entropy] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for stream in _streams:
+        stream.forks += 1
+
+
+def _after_in_child() -> None:
+    for stream in _streams:
+        stream.branch()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_in_child)
+
+
+def install(patches: Patches, seed: int) -> None:
+    entropy = _Entropy(f"ronde entropy {seed}")
+    _streams.add(entropy)
+    _install_numpy(patches, entropy)
+    _install_python(patches, entropy)
+    _install_torch(patches, entropy)
+
+
+def _install_numpy(patches: Patches, entropy: random.Random) -> None:
+    # What `default_rng()`, `RandomState()` and `seed()` without a seed ask for entropy.
+    patches.set(numpy.random.bit_generator, "randbits", entropy.getrandbits)
+
+
+def _install_python(patches: Patches, entropy: random.Random) -> None:
+    plain = random.seed
+
+    def seed(a: Any = None, version: int = 2) -> None:
+        plain(entropy.getrandbits(128) if a is None else a, version)
+
+    patches.set(random, "seed", seed)
+    plain_bytes, plain_method = os.urandom, random.Random.seed
+
+    def identifier(plain: Any, version: int) -> Any:
+        @functools.wraps(plain)
+        def make(*args: Any) -> uuid.UUID:
+            if args or not _on_main_thread():
+                return plain(*args)
+            return uuid.UUID(int=entropy.getrandbits(128), version=version)
+
+        return make
+
+    def urandom(size: int, /) -> bytes:
+        return entropy.randbytes(size) if called_by_script() and _on_main_thread() else plain_bytes(size)
+
+    def seed_generator(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None and generator is not entropy and called_by_script("random") and _on_main_thread():
+            a = entropy.getrandbits(128)
+        plain_method(generator, a, version)
+
+    patches.set(uuid, "uuid1", identifier(uuid.uuid1, 1))
+    patches.set(uuid, "uuid4", identifier(uuid.uuid4, 4))
+    _install_system_random(patches, entropy)
+    patches.set(os, "urandom", urandom)
+    patches.set(random.Random, "seed", seed_generator)
+
+
+def _install_system_random(patches: Patches, entropy: random.Random) -> None:
+    """What the script asks of it, as numpy recommends for seeds; libraries' tokens stay secrets."""
+    system: Any = random.SystemRandom
+
+    def from_entropy(name: str) -> Any:
+        plain = getattr(system, name)
+
+        @functools.wraps(plain)
+        def draw(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            if called_by_script("random", "secrets") and _on_main_thread():
+                return getattr(entropy, name)(*args, **kwargs)
+            return plain(generator, *args, **kwargs)
+
+        return draw
+
+    for name in ("random", "getrandbits", "randbytes"):
+        patches.set(system, name, from_entropy(name))
+    patches.set(secrets, "randbits", functools.partial(system.getrandbits, secrets.SystemRandom()))
+
+
+def _on_main_thread() -> bool:
+    """Other threads draw when they please, which would take the ranks' streams apart."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _install_torch(patches: Patches, entropy: random.Random) -> None:
+    def seed() -> int:
+        chosen = entropy.getrandbits(63)
+        torch.manual_seed(chosen)
+        return chosen
+
+    patches.set(torch, "seed", seed)
+    patches.set(torch.random, "seed", seed)

@@ -1,0 +1,61 @@
+"""Threads and processes that the script starts, where nothing is cut, and which are in step with nobody."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ronde.patching.caller import is_users
+from ronde.patching.other_threads import is_of_script
+from ronde.patching.patches import Patches
+
+__all__ = ["Started"]
+
+
+class Started:
+    """Learns of those that the main thread starts.
+
+    Args:
+        in_step: whether the code that runs now is run by all ranks together: ranks must not differ in that.
+        began: hears of each.
+
+    Attributes:
+        functions: the names of the script's functions that processes run, in the order in which they came.
+    """
+
+    def __init__(self, in_step: Callable[[], bool], began: Callable[[], None]) -> None:
+        self.functions: dict[str, None] = {}
+        self._in_step = in_step
+        self._began = began
+        self._process = os.getpid()
+
+    def install(self, patches: Patches) -> None:
+        plain_process: Any = multiprocessing.process.BaseProcess.start
+        plain_thread = threading.Thread.start
+
+        def start_process(process: Any) -> None:
+            target = getattr(process, "_target", None)
+            if os.getpid() == self._process:
+                # `torch.multiprocessing.spawn` gives the function to one of its own.
+                for each in (target, *getattr(process, "_args", ())[:1]):
+                    if callable(each) and is_users(each):
+                        self.functions.setdefault(getattr(each, "__name__", type(each).__name__))
+            if not _is_loaders(target) and self._in_step():
+                self._began()
+            plain_process(process)
+
+        def start_thread(thread: threading.Thread) -> None:
+            if is_of_script(thread) and self._in_step():
+                self._began()
+            plain_thread(thread)
+
+        patches.set(multiprocessing.process.BaseProcess, "start", start_process)
+        patches.set(threading.Thread, "start", start_thread)
+
+
+def _is_loaders(target: Any) -> bool:
+    """Whether it is the worker of a loader, which gives batches in order."""
+    return str(getattr(target, "__module__", "")).startswith("torch.utils.data.")

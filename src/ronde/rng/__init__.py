@@ -1,0 +1,1 @@
+"""The draws of one device, of which each rank takes its rows."""

@@ -1,0 +1,80 @@
+"""Whether Python's and numpy's global generators have moved, asked at every batch.
+
+To copy their states takes a tenth of a millisecond. Both are Mersenne twisters, of which every draw changes
+the position, and the words when all have been used up: while these few numbers stand, the copy that was made
+last is still right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from typing import Any
+
+import numpy
+
+from ronde.rng.random_state import have_moved
+
+__all__ = ["HostGenerators"]
+
+_WORDS = 624
+_RANDOM: Any = numpy.random  # whose stubs do not know all of it
+
+
+class HostGenerators:
+    """Copies of both states, made anew only when the generators have moved."""
+
+    def __init__(self) -> None:
+        self._python: Any = None
+        self._python_mark: Any = None
+        self._python_words = _words_of_python()
+        self._numbers: Any = None
+        self._numbers_mark: Any = None
+        # Those of the generator with this id, which is held.
+        self._source: Any = None
+        self._numbers_words: Any = None
+
+    def state(self) -> tuple[Any, Any]:
+        """The states of both, to be compared by `moved`."""
+        return self._of_python(), self._of_numpy()
+
+    def _of_python(self) -> Any:
+        words = self._python_words
+        mark = None if words is None else (words[0], words[1], words[2])
+        # A number left over from a pair is handed out without a draw.
+        if mark is None or mark != self._python_mark or self._python[2] is not None:
+            self._python, self._python_mark = random.getstate(), mark
+        return self._python
+
+    def _of_numpy(self) -> Any:
+        words = self._words_of_numpy()
+        mark = None if words is None else (words[_WORDS], words[0], words[1])
+        if mark is None or mark != self._numbers_mark or self._numbers["has_gauss"]:
+            self._numbers, self._numbers_mark = numpy.random.get_state(legacy=False), mark
+        return self._numbers
+
+    def _words_of_numpy(self) -> Any:
+        """The words and the position, in the generator's memory; None where it is of another kind."""
+        source = _RANDOM.get_bit_generator()
+        if source is not self._source:
+            self._source, self._numbers_mark = source, None
+            known = type(source) is numpy.random.MT19937
+            address = source.ctypes.state_address if known else None
+            self._numbers_words = address and (ctypes.c_uint32 * (_WORDS + 1)).from_address(address)
+        return self._numbers_words
+
+    @staticmethod
+    def moved(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+        """Whether one has moved from one state to the other."""
+        return not (a[0] is b[0] and a[1] is b[1]) and have_moved(a, b)
+
+
+def _words_of_python() -> Any:
+    """The position and the first words, where this interpreter's generator keeps them; None if elsewhere."""
+    generator = random.getstate.__self__  # pyright: ignore[reportFunctionMemberAccess]
+    begin = object.__basicsize__
+    if type(generator).__basicsize__ < begin + 4 * (_WORDS + 1):
+        return None
+    words = (ctypes.c_uint32 * 3).from_address(id(generator) + begin)
+    state = random.getstate()[1]
+    return words if tuple(words) == (state[-1], state[0], state[1]) else None

@@ -1,0 +1,78 @@
+"""The generators from which everything in a process draws: their states, and who has moved them.
+
+Other threads of a script may draw at any moment: one that reads a loader ahead augments its samples. What
+they drew must neither be undone nor be taken for another's draw. Torch's draws are told by thread, those from
+Python's and numpy's generators are not: these are put back only where no other thread is there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.patching.other_threads import others_run
+from ronde.rng.by_parts import carry_out, takes_functions
+from ronde.rng.draws import draws_from_default
+
+__all__ = ["Drawn", "have_moved", "host_states", "preserved_random_state", "put_back"]
+
+
+def host_states() -> tuple[Any, Any]:
+    """Of Python's and numpy's generators."""
+    return random.getstate(), numpy.random.get_state(legacy=False)
+
+
+def put_back(states: tuple[Any, Any]) -> None:
+    """Python's and numpy's generators are as they were."""
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+
+
+def have_moved(before: tuple[Any, Any], now: tuple[Any, Any]) -> bool:
+    """Whether Python's or numpy's generator is in another state."""
+    (python, a), (other, b) = before, now
+    return python != other or not _same_numpy(a, b)
+
+
+def _same_numpy(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if a["bit_generator"] != b["bit_generator"] or a["has_gauss"] != b["has_gauss"]:
+        return False
+    return all(numpy.array_equal(a["state"][name], b["state"][name]) for name in a["state"])
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Leave every generator as it was, but for what other threads may draw."""
+    alone = not others_run()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    hosts, state, drawn = host_states(), torch.get_rng_state(), Drawn()
+    try:
+        with nullcontext() if alone else drawn:
+            yield
+    finally:
+        if alone:
+            put_back(hosts)
+        if alone or drawn.any:
+            torch.set_rng_state(state)
+            torch.cuda.set_rng_state_all(cuda)
+
+
+class Drawn(TorchDispatchMode):
+    """Whether this thread draws from torch's generators."""
+
+    supports_higher_order_operators = True
+    any = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if takes_functions(func):
+            return carry_out(self, func, args, kwargs)
+        self.any = self.any or draws_from_default(func, args, kwargs)
+        return func(*args, **(kwargs or {}))

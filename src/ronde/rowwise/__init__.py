@@ -1,0 +1,1 @@
+"""Decides whether a module treats the rows of a batch one by one, by watching its first call."""

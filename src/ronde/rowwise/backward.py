@@ -1,0 +1,215 @@
+"""An `autograd.Function` of the script's: its forward and its backward are tried as one operation each.
+
+What torch's own operations do in backward follows from what they do in forward. What a script's function
+does must be looked at: backward of the parts, on random gradients, must give the rows of the whole's, and
+their sum where there are no rows. On shards gradients are as many times larger as there are ranks, so it
+must be linear, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
+
+from ronde.rowwise.alike import alike
+from ronde.rowwise.labels import Label, Mixed, along
+from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.normalize import normalize
+from ronde.rowwise.operation import replaced, tensors
+from ronde.rowwise.order import Order
+from ronde.rowwise.repeat import matched
+from ronde.rowwise.watch import Away, Watch
+
+__all__ = ["ends_recomputation", "functions_tried"]
+
+MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
+# A power of two, which leaves digits alone, and large, for thresholds.
+_FACTOR = 2.0**10
+
+
+def ends_recomputation(error: Exception) -> bool:
+    """Whether it is no error, but how torch breaks off what a checkpoint computes again."""
+    return isinstance(error, _StopRecomputationError)
+
+
+@contextmanager
+def functions_tried(watch: Watch) -> Iterator[None]:
+    """Inside, functions of the script's are tried as they are applied."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            return plain.__func__(kind, *args, **kwargs)
+
+        if watch.away:
+            if watch.ranks.normalizes(kind):
+                raise MixesRows(meet(kind.__name__))
+            return run(*args)
+        if watch.ranks.normalizes(kind):
+            return _normalized(watch, kind, args, run)
+        with torch._C.DisableTorchFunction():
+            rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
+        return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[assignment]
+
+
+def _is_users(kind: Any) -> bool:
+    """That of an operator of the script's (`torch.library.custom_op`) is called by a function of torch's."""
+    home = kind.__module__
+    return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
+
+
+def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+    watch.sequence.steps.append((kind.__name__, ()))
+    with torch._C.DisableTorchFunction():
+        value, *others = tensors(args)
+        running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
+    # With them: parameters in parts are made whole by theirs.
+    return normalize(watch, value, running, lambda: run(*args))
+
+
+def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
+    name = kind.__name__
+    with torch._C.DisableTorchFunction():
+        labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
+    if not all(type(label) is Label and label.order is not None for label in labels):
+        raise MixesRows(meet(name))
+    with watch.looking_away(Away.NOTED):
+        result = run(*args)
+    results = tensors((result,))
+    given = {id(each) for each in tensors(args)}
+    if any(id(each) in given for each in results):
+        raise MixesRows(f"it changes its argument in place ({name})")
+    with watch.looking_away(), _generators_kept(watch), torch._C.DisableTorchFunction():
+        watch.made(results)
+        orders = _orders(watch, args)
+        axes = _forward_axes(watch, args, run, orders)
+        for each, found in zip(results, axes, strict=True):
+            fits = found is not None and each.shape[found[0]] == len(found[1])
+            watch.put(each, along(found[1], found[0], each.shape) if found and fits else Mixed(name))
+        if _has_backward(args, results):
+            with saved_tensors_hooks(torch.Tensor.detach, _itself):  # a checkpoint counts what is saved
+                _compare_backward(watch, args, run, axes)
+    return result
+
+
+def _has_backward(args: Any, results: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients will pass; a reentrant checkpoint carries out its forward without."""
+    if torch.is_grad_enabled():
+        return any(each.requires_grad for each in results)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and any(each.requires_grad for each in tensors(args))
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+@contextmanager
+def _generators_kept(watch: Watch) -> Iterator[None]:
+    before = watch.undo.generators.now()
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def _orders(watch: Watch, args: Any) -> list[Order]:
+    found: dict[int, Order] = {}
+    for each in tensors(args):
+        mark = watch.rows_of(each)
+        if type(mark) is Label and mark.order is not None:
+            found[id(mark.order)] = mark.order
+    return list(found.values())
+
+
+_Axes = Sequence["tuple[int, Order] | None"]
+
+
+def _forward_axes(watch: Watch, args: Any, run: Callable[..., Any], orders: list[Order]) -> _Axes:
+    with torch.no_grad():
+        whole, *parts = [tensors((run(*_given(watch, args, part)),)) for part in range(3)]
+    found = [matched(each, rows, orders) for each, *rows in zip(whole, *parts, strict=True)]
+    return [(each.axis, each.order) if each.order is not None else None for each in found]
+
+
+def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
+    """The arguments of a part."""
+
+    def shown(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        mark, rows = watch.rows_of(value), value.detach()
+        if type(mark) is Label and mark.order is not None:
+            rows = mark.order.pick(rows, mark.axis, part)
+        real = rows.is_floating_point() or rows.is_complex()
+        return rows.clone().requires_grad_(grad and real and value.requires_grad)
+
+    return replaced(tuple(args), shown)
+
+
+def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _Axes) -> None:
+    marks = [watch.rows_of(each) for each in tensors(args)]
+    gradients: list[torch.Tensor | None] = []
+    whole = _backward(watch, _given(watch, args, 0, grad=True), run, gradients, 1.0)
+    parts: list[list[torch.Tensor | None]] = []
+    for part in (1, 2):
+        given = [
+            found[1].few.pick(each, found[0], part) if each is not None and found is not None else each
+            for each, found in zip(gradients, axes, strict=True)
+        ]
+        parts.append(_backward(watch, _given(watch, args, part, grad=True), run, given, _FACTOR))
+    for mark, expected, *rows in zip(marks, whole, *parts, strict=True):
+        if expected is None or any(each is None for each in rows):
+            if expected is not None or any(each is not None for each in rows):
+                raise MixesRows(MIXING)
+            continue
+        if type(mark) is Label and mark.order is not None:
+            few = [mark.order.few.pick(expected, mark.axis, part) for part in (1, 2)]
+            fine = all(alike(a, b) for a, b in zip(few, rows, strict=True))
+        else:
+            fine = alike(expected, rows[0] + rows[1])
+        if not fine:
+            raise MixesRows(MIXING)
+
+
+def _backward(
+    watch: Watch, args: Any, run: Callable[..., Any], given: list[torch.Tensor | None], factor: float
+) -> list[torch.Tensor | None]:
+    """Gradients of the arguments.
+
+    Args:
+        given: gradients of the results; random ones are put there if it is empty.
+        factor: what these are multiplied by, and gradients are divided by.
+    """
+    with torch.enable_grad():
+        results = tensors((run(*args),))
+        if not given:
+            given += [
+                torch.rand(each.shape, generator=watch.generator(each.device), device=each.device).to(
+                    each.dtype
+                )
+                if each.requires_grad
+                else None
+                for each in results
+            ]
+        wanted = [each for each in tensors(args) if each.requires_grad]
+        pairs = [(a, b * factor) for a, b in zip(results, given, strict=True) if b is not None]
+        found = iter(
+            torch.autograd.grad([a for a, _ in pairs], wanted, [b for _, b in pairs], allow_unused=True)
+        )
+        gradients = [next(found) if each.requires_grad else None for each in tensors(args)]
+    return [each if each is None else each.detach() / factor for each in gradients]

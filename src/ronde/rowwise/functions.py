@@ -1,0 +1,182 @@
+"""Looks at functions and attributes of tensors during an observed call: what no operation shows.
+
+Lengths along an axis of rows are given out as `Rows`. What reads values on the host is stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from ronde.rowwise import counted, repeat
+from ronde.rowwise.checks import only_checks
+from ronde.rowwise.labels import Drawn, Label, Relative
+from ronde.rowwise.mixes_rows import BACKWARD, COUNTS, HOST_READ, MixesRows
+from ronde.rowwise.noted import without_notes
+from ronde.rowwise.operation import Facts, Operation, tensors
+from ronde.rowwise.rows import Rows
+from ronde.rowwise.watch import Watch
+
+__all__ = ["Functions"]
+
+_shape: Any = torch.Tensor.shape.__get__  # pyright: ignore[reportAttributeAccessIssue]
+_CONVERSIONS = {"tolist", "numpy", "__array__", "__dlpack__"}
+_READS = {
+    *_CONVERSIONS,
+    *("__repr__", "__format__", "__reduce_ex__", "__contains__", "data_ptr", "__deepcopy__"),
+}
+_NOT_OF_ROWS = (type(None), Drawn)
+_HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
+
+
+class Functions(TorchFunctionMode):
+    """Gives out lengths, and stops what reads values on the host.
+
+    Args:
+        note: is told of each tensor that depends on the batch and that code gets hold of.
+    """
+
+    def __init__(self, watch: Watch, note: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._watch = watch
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        steered = False
+        if self._watch.noting:
+            args, kwargs, steered = without_notes(args, kwargs)
+        try:
+            result = self._result(func, args, kwargs)
+        except MixesRows as found:
+            self._watch.counts.problem = self._watch.counts.problem or str(found)
+            raise
+        for each in tensors((result,)):
+            mark = self._watch.of(each)
+            if mark is None and steered:
+                self._watch.put(each, Drawn("a number that changes again and again"))
+            elif type(mark) not in _NOT_OF_ROWS:
+                self._note(each)
+        return result
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._watch.away:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], torch.Tensor):
+            if func == _shape or name in _LENGTHS:
+                return self._length(func, name, args, kwargs)
+            if name == "stride":
+                self._check_stride(args[0])
+            self._check(func, name, args)
+        if any(True for _ in counted.rows_in((args, kwargs))):
+            return counted.call(self._watch, func, args, kwargs)
+        if func in _CHECK_RANGE and (len(args) > 1 or "num_classes" in kwargs):
+            return self._within(func, args, kwargs, "checking")
+        if name in _NOISES:
+            return self._within(func, args, kwargs, "makes_noise")
+        if (
+            func in _ONE_OPERATION
+            and self._watch.rows_of(args[0]) is not None
+            and not _keeps_statistics(args, kwargs)
+        ):
+            op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
+            return repeat.carry_out_function(self._watch, op)
+        return func(*args, **kwargs)
+
+    def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
+        """One of which the operations are taken for something else than by themselves."""
+        setattr(self._watch, what, True)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            setattr(self._watch, what, False)
+
+    def _check(self, func: Any, name: str, args: Any) -> None:
+        if name in _HOOKS:
+            raise MixesRows(f"it asks for gradients inside ({name}), which would be those of one rank's rows")
+        if name == "backward":
+            raise MixesRows(BACKWARD)
+        if name in _READS and (mark := self._watch.of(args[0])) is not None and not only_checks():
+            if type(mark) is not Drawn:
+                raise MixesRows(HOST_READ)
+            if name in _CONVERSIONS:
+                raise MixesRows(f"its forward reads {mark.what} on the host")
+        if name == "__set__" or name == "requires_grad_":
+            self._check_set(func, name, args[0])
+
+    def _check_set(self, func: Any, name: str, tensor: torch.Tensor) -> None:
+        """Whether something is set on a tensor object that is not its own."""
+        if (called := self._watch.undo.called(tensor)) is not None:
+            what = name if name != "__set__" else f".{func.__self__.__name__} ="
+            raise MixesRows(f"it changes {called} ({what})")
+
+    def _check_stride(self, tensor: torch.Tensor) -> None:
+        """What lies outside of rows in memory is as far apart as there are rows."""
+        mark = self._watch.rows_of(tensor)
+        with torch._C.DisableTorchFunction():
+            if type(mark) is Label and mark.order is not None:
+                own = tensor.stride(mark.axis)
+                if any(tensor.stride(dim) > own for dim in range(tensor.dim()) if tensor.shape[dim] > 1):
+                    raise MixesRows(COUNTS)
+
+    def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A length, a shape or a number of entries."""
+        tensor = args[0]
+        plain = tuple(each.here if isinstance(each, Rows) else each for each in args)
+        result = func(*plain, **kwargs)
+        shape = self._shape_of(tensor)
+        if shape is None:
+            return result
+        if name in _NUMBERS_OF_ENTRIES:
+            return functools.reduce(operator.mul, shape, 1)
+        if isinstance(result, torch.Size):
+            return torch.Size(shape)
+        return shape[plain[1] if len(plain) > 1 else kwargs.get("dim", 0)]
+
+    def _shape_of(self, tensor: torch.Tensor) -> list[int] | None:
+        """With what is a number of rows as such; None where there is none."""
+        mark = self._watch.rows_of(tensor)
+        with torch._C.DisableTorchFunction():
+            shape: list[int] = list(tensor.shape)
+        counts = self._watch.counts
+        if type(mark) is Label and mark.order is not None:
+            shape[mark.axis] = _times(counts, len(mark.order))
+        elif type(mark) is Relative and len(shape) == mark.parts[0].dim():
+            for dim, length in enumerate(shape):
+                if mark.parts[1].shape[dim] != length:
+                    shape[dim] = _times(counts, length)
+        else:
+            return None
+        return shape
+
+
+# They come as many operations, of which some take rows for something else.
+_ONE_OPERATION = {F.instance_norm, torch.instance_norm, F.embedding_bag, torch.embedding_bag}
+# It looks whether its operand is in range.
+_CHECK_RANGE = {F.one_hot}
+# They make noise for each row and channel, of a size that Python does not see.
+_NOISES = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout"}
+
+
+def _keeps_statistics(args: Any, kwargs: Any) -> bool:
+    """Whether a norm of instances keeps what depends on the batch."""
+    return kwargs.get("running_mean") is not None and kwargs.get("use_input_stats", True)
+
+
+_LENGTHS = {"size", "numel", "nelement"}
+_NUMBERS_OF_ENTRIES = {"numel", "nelement"}
+
+
+def _times(counts: Any, length: int) -> int:
+    """A length that is a multiple of the number of rows."""
+    times, rest = divmod(length, counts.mine)
+    if rest:
+        raise MixesRows(COUNTS)
+    return Rows(counts, lambda rows: rows * times)

@@ -1,0 +1,83 @@
+"""States of the random generators from which a call of a module may draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy
+import torch
+
+__all__ = ["GENERATORS", "Generators", "States"]
+
+GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+# Those of Python and numpy from which everybody draws.
+_HOSTS = (random._inst, numpy.random.mtrand._rand)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class States:
+    """Of some generators."""
+
+    def __init__(self, generators: Iterable[Any]) -> None:
+        self._states = [(each, _state(each)) for each in generators]
+
+    @staticmethod
+    def of_hosts(others: Iterable[Any]) -> States:
+        """Of those of Python and numpy, and others."""
+        return States((*_HOSTS, *others))
+
+    def moved(self) -> bool:
+        """Whether one was drawn from."""
+        return any(repr(_state(each)) != repr(state) for each, state in self._states)
+
+    def now(self) -> States:
+        """Of the same generators as they are now."""
+        return States([each for each, _ in self._states])
+
+    def restore(self) -> None:
+        for each, state in self._states:
+            _set_state(each, state)
+
+
+class Generators:
+    """All: torch's, those of Python and numpy, those that a module keeps, and those beside it.
+
+    Attributes:
+        others: those that are not torch's own, nor beside the module.
+    """
+
+    def __init__(self, kept: Iterable[Any], beside: Iterable[Any]) -> None:
+        self.others = States.of_hosts(kept)
+        self._rest = States((*_torchs(), *beside))
+
+    def now(self) -> Generators:
+        """The same generators as they are now."""
+        made = Generators((), ())
+        made.others, made._rest = self.others.now(), self._rest.now()
+        return made
+
+    def restore(self) -> None:
+        self._rest.restore()
+        self.others.restore()
+
+
+def _torchs() -> Iterator[torch.Generator]:
+    yield torch.default_generator
+    if torch.cuda.is_initialized():
+        yield torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, (torch.Generator, numpy.random.RandomState)):
+        return generator.get_state()
+    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -1,0 +1,211 @@
+"""Rows that are still there when an observed call has ended, and are not its output: something keeps them.
+
+What the tree of modules holds is looked up. Anything else (a closure, a global list, a cache of a function)
+is found by counting references: a tensor that the script can reach has more of them than the gradient graph
+and the output account for.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ronde.rowwise.labels import Drawn
+from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.rows import Counts
+from ronde.rowwise.undo import Held
+from ronde.rowwise.watch import Watch
+
+__all__ = ["Kept", "check_tree", "check_variables"]
+
+_ELSEWHERE = "it keeps values of the batch in a variable or object that is not its own"
+
+
+def check_tree(watch: Watch, module: torch.nn.Module) -> None:
+    """Refuse what the module's tree holds of the batch, or of the number of its rows."""
+    held = Held.by(module)
+    for name in (*_of_rows(watch, held), *held.counts):
+        raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+    if watch.undo.writes_on_arguments():
+        raise MixesRows("what is written on its argument depends on the batch")
+    if watch.undo.arguments.changed():
+        raise MixesRows("it changes a list, dict or object among its arguments")
+
+
+def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
+    """Refuse what variables that the code names hold of the batch, or of the number of its rows."""
+    held = Held(variables)
+    for name in (*_of_rows(watch, held), *held.counts):
+        raise MixesRows(f"the variable {name} depends on the batch")
+
+
+def _of_rows(watch: Watch, held: Held) -> list[str]:
+    """Names of the tensors that depend on the batch."""
+    return [name for name, tensor in held.tensors if type(watch.of(tensor)) not in (type(None), Drawn)]
+
+
+class Kept:
+    """Tensors of rows that the model's code had in hand.
+
+    Args:
+        given: the leaves of the arguments.
+        counts: knows of numbers of rows that are still there.
+    """
+
+    def __init__(self, given: Sequence[Any], counts: Counts) -> None:
+        self._counts = counts
+        self._given = [
+            (weakref.ref(tensor), _holders(tensor)) for tensor in given if isinstance(tensor, torch.Tensor)
+        ]
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """The model's code gets hold of it."""
+        self._made[id(tensor)] = weakref.ref(tensor)
+
+    def check(self, output: list[Any]) -> None:
+        """Refuse what others than the output and the gradient graph hold.
+
+        Args:
+            output: a list that holds what was returned, and is all that does.
+        """
+        if torch.is_grad_enabled() and not _tells_of_graphs():
+            return
+        returned = _Returned(output)
+        if self._held(returned) or self._counts.alive:
+            gc.collect()
+            held = tuple(self._held(returned))
+            for tensor in held:
+                _take_back(tensor)
+            if held or self._counts.alive:
+                raise MixesRows(_ELSEWHERE)
+
+    def after_step(self) -> list[str]:
+        """What is held of this call when a training step has ended, as "a tensor of shape [8, 6]"."""
+        self._given = []
+        gc.collect()
+        return [f"a tensor of shape {list(each.shape)}" for each in self._held(_Returned([]))]
+
+    def _held(self, returned: _Returned) -> list[torch.Tensor]:
+        """Tensors that have more holders than are accounted for."""
+        before = {id(tensor): holders - 1 for ref, holders in self._given if (tensor := ref()) is not None}
+        excess: dict[int, int] = {}
+        suspects: list[torch.Tensor] = []
+        for ref in {**self._made, **{id(ref()): ref for ref, _ in self._given}}.values():
+            tensor = ref()
+            if tensor is None:
+                continue
+            # What refers to it here is one more.
+            more = _holders(tensor) - 1 - before.get(id(tensor), 0) - returned.references[id(tensor)]
+            if more > 0:
+                excess[id(tensor)] = more
+                suspects.append(tensor)
+        del tensor
+        innocent = _held_for_backward(suspects, returned.containers) if suspects else {}
+        return [each for each in suspects if excess[id(each)] > innocent.get(id(each), 0)]
+
+
+class _Returned:
+    """What a call returned.
+
+    Args:
+        output: a list that holds it.
+
+    Attributes:
+        references: how often it refers to which tensors, by their ids.
+        containers: ids of what they are in.
+    """
+
+    def __init__(self, output: list[Any]) -> None:
+        self.references: Counter[int] = Counter()
+        self.containers: set[int] = set()
+        pending: list[Any] = [output]
+        while pending:
+            each = pending.pop()
+            if id(each) in self.containers:
+                continue
+            self.containers.add(id(each))
+            for held in gc.get_referents(each):
+                if isinstance(held, torch.Tensor):
+                    self.references[id(held)] += 1
+                elif not isinstance(held, _NO_DATA):
+                    pending.append(held)
+
+
+_NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.nn.Module)
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """References to a tensor from Python, that of the asking function too, but not that of the graph."""
+    held: Any = tensor
+    return sys.getrefcount(tensor) - (held._use_count() > 1) - 3
+
+
+@functools.cache
+def _tells_of_graphs() -> bool:
+    """Whether one can tell what a gradient graph holds from what Python does."""
+    with torch.inference_mode(False), torch.enable_grad():
+        made = torch.ones(1, requires_grad=True) * 2
+        result = made.sin()
+        alone = _holders(made)
+        kept = [made]
+        both = _holders(made)
+        del kept
+        return result.requires_grad and both == alone + 1
+
+
+def _held_for_backward(tensors: list[torch.Tensor], known: set[int]) -> Counter[int]:
+    """How many objects hold each that are there for backward only.
+
+    That is a function's context, or a part of a checkpoint; or something that no object holds: what a hook
+    for saved tensors has packed is held by the graph, which is none of Python's.
+
+    Args:
+        known: ids of holders that are accounted for.
+    """
+    holders = [each for each in _referrers(tensors) if id(each) not in known]
+    outer = _referrers(holders) if holders else []
+    found: Counter[int] = Counter()
+    for holder in holders:
+        around = [each for each in outer if any(held is holder for held in gc.get_referents(each))]
+        if _is_of_backward(holder) or all(map(_is_of_backward, around)):
+            found.update(id(held) for held in gc.get_referents(holder) if isinstance(held, torch.Tensor))
+    return found
+
+
+def _referrers(values: list[Any]) -> list[Any]:
+    """What holds any of these, but frames, and this list."""
+    passing = (types.FrameType, types.GeneratorType, type(iter([])))
+    found = gc.get_referrers(*values)
+    return [each for each in found if each is not values and not isinstance(each, passing)]
+
+
+def _is_of_backward(holder: Any) -> bool:
+    return isinstance(holder, torch._C._FunctionBase) or _home(holder) == "torch.utils.checkpoint"
+
+
+def _home(holder: Any) -> str:
+    return holder.__module__ if isinstance(holder, types.FunctionType) else type(holder).__module__
+
+
+def _is_namespace(holder: dict[Any, Any]) -> bool:
+    """Whether it holds the attributes of an object, which need not be whole without one."""
+    return any(getattr(each, "__dict__", None) is holder for each in gc.get_referrers(holder))
+
+
+def _take_back(tensor: torch.Tensor) -> None:
+    """Out of the containers that it was put into."""
+    for holder in gc.get_referrers(tensor):
+        if isinstance(holder, list):
+            holder[:] = [each for each in holder if each is not tensor]
+        elif isinstance(holder, dict) and not _is_namespace(holder):
+            for key in [key for key, each in holder.items() if each is tensor]:
+                del holder[key]

@@ -1,0 +1,203 @@
+"""The first call of a module, watched: is each row of its output made of one row of the batch?
+
+It runs for real, once, on this rank's rows, as if they were independent. If they are not, it is unwound, and
+the caller carries it out in another way.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ronde.rng.draws import UnknownDraw
+from ronde.rowwise.backward import ends_recomputation, functions_tried
+from ronde.rowwise.functions import Functions
+from ronde.rowwise.kept import Kept, check_tree, check_variables
+from ronde.rowwise.labels import Drawn
+from ronde.rowwise.mixes_rows import BACKWARD, MIXES, MixesRows
+from ronde.rowwise.normalize import Elsewhere
+from ronde.rowwise.noted import Notes
+from ronde.rowwise.observer import Observer
+from ronde.rowwise.operation import tensors
+from ronde.rowwise.order import Orders
+from ronde.rowwise.outputs import axes_of, same_as
+from ronde.rowwise.rows import Counts
+from ronde.rowwise.sequence import Sequence as Steps
+from ronde.rowwise.uncompiled import uncompiled
+from ronde.rowwise.undo import Undo
+from ronde.rowwise.verdict import Verdict
+from ronde.rowwise.watch import Away, Ranks, Watch
+from ronde.tensor.tree import Opaque, leaves
+
+__all__ = ["Observation"]
+
+Outside = Callable[[], "list[tuple[str, Any]]"]
+
+
+class Observation:
+    """One observed call.
+
+    Args:
+        module: what is called.
+        call: its positional arguments and those by name; what is a batch holds this rank's rows.
+        axes: the batch axis of each leaf of these, None for leaves that enter whole.
+        ranks: the run in which it is called.
+        outside: gives the variables beside the module that its code names, and what they hold.
+        notes: makes numbers note what they decide.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        call: Any,
+        axes: Sequence[int | None],
+        ranks: Ranks,
+        outside: Outside = list,
+        notes: Notes | None = None,
+    ) -> None:
+        self._module, self._axes, self._outside = module, tuple(axes), outside
+        self._values = list(leaves(call))
+        counts = Counts.of(ranks.rows, ranks.mine)
+        self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
+        self._notes = notes
+        self._watch.noting = notes is not None
+        self._watch.sequence = Steps(ranks.mine, [], counts.branches)
+        self._apart = False
+        self.kept: Kept | None = None
+
+    def run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
+        """Carry the call out: what it returns, what was found, and what later calls are compared by.
+
+        Where rows are not independent nothing is returned, and all is as it was before.
+        """
+        watch = self._watch
+        output = None
+        try:
+            output, verdict = self._tried(plain)
+        except Elsewhere as found:
+            verdict = self._refused(str(found))
+            watch.undo.unwind()
+            return None, verdict, watch.sequence
+        except MixesRows as found:
+            verdict = self._refused(str(found))
+        except Exception as error:
+            if ends_recomputation(error):
+                raise
+            verdict = self._failed(error)
+        problem = watch.ranks.agree(verdict.reason)
+        if problem:
+            verdict = dataclasses.replace(verdict, sharded=False, reason=problem)
+            output = None
+            watch.undo.unwind()
+        return output, verdict, watch.sequence
+
+    def unwind(self) -> None:
+        """All as it was before the call."""
+        self._watch.undo.unwind()
+
+    def _tried(self, plain: Callable[[], Any]) -> tuple[Any, Verdict]:
+        watch = self._watch
+        self._begin()
+        kept = Kept(self._values, watch.counts)
+        torch.clear_autocast_cache()
+        with (
+            _watched(watch, self._module, kept, self._notes),
+            self._notes.put() if self._notes else nullcontext(),
+        ):
+            box = [plain()]
+        watch.away = Away.ENDED
+        if watch.counts.problem:  # and the model has gone on
+            raise MixesRows(watch.counts.problem)
+        if watch.undo.has_gradients():
+            raise MixesRows(BACKWARD)
+        results = list(leaves(box[0]))
+        outputs = axes_of(watch, results)
+        self._apart = True
+        same = same_as(results, self._values)
+        del results
+        check_tree(watch, self._module)
+        check_variables(watch, self._outside())
+        kept.check(box)
+        if watch.undo.generators.others.moved():
+            raise MixesRows("it draws random numbers by other means than torch's own generator")
+        self.kept = kept
+        found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
+        return box[0], self._with_marks(found)
+
+    def _with_marks(self, verdict: Verdict) -> Verdict:
+        watch = self._watch
+        return dataclasses.replace(
+            verdict,
+            joint=watch.joint,
+            batchless=watch.batchless and not watch.joint,
+            drew=watch.drew,
+            keeps=watch.undo.changes() if verdict.sharded else "",
+            apart=self._apart,
+        )
+
+    def _refused(self, reason: str) -> Verdict:
+        failed = self._watch.failed if reason.startswith(MIXES) else None
+        verdict = Verdict(False, reason, self._axes, raised=failed)
+        return self._with_marks(verdict)
+
+    def _failed(self, error: Exception) -> Verdict:
+        if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
+            return self._refused(self._watch.counts.problem)
+        if isinstance(error, Opaque):
+            return self._refused(f"it returns tensors inside a {error}")
+        if isinstance(error, UnknownDraw):
+            return self._refused(f"its random draws cannot be cut ({error})")
+        lines = str(error).strip().splitlines() or [""]
+        said = f"{type(error).__name__}: {lines[0][:120]}"
+        found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")
+        return dataclasses.replace(found, raised=error.with_traceback(None))
+
+    def _begin(self) -> None:
+        watch = self._watch
+        if any(part._backward_hooks or part._backward_pre_hooks for part in self._module.modules()):
+            raise MixesRows("it has hooks, which are to see the whole batch")
+        others = [value for value, axis in zip(self._values, self._axes, strict=True) if axis is None]
+        for tensor in (*[each for _, each in watch.undo.module.tensors], *tensors(others)):
+            if tensor.layout is torch.strided:
+                watch.put(tensor, Drawn(watch.undo.called(tensor) or "a tensor of its own"))
+        for value, axis in zip(self._values, self._axes, strict=True):
+            if axis is None or not isinstance(value, torch.Tensor):
+                continue
+            with torch._C.DisableTorchFunction():
+                times = value.shape[axis] // watch.counts.mine
+                watch.label(value, watch.orders.repeated(1, times), axis)
+
+
+@contextmanager
+def _watched(watch: Watch, module: torch.nn.Module, kept: Kept, notes: Notes | None) -> Iterator[None]:
+    with ExitStack() as around:
+        around.enter_context(uncompiled(module))
+        around.enter_context(functions_tried(watch))
+        around.enter_context(_lengths_watched(notes))
+        around.enter_context(Observer(watch))
+        around.enter_context(Functions(watch, kept.note))
+        yield
+
+
+@contextmanager
+def _lengths_watched(notes: Notes | None) -> Iterator[None]:
+    """Inside, the length of a tensor of rows is such a number, and that of a container is noted."""
+    plain = builtins.len
+
+    def length(value: Any, /) -> int:
+        if isinstance(value, torch.Tensor) and value.dim():
+            return value.size(0)
+        if notes is not None:
+            notes.measured(value)
+        return plain(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = plain

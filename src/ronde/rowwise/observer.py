@@ -1,0 +1,219 @@
+"""Looks at each operation of an observed call, and has it carried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
+from ronde.rng.draws import is_random
+from ronde.rowwise import draws, normalize, repeat, views
+from ronde.rowwise.checks import only_checks
+from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
+from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, meet
+from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.sequence import step_of
+from ronde.rowwise.watch import Away, Watch
+
+__all__ = ["Observer"]
+
+_READS = {"_local_scalar_dense", "is_nonzero", "equal", "item"}
+_LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
+
+
+class Observer(TorchDispatchMode):
+    """Has each operation carried out, and its results marked."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._learns = torch.is_grad_enabled()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_made_of_others(func):
+            return by_parts(self, func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            raise MixesRows(meet(str(func)))
+        with torch._C.DisableTorchFunction():
+            try:
+                return self._carried_out(func, args, kwargs)
+            except MixesRows as found:
+                self._watch.counts.problem = self._watch.counts.problem or str(found)
+                raise
+
+    def _carried_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        watch = self._watch
+        if watch.away:
+            if watch.away is not Away.TRIED:
+                self._note(Operation(func, args, kwargs, watch.of))
+            return func(*args, **kwargs)
+        op = Operation(func, args, kwargs, watch.of)
+        watch.sequence.steps.append(step_of(func, args, kwargs))
+        _check_operands(watch, op)
+        self._check_words(op)
+        if op.facts.written:
+            _check_writes(watch, op)
+        if normalize.keeps_statistics(op) and not normalize.is_norm_of_batch(watch, op):
+            return normalize.carry_out_alone(watch, op)
+        return _carry_out(watch, op)
+
+    def _note(self, op: Operation) -> None:
+        """It is a part of a function that is looked at as one."""
+        watch = self._watch
+        watch.undo.keep(op.written, watch.marks)
+        if watch.away is not Away.NOTED:
+            return
+        watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
+        self._check_words(op)
+        for target in op.written:
+            name = watch.undo.name_of(target)
+            if name is not None and not watch.marks.is_new(target):
+                raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+
+    def _check_words(self, op: Operation) -> None:
+        if op.facts.name not in ("embedding", "_embedding_bag") or not self._learns:
+            return
+        words = op.operands[0]
+        # What is made in the call may be so where autograd does not look: in a checkpoint's forward.
+        learnt = words.requires_grad or self._watch.marks.is_new(words)
+        if learnt and op.given(op.facts.names.index("scale_grad_by_freq")):
+            raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation was carried out without being handed over: a recurrent layer."""
+        watch = self._watch
+        if watch.away:
+            return
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            op = Operation(func, args, kwargs, watch.of)
+            watch.sequence.steps.append(step_of(func, args, kwargs))
+            _check_operands(watch, op)
+            kinds = {type(mark) for mark in op.marks} - {type(None), Drawn}
+            if Mixed in kinds or Relative in kinds:
+                raise MixesRows(meet(op.facts.name))
+            if kinds:
+                repeat.mark_results(watch, op, result, repeat.learn(watch, op))
+
+
+def _check_operands(watch: Watch, op: Operation) -> None:
+    """Values with a gradient that come from elsewhere."""
+    for operand, mark in op.pairs():
+        if mark is None and operand.requires_grad and not watch.marks.is_new(operand):
+            if watch.undo.name_of(operand) is not None or watch.undo.is_given(operand):
+                continue
+            if operand.grad_fn is not None and address(operand) not in watch.foreign:
+                raise MixesRows("it uses a value with a gradient that was computed outside of it")
+            watch.foreign.add(address(operand))
+
+
+def _check_writes(watch: Watch, op: Operation) -> None:
+    written = op.written
+    rows = any(mark is not None and type(mark) is not Drawn for mark in op.marks)
+    for target in written:
+        if watch.undo.is_given(target):
+            raise MixesRows(f"it changes its argument in place ({op.facts.name})")
+        if not rows or watch.marks.is_new(target):
+            continue
+        name = watch.undo.name_of(target)
+        if name is not None:
+            raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
+        raise MixesRows(f"it changes a tensor that is none of its own in place ({op.facts.name})")
+    watch.undo.keep(written, watch.marks)
+
+
+def _carry_out(watch: Watch, op: Operation) -> Any:
+    kinds = {type(mark) for mark in op.marks}
+    kinds.discard(type(None))
+    name = op.facts.name
+    if is_random(op.func, op.args, op.kwargs):
+        return draws.carry_out(watch, op)
+    if normalize.is_norm_of_batch(watch, op):
+        return normalize.carry_out(watch, op)
+    if not kinds:
+        return _without_rows(watch, op, None)
+    if kinds == {Drawn}:
+        mark = next(mark for mark in op.marks if type(mark) is Drawn)
+        if (name in _READS or _shape_tells(op)) and not only_checks():
+            raise MixesRows(f"its forward reads {mark.what} on the host")
+        return _without_rows(watch, op, mark)
+    if name in _READS or _shape_tells(op):
+        if name in _READS and (watch.checking or only_checks()):
+            return op.run()
+        raise MixesRows(HOST_READ)
+    if name.startswith("new_"):
+        return _new(watch, op)
+    if Mixed in kinds:
+        return _mixed(watch, op, kinds)
+    return _of_rows(watch, op, kinds)
+
+
+def _of_rows(watch: Watch, op: Operation, kinds: set[type]) -> Any:
+    name = op.facts.name
+    label = op.mark(op.args[0]) if op.args and isinstance(op.args[0], torch.Tensor) else None
+    if name in _LIKE and type(label) is Label:
+        result = op.run()
+        watch.made([result])
+        watch.put(result, label)
+        return result
+    if Relative not in kinds:
+        if _is_view(op):
+            return views.carry_out_view(watch, op)
+        if op.facts.is_pointwise:
+            return views.carry_out_pointwise(watch, op)
+    return repeat.carry_out(watch, op)
+
+
+def _without_rows(watch: Watch, op: Operation, mark: Drawn | None) -> Any:
+    result = op.run()
+    results = tensors((result,))
+    if not op.facts.written and not _is_view(op):
+        watch.made(results)
+    if mark is not None:
+        for each in op.written or results:
+            watch.put(each, mark)
+    return result
+
+
+def _new(watch: Watch, op: Operation) -> Any:
+    """Memory that has nothing of the tensor that is asked for it, but for noise, which has its rows."""
+    result = _without_rows(watch, op, None)
+    label = op.marks[0]
+    if watch.makes_noise and type(label) is Label and label.order is not None:
+        watch.label(result, label.order, label.axis)
+    return result
+
+
+def _mixed(watch: Watch, op: Operation, kinds: set[type]) -> Any:
+    """What is made of something that several rows have made is so, too; a row must not be."""
+    how = next(mark for mark in op.marks if type(mark) is Mixed)
+    if op.facts.name in _LIKE:
+        return _without_rows(watch, op, None)
+    if not kinds.isdisjoint((Label, Relative)):
+        raise MixesRows(meet(how.how))
+    result = op.run()
+    results = op.written or tensors((result,))
+    if not op.facts.written and not _is_view(op):
+        watch.made(results)
+    for each in results:
+        watch.overwrite(op, each, how) if op.written else watch.put(each, how)
+    return result
+
+
+def _is_view(op: Operation) -> bool:
+    return op.facts.is_view or op.facts.name in views.LIKE_VIEWS
+
+
+def _shape_tells(op: Operation) -> bool:
+    """Whether the shape of its result tells of values."""
+    if torch.Tag.dynamic_output_shape not in op.func.tags:
+        return False
+    if op.facts.name != "index":
+        return True
+    return any(mark and operand.dtype in (torch.bool, torch.uint8) for operand, mark in list(op.pairs())[1:])

@@ -1,0 +1,155 @@
+"""One operation of torch, as it comes to a dispatch mode, and what its schema says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ronde.rowwise.labels import Label, Mark
+
+__all__ = ["Facts", "Operation", "facts_of", "numbers_in", "replaced", "tensors"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an operation, whatever it is called with.
+
+    Attributes:
+        name: such as "add_".
+        is_view: its results lie in the memory of what it is given.
+        is_pointwise: each entry is made of entries at the same place, with broadcasting.
+        written: the arguments that it changes, by place and name.
+        sizes: places of arguments that may be lengths.
+        names: of all arguments.
+    """
+
+    name: str
+    is_view: bool = False
+    is_pointwise: bool = False
+    written: tuple[tuple[int, str], ...] = ()
+    sizes: frozenset[int] = frozenset()
+    names: tuple[str, ...] = ()
+
+
+@functools.cache
+def facts_of(func: Any) -> Facts:
+    schema = func._schema
+    name = schema.name.split("::")[1]
+    arguments = list(enumerate(schema.arguments))
+    written = tuple(
+        (place, each.name) for place, each in arguments if each.alias_info and each.alias_info.is_write
+    )
+    return Facts(
+        name,
+        func.is_view,
+        torch.Tag.pointwise in func.tags or name in _POINTWISE,
+        () if func.is_view else written,
+        frozenset(
+            place
+            for place, each in arguments
+            if _kind(each.real_type) == "SymIntType" and each.name not in _NO_LENGTHS
+        ),
+        tuple(each.name for _, each in arguments),
+    )
+
+
+# Of a type that lengths have, too.
+_NO_LENGTHS = {"shifts", "index"}
+# They are, though torch has no tag on them.
+_POINTWISE = {
+    *("_to_copy", "copy_", "fill_", "zero_", "masked_fill_", "native_dropout_backward", "lift_fresh_copy"),
+    *("floor_divide", "floor_divide_", "contiguous", "isclose", "logical_not_", "glu_"),
+}
+
+
+def _kind(declared: Any) -> str:
+    """What an argument is, or is a list of."""
+    while declared.kind() in ("ListType", "OptionalType"):
+        declared = declared.getElementType()
+    return declared.kind()
+
+
+class Operation:
+    """An operation with what it is given.
+
+    Args:
+        of: what is known of a tensor.
+        facts: of what has no schema.
+
+    Attributes:
+        operands: the tensors among that, and those in lists.
+        marks: what is known of each.
+    """
+
+    __slots__ = ("args", "facts", "func", "kwargs", "marks", "operands")
+
+    def __init__(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        of: Callable[[torch.Tensor], Mark | None],
+        facts: Facts | None = None,
+    ) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.facts = facts_of(func) if facts is None else facts
+        self.operands = tensors(args)
+        if kwargs:
+            self.operands += tensors(kwargs.values())
+        self.marks = [of(operand) for operand in self.operands]
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    @property
+    def labels(self) -> list[Label]:
+        return [mark for mark in self.marks if type(mark) is Label]
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, Mark | None]]:
+        return zip(self.operands, self.marks, strict=True)
+
+    def mark(self, tensor: torch.Tensor) -> Mark | None:
+        """What is known of an operand."""
+        return next((mark for operand, mark in self.pairs() if operand is tensor), None)
+
+    def given(self, place: int) -> Any:
+        """The argument at a place of the schema; None where it was left out."""
+        if place < len(self.args):
+            return self.args[place]
+        return self.kwargs.get(self.facts.names[place])
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """Tensors that it changes."""
+        return [each for place, _ in self.facts.written for each in tensors((self.given(place),))]
+
+
+def tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Those among arguments or results, and in lists of them."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += tensors(value)
+    return found
+
+
+def numbers_in(value: Any) -> list[int]:
+    """Whole numbers among an argument."""
+    if isinstance(value, (tuple, list)):
+        return [number for each in value for number in numbers_in(each)]
+    return [value] if type(value) is int else []
+
+
+def replaced(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """Arguments of an operation with each that is no list given to a function."""
+    if type(value) is tuple or type(value) is list:
+        return type(value)(replaced(each, fn) for each in value)
+    if type(value) is dict:
+        return {key: replaced(each, fn) for key, each in value.items()}
+    return fn(value)

@@ -1,0 +1,150 @@
+"""An operation on the few first rows and on two parts of these: what stands for its arguments there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ronde.rowwise.labels import Drawn, Label, Relative
+from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
+from ronde.rowwise.watch import Watch
+
+__all__ = ["PARTS", "Parts", "is_real", "ways"]
+
+PARTS = (0, 1, 2)
+# What has no rows is random too, if that costs little, or if it is nothing but noughts so far.
+_SMALL = 1 << 16
+
+
+def is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+class Parts:
+    """One way of carrying an operation out on some of the rows.
+
+    Args:
+        random: with random values, where these are no places in others.
+        sizes: places of arguments in which a number of rows is taken for such.
+        constants: so are dimensions of other tensors that are constant along them.
+    """
+
+    def __init__(
+        self, watch: Watch, op: Operation, sizes: frozenset[int], *, constants: bool, random: bool
+    ) -> None:
+        self._watch, self._op = watch, op
+        self._sizes, self._constants, self._random = sizes, constants, random
+        self._lengths = _lengths(op)
+        self._made: dict[int, torch.Tensor] = {}
+
+    def results(self, part: int) -> list[torch.Tensor]:
+        """What comes of it."""
+        op, names = self._op, self._op.facts.names
+        args = [self._shown(value, place, part) for place, value in enumerate(op.args)]
+        kwargs = {
+            name: self._shown(value, names.index(name) if name in names else -1, part)
+            for name, value in op.kwargs.items()
+        }
+        result = op.func(*args, **kwargs)
+        written = [args[place] if place < len(args) else kwargs[name] for place, name in op.facts.written]
+        return tensors(written) or tensors((result,))
+
+    def tells(self, results: list[torch.Tensor]) -> bool:
+        """Whether random values led to something that can be compared."""
+        return not self._random or all(bool(each.isfinite().all()) for each in results if is_real(each))
+
+    def _shown(self, argument: Any, place: int, part: int) -> Any:
+        """What stands for an argument at a place of the schema."""
+        lengths = self._lengths if place in self._sizes else {}
+
+        def shown(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return self._tensor(value, part)
+            return lengths[value][part] if type(value) is int and value in lengths else value
+
+        return replaced(argument, shown)
+
+    def _tensor(self, tensor: torch.Tensor, part: int) -> torch.Tensor:
+        mark = self._op.mark(tensor)
+        if type(mark) is Relative:
+            return mark.parts[part].clone()
+        if type(mark) is not Label or mark.order is None:
+            return self._narrowed(self._constant(tensor), part)
+        few = self._made.get(id(tensor))
+        if few is None:
+            few = self._made[id(tensor)] = self._few(mark.order.pick(tensor, mark.axis, 0))
+        return mark.order.few.pick(few, mark.axis, part).clone()
+
+    def _few(self, rows: torch.Tensor) -> torch.Tensor:
+        """The values of the few first rows of an operand."""
+        if self._random and is_real(rows):
+            return self._drawn(rows)
+        if self._random and len(self._op.operands) == 1 and rows.dtype is not torch.bool:
+            return torch.empty_like(rows).random_(0, 7, generator=self._watch.generator(rows.device))
+        return rows.clone()
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of an operand that has no rows."""
+        if self._random and is_real(tensor) and (tensor.numel() <= _SMALL or _is_blank(tensor)):
+            if id(tensor) not in self._made:
+                self._made[id(tensor)] = self._drawn(tensor)
+            tensor = self._made[id(tensor)]
+        return tensor.clone() if self._op.facts.written else tensor
+
+    def _narrowed(self, tensor: torch.Tensor, part: int) -> torch.Tensor:
+        if self._constants:
+            for dim, length in enumerate(tensor.shape):
+                first = tensor.narrow(dim, 0, 1)
+                if length in self._lengths and torch.equal(first.expand_as(tensor), tensor):
+                    return tensor.narrow(dim, 0, self._lengths[length][part])
+        return tensor
+
+    def _drawn(self, like: torch.Tensor) -> torch.Tensor:
+        """Numbers between nought and one, which few operations refuse."""
+        made = torch.empty_like(like)
+        real = torch.view_as_real(made) if made.is_complex() else made
+        real.uniform_(generator=self._watch.generator(like.device))
+        return made
+
+
+def _is_blank(tensor: torch.Tensor) -> bool:
+    corner = tensor[tuple(slice(8) for _ in tensor.shape)]
+    return not bool(corner.count_nonzero())
+
+
+def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
+    """Numbers that are how many rows an operand has, and what they are for each part."""
+    found: dict[int, tuple[int, ...]] = {}
+    for operand, mark in op.pairs():
+        if type(mark) is Label and mark.order is not None:
+            found[len(mark.order)] = tuple(len(mark.order.places(part)) for part in PARTS)
+        elif type(mark) is Relative and operand.dim() == mark.parts[0].dim():
+            for dim, length in enumerate(operand.shape):
+                sizes = tuple(each.shape[dim] for each in mark.parts)
+                if any(size != length for size in sizes):
+                    found[length] = sizes
+    return found
+
+
+def ways(watch: Watch, op: Operation, *, random: bool) -> Iterator[Parts]:
+    """Ways of carrying it out: which numbers are lengths, and whether constants have rows, is not known."""
+    lengths = _lengths(op)
+    made = functools.partial(Parts, watch, op, random=random)
+    sizes = [
+        place
+        for place in sorted(op.facts.sizes)
+        if any(number in lengths for number in numbers_in(op.given(place)))
+    ]
+    if sizes:
+        yield made(frozenset(sizes), constants=False)
+    if len(sizes) > 1:
+        yield made(frozenset(sizes[:1]), constants=False)
+    yield made(frozenset(), constants=False)
+    if any(
+        (mark is None or type(mark) is Drawn) and not lengths.keys().isdisjoint(operand.shape)
+        for operand, mark in op.pairs()
+    ):
+        yield made(frozenset(sizes), constants=True)

@@ -1,0 +1,185 @@
+"""A number of rows that remembers being one.
+
+What a model reads as the length of its batch is an int here, that of this rank's rows, so that it serves as a
+size of any operation. Beside that it knows what it would be for the whole batch and for the few rows on which
+operations are tried: it is a function of the number of rows. Arithmetic makes another such function of it; a
+comparison must come out alike for the whole batch and for this rank's rows, or the number decides a branch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.rowwise.mixes_rows import COUNTS, MixesRows
+
+__all__ = ["Branch", "Counts", "Rows"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branch:
+    """A comparison that a model made with a number of rows.
+
+    Attributes:
+        compare: such as `operator.gt`.
+        left, right: its operands, as functions of the number of rows.
+    """
+
+    compare: Callable[[Any, Any], bool]
+    left: Callable[[int], Any]
+    right: Callable[[int], Any]
+
+    def holds_for_both(self, whole: int, mine: int) -> bool:
+        """Whether it comes out alike for so many rows of the whole batch and of this rank."""
+        return self.at(whole) == self.at(mine)
+
+    def at(self, rows: int) -> bool:
+        return bool(self.compare(self.left(rows), self.right(rows)))
+
+
+@dataclasses.dataclass(slots=True)
+class Counts:
+    """How many rows there are.
+
+    Attributes:
+        whole: of the batch, on all ranks.
+        mine: here.
+        parts: those of the few first rows on which operations are tried, and of two parts of these.
+        branches: comparisons with a number of rows that were made, in order.
+        alive: how many of these numbers there are.
+        problem: why the call must not be cut; kept here, as a model may go on after any exception.
+    """
+
+    whole: int
+    mine: int
+    parts: tuple[int, int, int] = (0, 0, 0)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
+    alive: int = 0
+    problem: str = ""
+
+    @staticmethod
+    def of(whole: int, mine: int) -> Counts:
+        """The second part begins with the second row, so that what is done by pairs or turns is seen."""
+        few = min(mine, 5)
+        return Counts(whole, mine, (few, 1, few - 1))
+
+
+class Rows(int):
+    """A number made of the number of rows; as an int it is what that is here."""
+
+    counts: Counts
+    at: Callable[[int], int]
+
+    def __new__(cls, counts: Counts, at: Callable[[int], int]) -> Rows:
+        self = super().__new__(cls, at(counts.mine))
+        self.counts, self.at = counts, at
+        counts.alive += 1
+        return self
+
+    def __del__(self) -> None:
+        self.counts.alive -= 1
+
+    @property
+    def here(self) -> int:
+        """What it is for this rank's rows, as a plain int."""
+        return self.at(self.counts.mine)
+
+    def part(self, number: int) -> int:
+        """What it would be for the few first rows (0) or one of their parts (1, 2)."""
+        return self.at(self.counts.parts[number])
+
+    def is_size(self) -> bool:
+        """Whether it is as many times larger for the whole batch as that has rows."""
+        whole, mine = self.counts.whole, self.counts.mine
+        return self.at(whole) * mine == self.at(mine) * whole
+
+    def __hash__(self) -> int:
+        return hash(self.here)
+
+    def __bool__(self) -> bool:
+        return _compared(self, 0, operator.ne)
+
+    def __neg__(self) -> Any:
+        return _combined(self, 0, _swapped(operator.sub))
+
+    def __pos__(self) -> Rows:
+        return self
+
+    def __reduce__(self) -> Any:
+        return int, (self.here,)
+
+    def __deepcopy__(self, memo: Any) -> Rows:
+        return self
+
+    def _refuse(self, *_: Any) -> Any:
+        raise _counted(self.counts)
+
+    def _as_number(self, other: Any = None, *_: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        raise _counted(self.counts)
+
+    __int__ = __float__ = __str__ = __repr__ = __format__ = __round__ = __trunc__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _as_number
+
+
+def _counted(counts: Counts) -> MixesRows:
+    counts.problem = counts.problem or COUNTS
+    return MixesRows(COUNTS)
+
+
+_Binary = Callable[[Any, Any], Any]
+
+
+def _compared(number: Rows, other: Any, compare: _Binary) -> Any:
+    if not isinstance(other, (int, float)):
+        return NotImplemented
+    counts = number.counts
+    branch = Branch(compare, number.at, _function_of(other))
+    if not branch.holds_for_both(counts.whole, counts.mine):
+        raise _counted(counts)
+    counts.branches.append(branch)
+    return branch.at(counts.mine)
+
+
+def _combined(number: Rows, other: Any, combine: _Binary) -> Any:
+    if isinstance(other, (torch.Tensor, list, tuple, str, bytes)):
+        return NotImplemented
+    counts, left, right = number.counts, number.at, _function_of(other)
+    if not isinstance(other, int):
+        raise _counted(counts)
+
+    def at(rows: int) -> int:
+        return combine(left(rows), right(rows))
+
+    try:
+        values = {at(rows) for rows in (counts.whole, counts.mine, *counts.parts)}
+    except ArithmeticError:
+        raise _counted(counts) from None
+    return values.pop() if len(values) == 1 else Rows(counts, at)
+
+
+def _function_of(other: Any) -> Callable[[int], Any]:
+    return other.at if isinstance(other, Rows) else lambda _: other
+
+
+def _swapped(combine: _Binary) -> _Binary:
+    return lambda left, right: combine(right, left)
+
+
+def _install() -> None:
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        compare = getattr(operator, name)
+        setattr(Rows, f"__{name}__", lambda self, other, by=compare: _compared(self, other, by))
+    for name in ("add", "sub", "mul", "floordiv", "mod"):
+        combine = getattr(operator, name)
+        swapped = _swapped(combine)
+        setattr(Rows, f"__{name}__", lambda self, other, by=combine: _combined(self, other, by))
+        setattr(Rows, f"__r{name}__", lambda self, other, by=swapped: _combined(self, other, by))
+
+
+_install()

@@ -1,0 +1,114 @@
+"""What later calls are compared by: the operations that the observed one carried out, and the numbers in
+them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+from ronde.rowwise.operation import facts_of, tensors
+from ronde.rowwise.rows import Branch
+
+__all__ = ["NORMS", "Sequence", "Step", "difference", "step_of"]
+
+# Operations that normalize by statistics of the batch.
+NORMS = {
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *(
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "_batch_norm_with_update",
+        "_batch_norm_with_update_functional",
+    ),
+}
+Step = tuple[str, "tuple[Any, ...] | None"]
+
+
+@dataclasses.dataclass(slots=True)
+class Sequence:
+    """The operations of a call.
+
+    Attributes:
+        rows: how many the batch had here.
+        steps: each operation with the numbers that it was given.
+        branches: comparisons with the number of rows.
+    """
+
+    rows: int = 0
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    branches: list[Branch] = dataclasses.field(default_factory=list)
+
+    def without_numbers(self) -> Sequence:
+        """The operations alone."""
+        return Sequence(self.rows, [(name, None) for name, _ in self.steps], self.branches)
+
+    def fits(self, whole: int, mine: int) -> bool:
+        """Whether so many rows decide nothing that they did not decide in the observed call."""
+        return all(branch.at(whole) == branch.at(mine) == branch.at(self.rows) for branch in self.branches)
+
+
+def step_of(func: Any, args: Any, kwargs: Any) -> Step:
+    """An operation with its numbers; a length is named by the dimension of an operand that is as long."""
+    facts = facts_of(func)
+    name = str(func)
+    if facts.name == "lift_fresh" and args[0].device.type == "cpu":
+        return name, tuple(args[0].flatten()[:64].tolist())
+    if facts.name in NORMS:  # their momentum may follow from how often they were called
+        return name, ()
+    lengths = [length for tensor in tensors((*args, *kwargs.values())) for length in tensor.shape]
+    found: list[Any] = []
+    for place, argument in enumerate(facts.names):
+        value = args[place] if place < len(args) else kwargs.get(argument)
+        for each in _numbers(value):
+            found.append(_described(each, place in facts.sizes or facts.name == "arange", lengths))
+    return name, tuple(found)
+
+
+def _numbers(value: Any) -> list[Any]:
+    if isinstance(value, (int, float, str)):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [each for item in value for each in _numbers(item)]
+    return []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Length:
+    """A number that may be a length: which dimension of the operands is as long, and how long."""
+
+    place: int
+    value: int
+
+
+def _described(value: Any, is_size: bool, lengths: list[int]) -> Any:
+    if not is_size or type(value) is not int:
+        return value
+    if value > 1 << 60:
+        return "to the end"
+    return _Length(lengths.index(value) if value in lengths else -1, value)
+
+
+def difference(step: Step, known: Step, rows: int, known_rows: int) -> str:
+    """What differs between two operations, of calls on so many rows; "" where nothing does."""
+    if step[0] != known[0]:
+        return f"is in place of {known[0]}"
+    if known[1] is None or step[1] is None:
+        return ""
+    for value, other in itertools.zip_longest(step[1], known[1]):
+        if not _is_same(value, other, rows, known_rows):
+            return f"is given {_said(value)}, which was {_said(other)}"
+    return ""
+
+
+def _is_same(value: Any, other: Any, rows: int, known_rows: int) -> bool:
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, _Length):
+        in_place = value.place == other.place != -1
+        return in_place or value.value == other.value or value.value * known_rows == other.value * rows != 0
+    return value == other or (value != value and other != other)
+
+
+def _said(value: Any) -> Any:
+    return value.value if isinstance(value, _Length) else value

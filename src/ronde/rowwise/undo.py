@@ -1,0 +1,336 @@
+"""The way back from an observed call that must not be cut: what it changed is as before.
+
+That is what the module's own tree holds: tensors, by copy on write, plain attributes and plain containers;
+and the random generators of torch, numpy and Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ronde.patching.caller import is_users
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
+from ronde.rowwise.generators import GENERATORS, Generators
+from ronde.rowwise.labels import Marks, address
+from ronde.rowwise.rows import Rows
+from ronde.tensor.global_tensor import GlobalTensor
+from ronde.tensor.memory import tensors, written
+
+__all__ = ["Held", "Undo", "is_open"]
+
+_DEPTH = 6
+# Classes whose own methods are called on what holds others, as those of a subclass may do anything.
+_CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque, tuple)
+
+
+# A namespace has that of all objects, as one of its own.
+_SHOW = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+
+# What torch keeps on each: tables of hooks, mostly empty.
+_OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}
+
+
+def is_open(kind: type) -> bool:
+    """Whether objects of a class are nothing to call, and show their attributes."""
+    hides = kind.__getattribute__ not in _SHOW
+    return not hides and not any("__call__" in vars(each) for each in kind.__mro__)
+
+
+def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | None:
+    """The attributes of an object of the user's, or one that is nothing but these.
+
+    Args:
+        any_class: of a library's, too.
+    """
+    kind = type(value)
+    if issubclass(kind, (type, torch.nn.Module, types.ModuleType)) or not is_open(kind):
+        return None
+    plain = kind in (types.SimpleNamespace, argparse.Namespace) or dataclasses.is_dataclass(kind)
+    if not (plain or any_class or is_users(kind)):
+        return None
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else _Slots.of(value)
+
+
+class _Slots(dict[Any, Any]):
+    """The attributes of an object that keeps them in slots; what is set here is set there."""
+
+    @staticmethod
+    def of(value: Any) -> _Slots | None:
+        names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        if not names:
+            return None
+        found = _Slots({name: getattr(value, name) for name in names if hasattr(value, name)})
+        found.owner = value
+        return found
+
+    owner: Any = None
+
+    def now(self) -> dict[str, Any]:
+        return {name: getattr(self.owner, name) for name in self if hasattr(self.owner, name)}
+
+    def put_back(self) -> None:
+        for name, value in self.items():
+            setattr(self.owner, name, value)
+
+
+# A weak proxy has the methods of whatever it may stand for.
+_STAYING = (torch.nn.Module, *weakref.ProxyTypes)
+
+
+class Held:
+    """What a tree of modules, or the arguments of a call, hold: each container with its content.
+
+    Attributes:
+        tensors: the tensors among that, and their names.
+        counts: names of numbers of rows.
+        generators: random generators.
+        used_up: what is used up as it is read, in words.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]], *, any_class: bool = False) -> None:
+        self._any_class = any_class
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        self.generators: list[Any] = []
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.counts: list[str] = []
+        self.used_up: list[str] = []
+        for name, root in roots:
+            self._add(name, root, _DEPTH)
+
+    @staticmethod
+    def by(module: torch.nn.Module) -> Held:
+        """What a module and those in it hold."""
+        parts = [(name, vars(part)) for name, part in module.named_modules()]
+        # Those that make a weight before a forward belong to it, with what they count.
+        hooks = [(name, each) for name, own in parts for each in own.get("_forward_pre_hooks", {}).values()]
+        held = Held([*parts, *((name, vars(each)) for name, each in hooks if hasattr(each, "__dict__"))])
+        # TorchScript keeps them elsewhere.
+        known = {id(tensor) for _, tensor in held.tensors}
+        own = (*module.named_parameters(), *module.named_buffers())
+        held.tensors += [(name, tensor) for name, tensor in own if id(tensor) not in known]
+        return held
+
+    def _add(self, name: str, value: Any, depth: int) -> None:
+        if issubclass(type(value), GlobalTensor):
+            return  # kept from another call, in rows: what uses it is refused where it does
+        if issubclass(type(value), torch.Tensor):
+            self.tensors.append((name, value))
+        elif issubclass(type(value), Rows):
+            self.counts.append(name)
+        elif issubclass(type(value), GENERATORS):
+            self.generators.append(value)
+        elif issubclass(type(value), Iterator) and not issubclass(type(value), _STAYING):
+            kind = "iterator" if type(value) is types.GeneratorType else type(value).__name__
+            self.used_up.append(f"the {kind} {name}")
+        elif depth:
+            module = issubclass(type(value), torch.nn.Module)
+            self._add_container(name, vars(value) if module else value, depth)
+
+    def _add_container(self, name: str, value: Any, depth: int) -> None:
+        attributes = attributes_of(value, any_class=self._any_class)
+        content = value if attributes is None else attributes
+        if not issubclass(type(content), _CONTAINERS) or id(content) in self._containers:
+            return
+        before = _copy(content)
+        if not issubclass(type(content), tuple):
+            self._containers[id(content)] = content, before
+        if isinstance(content, dict):
+            for key, each in before:
+                if not (type(key) is str and key in _OF_EVERY_MODULE):
+                    self._add(_joined(name, key), each, depth - 1)
+        else:
+            for each in before:
+                self._add(name, each, depth - 1)
+
+    def changed(self) -> bool:
+        """Whether a container holds something else by now."""
+        return any(True for _ in self.changes())
+
+    def changes(self) -> Iterator[str]:
+        """Names of the entries, or containers, that are others by now."""
+        for held, before in self._containers.values():
+            now = _copy(held)
+            if _is_same(held, now, before):
+                continue
+            if isinstance(held, dict):
+                known = dict(before)
+                others = (key for key, value in now if known.get(key, now) is not value)
+                yield from (key for key in others if type(key) is str)
+            yield f"a {type(held).__name__}"
+
+    def restore(self) -> None:
+        for held, before in self._containers.values():
+            if isinstance(held, _Slots):
+                held.put_back()
+            elif not _is_same(held, _copy(held), before):
+                _refill(held, before)
+
+
+def _joined(name: str, key: Any) -> str:
+    """The name of an entry; a module's parameters, buffers and modules have it as attributes do."""
+    if type(key) is not str or key in ("_parameters", "_buffers", "_modules"):
+        return name
+    return f"{name}.{key}" if name else key
+
+
+def _base(content: Any) -> Any:
+    return next(each for each in _CONTAINERS if issubclass(type(content), each))
+
+
+def _copy(content: Any) -> tuple[Any, ...]:
+    """What is in a container by now; of a mapping, pairs."""
+    if isinstance(content, _Slots):
+        return tuple(content.now().items())
+    base = _base(content)
+    return tuple(base.items(content) if issubclass(base, dict) else base.__iter__(content))
+
+
+def _is_same(content: Any, now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    if isinstance(content, dict):
+        return all(key is other and value is held for (key, value), (other, held) in pairs)
+    return all(value is held for value, held in pairs)
+
+
+def _refill(content: Any, before: Any) -> None:
+    base = _base(content)
+    base.clear(content)
+    if issubclass(base, (dict, set)):
+        base.update(content, before)
+    else:
+        base.extend(content, before)
+
+
+class Undo:
+    """What a call of a module may change, as it was before.
+
+    Args:
+        arguments: what it is given.
+        outside: variables beside the module that its code names, and what they hold.
+
+    Attributes:
+        module: what the tree of modules holds.
+        outside: what these variables hold.
+        arguments: what the arguments hold.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, arguments: Any, outside: Iterable[tuple[str, Any]] = ()
+    ) -> None:
+        self.module = Held.by(module)
+        self.outside = Held(outside)
+        self.arguments = Held([("", arguments)], any_class=True)
+        self.generators = Generators(self.module.generators, self.outside.generators)
+        self._names = {address(tensor): name for name, tensor in self.module.tensors}
+        self._given = {address(tensor) for _, tensor in self.arguments.tensors}
+        kinds = {id(tensor): "buffer" for tensor in module.buffers()}
+        kinds |= {id(tensor): "parameter" for tensor in module.parameters()}
+        self._objects = {
+            id(tensor): f"its {kinds.get(id(tensor), 'tensor')} {name}"
+            for name, tensor in self.module.tensors
+        }
+        self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
+        self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
+        given = [tensor for _, tensor in self.arguments.tensors]
+        self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """What the module calls the memory that a tensor lies in."""
+        return self._names.get(address(tensor))
+
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in the memory of an argument."""
+        return address(tensor) in self._given
+
+    def called(self, tensor: torch.Tensor) -> str | None:
+        """What a tensor of the module's, or an argument, is called: this one, whatever lies in its memory."""
+        return self._objects.get(id(tensor))
+
+    def keep(self, written: Iterable[torch.Tensor], marks: Marks) -> None:
+        """Before they are written to: copies of those that were there before the call."""
+        for tensor in written:
+            place = address(tensor)
+            if place and place not in self._before and not marks.is_new(tensor):
+                self._before[place] = tensor, _whole(tensor).clone()
+
+    def keeping(self) -> TorchDispatchMode:
+        """Inside, what operations write to is kept before they do."""
+        return _Keeping(self)
+
+    def has_gradients(self) -> bool:
+        """Whether a gradient was added to one of the module's tensors."""
+        return any(_gradient(tensor) is not before for tensor, before in self._gradients)
+
+    def writes_on_arguments(self) -> bool:
+        """Whether attributes were set on a tensor among the arguments."""
+        return any(vars(tensor) != before for tensor, before in self._written_on)
+
+    def changes(self) -> str:
+        """What the call has changed of the module, or beside it; "" where nothing is another."""
+        written = [name for place in self._before if (name := self._names.get(place)) is not None]
+        return next(iter((*written, *self.module.changes(), *self.outside.changes())), "")
+
+    def unwind(self) -> None:
+        """All as before the call."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for tensor, before in self._before.values():
+                _whole(tensor).copy_(before)
+            for tensor, gradient in self._gradients:
+                if _gradient(tensor) is not gradient:
+                    tensor.grad = gradient
+        self.module.restore()
+        self.outside.restore()
+        self.arguments.restore()
+        self.generators.restore()
+
+
+class _Keeping(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, undo: Undo) -> None:
+        super().__init__()
+        self._undo, self._marks = undo, Marks()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_made_of_others(func):
+            return by_parts(self, func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._undo.keep(written(func, args, kwargs), self._marks)
+            result = func(*args, **kwargs)
+            if not (func.is_view or func._schema.is_mutable):
+                for each in tensors(result):
+                    self._marks.made(each)
+            return result
+
+
+_grad: Any = torch._C.TensorBase.grad
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Not by `tensor.grad`, which makes gradients whole of which ranks hold parts."""
+    with torch._C.DisableTorchFunction():
+        return _grad.__get__(tensor)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the memory that it lies in, without autograd's knowing."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)

@@ -1,0 +1,47 @@
+"""What an observed call found out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ronde.rng.draws import Draw
+from ronde.tensor.output_axis import OutputAxis
+
+__all__ = ["Verdict"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a module may run on this rank's rows.
+
+    Attributes:
+        sharded: it may.
+        reason: why not, as the end of a sentence; empty when it may.
+        inputs: the batch axis of every leaf of the arguments, in order.
+        outputs: the axis of every leaf of the output, in order.
+        draws: the random operations on rows, in order.
+        same_as: for every leaf of the output, which leaf of the arguments it is itself, or None.
+        foreign: it uses leaves with a gradient that are no parameters of its own.
+        candidate: which of the places where the batch could lie this is about.
+        raised: what the module raised on this rank's rows, without its traceback.
+        joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
+        batchless: it normalizes, but nothing with rows of the batch (its weights, say).
+        drew: random numbers were drawn, whatever came of it.
+        keeps: something on itself or beside it that each call changes, the same way for whatever rows.
+        apart: its outputs are rows of the batch, be it cut or not.
+    """
+
+    sharded: bool
+    reason: str = ""
+    inputs: tuple[int | None, ...] = ()
+    outputs: tuple[OutputAxis, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    same_as: tuple[int | None, ...] = ()
+    foreign: bool = False
+    candidate: int = 0
+    raised: Exception | None = None
+    joint: bool = False
+    batchless: bool = False
+    drew: bool = False
+    keeps: str = ""
+    apart: bool = False

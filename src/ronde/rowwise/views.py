@@ -1,0 +1,193 @@
+"""Operations of which it is known what they do with rows: views, moves, and what works entry by entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.rowwise.labels import Label, Mark, Mixed, along, labelled
+from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.watch import Watch
+
+__all__ = ["LIKE_VIEWS", "carry_out_pointwise", "carry_out_view", "is_constant_along"]
+
+# Views in all but their memory.
+LIKE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
+_RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "view_copy"}
+_TAKES = {"slice", "split", "narrow", "unsafe_split"}
+_AS_IT_IS = {"alias", "detach", "lift_fresh", "_conj", "_neg_view", "conj"}
+
+
+def carry_out_view(watch: Watch, op: Operation) -> Any:
+    """A view, or what is one for its entries: the same is done with the numbers of their rows."""
+    label = op.labels[0]
+    _check_places(watch, op, label)
+    result = op.run()
+    for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
+        made = label if ids is label.ids else labelled(ids, watch.orders, label)
+        if op.facts.name == "as_strided" and made.order is not None:
+            made = along(made.order, made.axis, each.shape)  # in no more memory than it takes
+        if label.order is not None and label.order.is_even and not _is_even(made) and each.numel():
+            raise MixesRows(meet(op.facts.name))
+        watch.put(each, made)
+    return result
+
+
+def _check_places(watch: Watch, op: Operation, label: Label) -> None:
+    """Refuse what takes rows by their number: what takes all here may not take all of the batch."""
+    name = op.facts.name
+    if label.order is None or name not in _TAKES:
+        return
+    place = op.facts.names.index("dim")
+    dim = op.given(place) if op.given(place) is not None else 0
+    if dim % len(label.ids.shape) != label.axis:
+        return
+    whole = len(label.order) // watch.counts.mine * watch.counts.whole
+    bounds = [each for each in op.facts.names if each in ("end", "split_size", "length")]
+    for bound in bounds:
+        number = op.given(op.facts.names.index(bound))
+        if not isinstance(number, int) or number in watch.counted or number >= whole:
+            continue
+        # Copies of the batch laid end to end are taken apart again.
+        if number == len(label.order) or number % watch.counts.mine:
+            raise MixesRows(meet(name))
+
+
+def _is_even(label: Label) -> bool:
+    if label.order is not None:
+        return label.order.is_even
+    return label.ids.numel() > 1 and not all(map(_is_flat, zip(label.ids.shape, label.ids.stride())))
+
+
+def _is_flat(dimension: tuple[int, int]) -> bool:
+    return dimension[0] == 1 or dimension[1] == 0
+
+
+def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
+    name = op.facts.name
+    if name in _AS_IT_IS:
+        return [label.ids]
+    if name == "view_as_real":
+        return [label.ids.unsqueeze(-1).expand(result.shape)]
+    if name in ("view_as_complex", "real", "imag"):
+        return [label.ids[..., 0] if name == "view_as_complex" else label.ids]
+    if name == "view" and isinstance(op.args[1], torch.dtype):
+        return [_of_other_type(label, result)]
+    if name in _RESHAPES:
+        return [reshaped(label, result.shape)]
+    if name == "as_strided":
+        return [_strided(op, label)]
+    return tensors((op.func(label.ids, *op.args[1:], **op.kwargs),))
+
+
+def _strided(op: Operation, label: Label) -> torch.Tensor:
+    """Pieces that may overlap, as a Fourier transform of windows takes them."""
+    tensor, size, stride = op.args[:3]
+    offset = op.args[3] if len(op.args) > 3 else None
+    ids = torch.empty_strided(tensor.shape, tensor.stride(), dtype=label.ids.dtype).copy_(label.ids)
+    return ids.as_strided(size, stride, 0 if offset is None else offset - tensor.storage_offset())
+
+
+def _of_other_type(label: Label, result: torch.Tensor) -> torch.Tensor:
+    if label.ids.shape == result.shape:
+        return label.ids
+    if label.order is None or label.axis == result.dim() - 1:
+        raise MixesRows(meet("view"))
+    return label.ids[..., :1].expand(result.shape)
+
+
+def reshaped(label: Label, shape: Sequence[int]) -> torch.Tensor:
+    """The numbers of rows in another shape: only dimensions that are joined with that of rows take memory."""
+    if label.order is None:
+        return label.ids.reshape(tuple(shape))
+    before = label.ids.shape
+    outer, inner = math.prod(before[: label.axis]), math.prod(before[label.axis + 1 :])
+    start, ends = _span(shape, outer, len(label.order), inner)
+    if start is None:
+        return label.ids.reshape(tuple(shape))
+    middle = shape[start:ends]
+    left = outer // math.prod(shape[:start])
+    right = math.prod(middle) // (left * len(label.order))
+    ids = label.order.rows.view(1, -1, 1).expand(left, -1, right).reshape(tuple(middle))
+    places = [1] * start + list(middle) + [1] * (len(shape) - ends)
+    return ids.view(places).expand(tuple(shape))
+
+
+def _span(shape: Sequence[int], outer: int, rows: int, inner: int) -> tuple[int | None, int]:
+    """The dimensions of a shape that hold that of rows, and what of the others is joined with it."""
+    if not outer * rows * inner:
+        return None, 0
+    start, before = 0, 1
+    while start < len(shape) and outer % (before * shape[start]) == 0 and before * shape[start] <= outer:
+        if before == outer and shape[start] != 1:
+            break
+        before *= shape[start]
+        start += 1
+    ends, behind = len(shape), 1
+    while ends > start and inner % (behind * shape[ends - 1]) == 0 and behind * shape[ends - 1] <= inner:
+        behind *= shape[ends - 1]
+        ends -= 1
+    return (start, ends) if ends > start else (None, 0)
+
+
+def carry_out_pointwise(watch: Watch, op: Operation) -> Any:
+    """Each entry is made of those at the same place, which must be of one row."""
+    result = op.run()
+    results = tensors((result,)) if not op.written else op.written
+    shape = results[0].shape
+    label = broadcast(op, shape)
+    if not op.written:
+        watch.made(results)
+    for each in results:
+        fits = label is not None and each.shape == shape
+        mark: Mark = label if label is not None and fits else Mixed(op.facts.name)
+        watch.overwrite(op, each, mark) if op.written else watch.put(each, mark)
+    return result
+
+
+def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
+    """The label of a result of this shape; None where rows meet."""
+    labels = op.labels
+    first = labels[0]
+    if any(label.order is None for label in labels):
+        ids = [label.ids.expand(tuple(shape)) for label in labels]
+        same = all(torch.equal(ids[0], each) for each in ids[1:])
+        return Label(ids[0]) if same and _fit(op, shape, None) else None
+    behind = first.ids.dim() - first.axis
+    for label in labels:
+        if label.order is not first.order or label.ids.dim() - label.axis != behind:
+            return None
+    axis = len(shape) - behind
+    if not _fit(op, shape, axis):
+        return None
+    return Label(first.ids.expand(tuple(shape)), axis, first.order)
+
+
+def _fit(op: Operation, shape: Sequence[int], axis: int | None) -> bool:
+    """Whether operands without rows have the same for each row."""
+    for operand, mark in op.pairs():
+        if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
+            continue
+        if axis is None:
+            if operand.numel() > 1:
+                return False
+            continue
+        place = axis - (len(shape) - operand.dim())
+        if place >= 0 and operand.shape[place] != 1 and not is_constant_along(operand, place):
+            return False
+    return True
+
+
+def _is_read(op: Operation, operand: torch.Tensor) -> bool:
+    """Memory that is only written to may hold anything before."""
+    only_written = op.args[0] if op.facts.name == "copy_" else op.kwargs.get("out")
+    return operand is not only_written
+
+
+def is_constant_along(tensor: torch.Tensor, dim: int) -> bool:
+    first = tensor.narrow(dim, 0, 1).expand_as(tensor)
+    return torch.equal(first, tensor) or bool(((first == tensor) | (first != first)).all())

@@ -1,0 +1,162 @@
+"""Measures a rank's memory by kind at moments of a few steps.
+
+Counting all tensors takes about a microsecond for each, so it is done in two steps out of more and more. All
+others pay a comparison.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction
+
+from ronde.plan.resident import Kind, Resident
+from ronde.runtime.memory.census import StorageCensus
+from ronde.runtime.memory.process import allocated, peak_of_process, peak_on_device
+from ronde.trace.memory import Memory
+
+__all__ = ["MemoryMeter", "in_measured_step"]
+
+# Measured steps: two in a row, because a step of one optimizer may be followed by another's.
+_IN_A_ROW = 2
+_FIRST, _FACTOR, _FARTHEST = 2, 8, 2048
+# In so many steps models are observed, caches filled: what counts is behind them, if there is more.
+_SETTLED = 2
+# What torch itself holds: reading `.grad` may mean more where gradients are in parts.
+_gradient: Any = vars(torch._C.TensorBase)["grad"].__get__
+
+
+def in_measured_step(steps: int) -> bool:
+    """Whether the step behind so many is measured.
+
+    >>> [steps for steps in range(200) if in_measured_step(steps)]
+    [0, 1, 2, 3, 16, 17, 128, 129]
+    """
+    begin = _FIRST
+    while begin < _FARTHEST and steps >= begin + _IN_A_ROW:
+        begin *= _FACTOR
+    if begin >= _FARTHEST:
+        return steps % _FARTHEST < _IN_A_ROW
+    return steps < _IN_A_ROW or begin <= steps < begin + _IN_A_ROW
+
+
+class MemoryMeter:
+    """This rank's peaks by kind.
+
+    A script calls models, runs backward and steps optimizers; while `armed` the meter is to be told of each.
+
+    Args:
+        on_cuda: tensors lie on this rank's CUDA device.
+        hears_calls: whether it is told of models and backward; on one rank of steps only.
+
+    Attributes:
+        armed: this step is measured.
+        residents: what holds state elsewhere than in the script's tensors.
+        on_change: told when `armed` changes.
+    """
+
+    def __init__(self, *, on_cuda: bool, hears_calls: bool) -> None:
+        self.armed = True
+        self.residents: list[Resident] = []
+        self.on_change: Callable[[bool], None] = lambda _armed: None
+        self._on_cuda = on_cuda
+        self._allocated = allocated(on_cuda=on_cuda) if hears_calls else None
+        # Of the first steps, and of those behind.
+        self._first: dict[Kind, int] = {}
+        self._settled: dict[Kind, int] = {}
+        self._on_host: dict[Kind, int] = {}
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What was allocated before the step's first call of a model, less what comes and goes besides.
+        self._before: int | None = None
+        self._called = False
+        self._steps = 0
+
+    def called(self, module: torch.nn.Module) -> None:
+        """The script calls a model."""
+        self._modules.add(module)
+        if not self._called:
+            self._called = True
+            self._before = self._besides(self.count())
+
+    def begin_backward(self) -> None:
+        """A backward begins: what forward has kept for it is there."""
+        self._reach_activations()
+
+    def computed_again(self) -> None:
+        """In the midst of a backward a part of a model has been computed again, beside what forward kept."""
+        if self.armed:
+            self._reach_activations()
+
+    def _reach_activations(self) -> None:
+        besides = self._besides(self.count())
+        if besides is not None and self._before is not None:
+            self._reach("activations", max(0, besides - self._before))
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped; to be told of every step."""
+        if self.armed:
+            self._optimizers.add(optimizer)
+            self._before = self._besides(self.count())
+            self._called = False
+        self._steps += 1
+        armed = in_measured_step(self._steps)
+        if armed is not self.armed:
+            self.armed, self._before = armed, None
+            self.on_change(armed)
+
+    def memory(self) -> Memory:
+        """The peaks so far."""
+        peaks = dict(self._first)
+        for kind, nbytes in self._settled.items():
+            # What the first steps leave in caches looks like activations.
+            peaks[kind] = nbytes if kind == "activations" else max(nbytes, peaks.get(kind, 0))
+        on_device = self._on_cuda and torch.cuda.is_initialized()
+        total = peak_on_device() if on_device else peak_of_process()
+        where = "device" if on_device else "process"
+        return Memory(peaks=peaks, total=total, where=where, on_host=self._on_host)
+
+    def count(self) -> StorageCensus:
+        """Look what is held now."""
+        census = StorageCensus(on_cuda=self._on_cuda)
+        with DisableTorchFunction():  # a parameter in parts would be gathered, if it were used
+            self._fill(census)
+        for kind, nbytes in census.bytes.items():
+            if kind != "activations":
+                self._reach(kind, nbytes)
+        for kind, nbytes in census.on_host.items():
+            if nbytes:
+                self._on_host[kind] = max(nbytes, self._on_host.get(kind, 0))
+        return census
+
+    def _reach(self, kind: Kind, nbytes: int) -> None:
+        peaks = self._settled if self._steps >= _SETTLED else self._first
+        peaks[kind] = max(nbytes, peaks.get(kind, 0))
+
+    def _fill(self, census: StorageCensus) -> None:
+        optimizers = list(self._optimizers)
+        for module in list(self._modules):
+            census.count_module(module)
+        parameters = [
+            tensor for each in optimizers for group in each.param_groups for tensor in group["params"]
+        ]
+        for tensor in parameters:
+            census.count("parameters", tensor)
+        for resident in self.residents:
+            resident.tell(census)
+        for tensor in parameters:
+            gradient = _gradient(tensor)
+            if gradient is not None:
+                census.count("gradients", gradient)
+        for optimizer in optimizers:
+            state = vars(optimizer).get("state")
+            if isinstance(state, Resident):
+                state.tell(census)
+            else:
+                census.count_state(state)
+
+    def _besides(self, census: StorageCensus) -> int | None:
+        return None if self._allocated is None else self._allocated() - census.coming

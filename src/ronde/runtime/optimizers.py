@@ -1,0 +1,128 @@
+"""What stands around optimizers: gradients of all their parameters averaged, steps counted, parts kept."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
+from ronde.process.parameter_order import ParameterOrder
+from ronde.process.signals import HandledSignals
+from ronde.runtime.memory.meter import MemoryMeter
+from ronde.runtime.sharding import Sharding
+from ronde.sync.reducer import Reducer
+from ronde.tensor.context import Context
+from ronde.trace.step_clock import Part
+from ronde.trace.tally import Tally
+
+__all__ = ["Optimizers"]
+
+
+class Optimizers:
+    """Hears of every optimizer of the script's; one per session."""
+
+    def __init__(
+        self,
+        context: Context,
+        reducer: Reducer,
+        sharding: Sharding,
+        tally: Tally,
+        memory: MemoryMeter,
+        signals: HandledSignals,
+    ) -> None:
+        self._context = context
+        self._reducer = reducer
+        self._sharding = sharding
+        self._tally = tally
+        self._memory = memory
+        self._signals = signals
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def install(self, patches: Patches, order: ParameterOrder) -> None:
+        """Replace functions, and hook into steps; `patches` undoes both."""
+        plain: Any = Optimizer.add_param_group
+
+        def add_param_group(optimizer: Any, param_group: Any) -> None:
+            plain(optimizer, param_group)
+            order.agree(optimizer.param_groups[-1])
+            self._tally.know(optimizer)
+            if self._context.on_main_thread():
+                self._reducer.adopt_all(optimizer)
+
+        patches.set(Optimizer, "add_param_group", add_param_group)
+        patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
+        self._install_gradient_hooks(patches)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._context.on_main_thread():
+            return  # every rank trains there what no rank has cut
+        clock = self._context.clock
+        before = clock.enter(Part.OWN) if clock.armed else None
+        self._signals.before_step()
+        self._reducer.adopt_all(optimizer)
+        self._sharding.before_step()
+        self._tally.begin_step()
+        what = f"{type(optimizer).__name__}.step"
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            self._sharding.note_whole_state(optimizer)
+            what += f" (the first; sum of all parameters {_sum_of_parameters(optimizer):.6g})"
+        self._context.comm.mark(f"{what}{_rates(optimizer)}")
+        if before is not None:
+            clock.enter(before)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._context.on_main_thread():
+            self._tally.step_beside()
+            return
+        self._tally.step(optimizer)
+        self._memory.stepped(optimizer)
+
+    def _install_gradient_hooks(self, patches: Patches) -> None:
+        plain: Any = torch.Tensor.register_post_accumulate_grad_hook
+
+        def register(tensor: Any, hook: Any) -> Any:
+            """An optimizer in backward is to see the gradient of the whole batch, not of one rank's rows."""
+            if not tensor.requires_grad or not tensor.is_leaf:
+                return plain(tensor, hook)  # torch's own error
+            if not self._context.on_main_thread():
+                return plain(tensor, hook)
+            self._reducer.adopt(tensor)
+            return self._reducer.hooks.register(tensor, hook)
+
+        patches.set(torch.Tensor, "register_post_accumulate_grad_hook", modes_first(register))
+
+
+def _rates(optimizer: Any) -> str:
+    """By what rates an optimizer steps: a thread or the clock of one rank may have changed them."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    texts = [repr(float(rate)) for rate in rates if isinstance(rate, float)]
+    if not texts:
+        return ""
+    several = f", ... (digest {zlib.crc32(' '.join(texts).encode()):08x})" if len(set(texts)) > 1 else ""
+    return f" at lr {texts[0]}{several}"
+
+
+def _sum_of_parameters(optimizer: Any) -> float:
+    """The sum of all its parameters that have values: ranks that have drawn others are told apart by it."""
+    return sum(
+        float(value.detach().sum())  # one after the other: parameters in parts are gathered for it
+        for group in optimizer.param_groups
+        for value in group["params"]
+        if not is_lazy(value) and _has_values(value)
+    )
+
+
+def _has_values(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and value.layout is torch.strided and not value.is_meta

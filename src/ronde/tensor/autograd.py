@@ -1,0 +1,219 @@
+"""`torch.autograd.grad`, custom functions and parameters, given global tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.functional
+import torch.utils.checkpoint
+
+from ronde.errors import UsageError
+from ronde.patching.modes_first import modes_first
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context, Region, Standing, in_transform
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.edges import Leave
+from ronde.tensor.fingerprint import compare_values
+from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
+from ronde.tensor.graph import crosses_ranks
+from ronde.trace.step_clock import Part
+
+__all__ = ["install"]
+
+# By it checkpoints of torch before 2.13 keep arguments; it computes nothing of them.
+_KEEPS_ARGUMENTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
+
+
+def install(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
+    """Replace the functions.
+
+    Args:
+        on_backward: hears of each `grad` that the script is about to begin.
+    """
+    _install_engine(patches, context)
+    _install_grad(patches, context, on_backward)
+    _install_jacobian(patches, context)
+    _install_multi_grad_hook(patches)
+    _install_function(patches, context)
+    _install_parameter(patches)
+
+
+def _install_engine(patches: Patches, context: Context) -> None:
+    """The backward of a loss of a class of its own has functions of torch pass over all tensor classes.
+
+    What is computed again in there would read the memory of a parameter in parts, not ask for the whole.
+    """
+    plain: Any = getattr(torch.autograd, _ENGINE)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        before = context.clock.enter(Part.MODEL) if context.clock.armed else None
+        with torch._C._EnableTorchFunction():
+            results = plain(*args, **kwargs)
+        if before is not None:
+            context.clock.enter(before)
+        return results
+
+    patches.set(torch.autograd, _ENGINE, run_backward)
+
+
+# By it `backward` and `grad` begin.
+_ENGINE = "_engine_run_backward"
+
+# What `torch.autograd.grad` takes behind outputs, inputs and grad_outputs, in its order.
+_OPTIONS = (
+    "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched", "materialize_grads",
+)  # fmt: skip
+
+
+def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], None]) -> None:
+    plain: Any = torch.autograd.grad
+
+    def grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Results are local gradients of what is used on shards; their mean over ranks is the true one."""
+        options = {**dict(zip(_OPTIONS, args, strict=False)), **kwargs}
+        if not context.on_main_thread() or in_transform():
+            return plain(outputs, inputs, grad_outputs, **options)
+        if type(inputs) is dict:
+            found = grad(outputs, tuple(inputs.values()), grad_outputs, **options)
+            return dict(zip(inputs, found, strict=True))
+        asked = _several(inputs)
+        whole = context.region is Region.SCRIPT
+        if whole:
+            on_backward()
+        if context.script_values.watched:
+            compare_values(context, outputs, grad_outputs)
+        given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
+        one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
+        carry_out = functools.partial(_one_by_one, plain) if one_by_one else plain
+        if not whole:
+            return carry_out(given[0], asked, given[1], **options)
+        local = [_gradient_target(value) for value in asked]
+        results = carry_out(given[0], local, given[1], **options)
+        ahead = int(bool(options.get("is_grads_batched")))
+        return tuple(_leave(context, *each, ahead) for each in zip(asked, results, strict=True))
+
+    patches.set(torch.autograd, "grad", modes_first(grad))
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """Tensors or edges of a graph, of which one may stand alone; an edge is a tuple itself."""
+    alone = isinstance(values, (torch.Tensor, torch.autograd.graph.GradientEdge, DeferredScalar))
+    return (values,) if alone else tuple(values)
+
+
+def _one_by_one(
+    plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, *, retain_graph: Any = None, **options: Any
+) -> Any:
+    """Gradients for several `grad_outputs` of each output (`is_grads_batched`), one after another.
+
+    torch computes them at once by `vmap`, in which ranks cannot meet.
+    """
+    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
+    counts = {len(each) if each.dim() else 0 for each in given if each is not None}
+    if len(counts) != 1 or 0 in counts:  # torch has an error for each of these
+        return plain(outputs, inputs, grad_outputs, retain_graph=retain_graph, **options)
+    (count,) = counts
+    options["is_grads_batched"] = False
+    found = [
+        plain(
+            outputs,
+            inputs,
+            [None if each is None else each[place] for each in given],
+            retain_graph=retain_graph if place == count - 1 else True,
+            **options,
+        )
+        for place in range(count)
+    ]
+    return tuple(None if each[0] is None else torch.stack(each) for each in zip(*found, strict=True))
+
+
+def _install_jacobian(patches: Patches, context: Context) -> None:
+    plain: Any = torch.autograd.functional.jacobian
+
+    def jacobian(
+        func: Any, inputs: Any, create_graph: bool = False, strict: bool = False, vectorize: bool = False,
+        strategy: str = "reverse-mode",
+    ) -> Any:  # fmt: skip
+        """Row by row, as without `vectorize`: ranks cannot meet inside of `vmap`."""
+        if context.region is Region.SCRIPT and context.on_main_thread() and not in_transform():
+            vectorize = vectorize and (strict or strategy != "reverse-mode")
+        return plain(func, inputs, create_graph, strict, vectorize, strategy)
+
+    patches.set(torch.autograd.functional, "jacobian", jacobian)
+
+
+def _install_multi_grad_hook(patches: Patches) -> None:
+    plain: Any = torch.autograd.graph.register_multi_grad_hook
+
+    @functools.wraps(plain)
+    def register_multi_grad_hook(tensors: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """torch asks which nodes of the graph will run; a global tensor has none of its own."""
+        given = tensors if isinstance(tensors, (list, tuple)) else ()
+        if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in given):
+            raise UsageError(
+                "register_multi_grad_hook was given a model's output or a batch, whose gradients it would "
+                "not see on ranks; register a hook on each of them (tensor.register_hook)"
+            )
+        return plain(tensors, fn, *args, **kwargs)
+
+    patches.set(torch.autograd.graph, "register_multi_grad_hook", register_multi_grad_hook)
+
+
+def _gradient_target(value: Any) -> Any:
+    """The plain tensor by which a global tensor is part of the graph."""
+    if not isinstance(value, GlobalTensor):
+        return value
+    return value._full if value._local is None else value._local
+
+
+def _leave(context: Context, value: Any, result: torch.Tensor | None, ahead: int) -> torch.Tensor | None:
+    """A gradient as the script is to see it; `ahead` axes lie before those of the value."""
+    if result is None:
+        return None
+    if isinstance(value, GlobalTensor) and value._local is not None:
+        # The local gradient of a shard is W times the true one.
+        layout = dataclasses.replace(value._layout, dim=value._layout.dim + ahead)
+        return wrap(context, result / context.world_size, layout, value._rules)
+    return Leave.apply(result, context)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.autograd.graph.GradientEdge):
+        return tuple(_whole(item) for item in value)
+    return materialize(value)
+
+
+def _install_function(patches: Patches, context: Context) -> None:
+    # In Python up to torch 2.13, in C since.
+    method: Any = torch.autograd.Function.__dict__["apply"]
+
+    def plain(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(None, cls)(*args, **kwargs)
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """A user's own function sees whole values, and makes such: it may do anything with its data."""
+        if cls is _KEEPS_ARGUMENTS:
+            return plain(cls, *args, **kwargs)  # the same as in forward are there to compute again
+        if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in args):
+            args = tuple(materialize(value) for value in args)
+        elsewhere = context.region is not Region.SCRIPT or not context.is_in_step()
+        if elsewhere or cls.__module__.startswith("ronde."):
+            return plain(cls, *args, **kwargs)
+        context.gradients_watched = True
+        with context.enter(Standing(Region.REPLICATED, function=cls.__name__)):
+            return plain(cls, *args, **kwargs)
+
+    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+
+
+def _install_parameter(patches: Patches) -> None:
+    plain: Any = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        return plain(cls, materialize(data), requires_grad)
+
+    patches.set(torch.nn.Parameter, "__new__", staticmethod(new))

@@ -1,0 +1,181 @@
+"""The ranks, and where on this rank the script's execution stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad
+
+from ronde.comm.process_group import Comm
+from ronde.tensor.layout import Layout
+from ronde.tensor.script_values import ScriptValues
+from ronde.trace.step_clock import StepClock
+
+__all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
+
+
+class Region(enum.Enum):
+    """Where execution stands.
+
+    SCRIPT: values are global (the script itself, and the body of a module run in parts).
+    SHARDED: inside a model that runs on this rank's rows.
+    OBSERVED: the same, in a call that is watched, and unwound if the rows are not independent.
+    REPLICATED: inside a model that runs on the whole batch on every rank.
+    SAMPLES: every rank reads the same samples of a data set; what modules do there is no call on a batch.
+    """
+
+    SCRIPT = "script"
+    SHARDED = "sharded"
+    OBSERVED = "observed"
+    REPLICATED = "replicated"
+    SAMPLES = "samples"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the main thread's execution stands.
+
+    Attributes:
+        rows: global rows of the sharded call under way, and of the batch of a module run in parts.
+        batchless: what the sharded call under way normalizes has no rows of the batch.
+        function: which `torch.autograd.Function` the script has applied, while its forward runs.
+    """
+
+    region: Region
+    rows: int | None = None
+    batchless: bool = False
+    function: str = ""
+
+
+class Context:
+    """The ranks among which tensors are cut, and this rank's standing; one per session.
+
+    Attributes:
+        comm: collectives of global tensors, apart from the reducer's: their order is the script's.
+        adopt: tells the reducer of a leaf tensor whose gradient differs between ranks.
+        clock: is told, where it is armed, what runs.
+        standing: where the main thread's execution stands.
+        loss_is_scaled: the script scales its loss to the edge of what float16 holds.
+        gradients_watched: the script may look at gradients in the midst of a backward.
+        script_values: what the script puts into its computations, to be compared before backward.
+        together: in an observed call, has all ranks do what needs all of them, or none of them.
+    """
+
+    def __init__(
+        self, *, comm: Comm, adopt: Callable[[torch.Tensor], None], clock: StepClock | None = None
+    ) -> None:
+        self.comm = comm
+        self.rank = comm.rank
+        self.world_size = comm.world_size
+        self.adopt = adopt
+        self.clock = clock or StepClock()
+        self.standing = _AT_FIRST
+        self.loss_is_scaled = False
+        self.gradients_watched = False
+        self.script_values = ScriptValues()
+        self.together: Callable[[Callable[[], Any]], Any] | None = None
+        self._thread = threading.get_ident()
+        self._reader: Callable[[], threading.Thread | None] = lambda: None
+        _contexts.add(self)
+
+    @property
+    def gradient_factor(self) -> int:
+        """How many times the true one the local gradient of a shard is; see `loss_scale`."""
+        return 1 if self.loss_is_scaled and not self.gradients_watched else self.world_size
+
+    @property
+    def region(self) -> Region:
+        """Where execution stands; other threads of the script are never inside what its main one is in."""
+        if torch.compiler.is_dynamo_compiling():  # which knows no threads, and guards by what it reads
+            return self.standing.region
+        return self.standing.region if self.is_in_step() else Region.SCRIPT
+
+    def on_main_thread(self) -> bool:
+        """Only the script's main thread is in lockstep with the other ranks, and no fork of it."""
+        return threading.get_ident() == self._thread
+
+    def is_in_step(self) -> bool:
+        """On the script's main thread, or on that which works for its backward."""
+        return self.on_main_thread() or _in_backward()
+
+    def script_computes(self) -> bool:
+        """Whether what runs now is the script's own on all ranks, and no part of a backward."""
+        if torch.compiler.is_dynamo_compiling():
+            return False
+        return (
+            self.standing.region is Region.SCRIPT
+            and self.world_size > 1
+            and self.on_main_thread()
+            and not self.comm.alone
+            and torch._C._current_graph_task_id() == -1
+            and not in_transform()
+        )
+
+    def note_values(self, given: Any) -> None:
+        """What the script gives to an operation beside batches and outputs; ranks may differ in that."""
+        if self.script_computes():
+            self.script_values.note(given)
+
+    def reads_alone(self) -> bool:
+        """Whether no other of the script's threads has read what needs all ranks and is still there."""
+        here = threading.current_thread()
+        before, self._reader = self._reader() or here, weakref.ref(here)
+        return before is here or not before.is_alive()
+
+    def layout(self, dim: int, rows: int, *, outer: int = 1, inner: int = 1) -> Layout:
+        return Layout(dim, rows, self.world_size, outer, inner)
+
+    @contextmanager
+    def enter(
+        self, standing: Standing | Region, rows: int | None = None, *, batchless: bool = False
+    ) -> Iterator[None]:
+        """Execute elsewhere."""
+        before = self.standing
+        if isinstance(standing, Region):
+            standing = Standing(standing, rows, batchless)
+        self.standing = standing
+        try:
+            yield
+        finally:
+            self.standing = before
+
+
+_AT_FIRST = Standing(Region.SCRIPT)
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def in_transform() -> bool:
+    """Inside `torch.func`: tensors are wrapped there, and cannot be sent."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def carries_tangents() -> bool:
+    """Inside `torch.autograd.forward_ad`: tangents go along with tensors, and are not sent with them."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def _fall_out_of_step() -> None:
+    """In a process that was forked, as workers that load samples: ranks meet in their own only."""
+    for context in _contexts:
+        context._thread = 0
+
+
+os.register_at_fork(after_in_child=_fall_out_of_step)
+
+
+def _in_backward() -> bool:
+    """Whether this is the thread in which autograd works for a CUDA device, while the script's thread waits.
+
+    Python has not started it; in one that it has started, the script would call backward by itself.
+    """
+    return torch._C._current_graph_task_id() != -1 and isinstance(
+        threading.current_thread(), threading._DummyThread
+    )

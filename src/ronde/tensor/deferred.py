@@ -1,0 +1,232 @@
+"""A loss whose sum over ranks is still under way.
+
+Its reduction was started when the loss was computed, by all ranks in the same order; only the *waiting* is
+put off until somebody reads the value. Backward needs the gradient, not the value, so the ranks need not
+meet between forward and backward. A value formatted on one rank alone pairs with no other collective:
+nothing is started late.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction
+from torch.autograd import Function
+
+from ronde.tensor.context import Context
+from ronde.tensor.kinds import put_in
+from ronde.tensor.tree import instances
+from ronde.trace.step_clock import Part
+
+__all__ = ["DeferredScalar", "defer", "resolve", "root"]
+
+T = torch.Tensor
+
+# Linear in their first argument: they act on the value to come as they act on the gradient.
+_SCALING = {
+    *(torch.mul, T.mul, T.__mul__, T.__rmul__, torch.neg, T.neg, T.__neg__),
+    *(torch.div, T.div, torch.true_divide, T.true_divide, T.__truediv__),
+}
+_ADDING = {torch.add, T.add, T.__add__, T.__radd__}
+# A sum of hundreds of losses is waited for now and then, or its value would be found by deep recursion.
+_LONGEST_CHAIN = 32
+# They want to know the number, and nothing of its graph.
+_READING = {T.item, T.__format__}
+_ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "grad_fn", "is_leaf")
+_METADATA = {
+    *(T.dim, T.size, T.numel, T.is_floating_point, torch.is_floating_point, torch.numel),
+    *(getattr(T, name).__get__ for name in _ATTRIBUTES),
+}
+
+
+class DeferredScalar(torch.Tensor):
+    """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
+
+    # Not in its dictionary, which is the script's.
+    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_node", "_number", "_plain", "_stand_in")
+    # Has the graph, and the gradient that the value will have; its own value is this rank's share.
+    _stand_in: torch.Tensor
+    # Waits, and gives the value with its graph.
+    _arrive: Callable[[], torch.Tensor]
+    # Waits, and gives the value alone.
+    _number: Callable[[], torch.Tensor] | None
+    # The value as it arrived; what was derived from it goes by this.
+    _arrived: torch.Tensor | None
+    # The value with its graph, once somebody has asked; the script may change it in place.
+    _plain: torch.Tensor | None
+    # How many steps lie between it and what it was derived from.
+    _depth: int
+    # Is told what the script puts into it.
+    _context: Context
+    # The name of the node that the same operation makes in plain python, which `repr` shows.
+    _node: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        context = first._context if isinstance(first, DeferredScalar) else _context_of((args, kwargs))
+        if context.script_values.watched:
+            context.note_values(put_in(func, args, kwargs))
+        clock = context.clock
+        if not clock.armed:
+            return _carried_out(func, args, kwargs)
+        before = clock.enter(Part.OWN)
+        result = _carried_out(func, args, kwargs)
+        clock.enter(before)
+        return result
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*(_resolved(value) for value in args), **(kwargs or {}))
+
+    # A tensor subclass with a Python `__torch_dispatch__` refuses these; the value itself does not.
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return resolve(self).numpy(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return resolve(self).tolist()
+
+
+def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of a loss, put off as the loss is where that can be."""
+    first = args[0] if args else None
+    if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
+        if func in _METADATA:
+            return func(first._stand_in, *args[1:])
+        if func in _READING and first._number is not None and first._arrived is None:
+            return func(first._number(), *args[1:])
+        if first._depth >= _LONGEST_CHAIN:
+            resolve(first)
+        elif func in _SCALING and all(isinstance(value, (int, float)) for value in args[1:]):
+            return _mapped(first, lambda value: func(value, *args[1:]))
+        elif func in _ADDING and len(args) == 2:
+            return _added(first, args[1])
+    if func is T.__repr__ and isinstance(first, DeferredScalar):
+        return func(_shown(first), **kwargs)
+    if func is T.backward and isinstance(first, DeferredScalar):
+        return _begin_backward(first, *args[1:], **kwargs)
+    return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
+
+
+def _begin_backward(
+    loss: DeferredScalar, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
+    inputs: Any = None,
+) -> None:  # fmt: skip
+    """As `Tensor.backward` does, with the loss as it is: what has gone into it was noted."""
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _context_of(given: Any) -> Context:
+    """That of the first loss in an argument list."""
+    return next(instances(DeferredScalar, given))._context
+
+
+def defer(
+    context: Context,
+    stand_in: torch.Tensor,
+    arrive: Callable[[], torch.Tensor],
+    depth: int = 0,
+    node: str = "",
+    number: Callable[[], torch.Tensor] | None = None,
+) -> DeferredScalar:
+    """The value that `arrive` will give; `stand_in` has its gradient already.
+
+    Args:
+        number: as `arrive`, without the graph.
+        node: the name that the value's node has in plain python, where it is not that of the stand-in.
+    """
+    with DisableTorchFunction():
+        shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
+        )
+    shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
+    shell._number = number
+    shell._context, shell._depth, shell._node = context, depth, node or type(stand_in.grad_fn).__name__
+    return shell
+
+
+def resolve(value: DeferredScalar) -> torch.Tensor:
+    """Wait for the value; a plain tensor with its graph, the same one at every call."""
+    if value._plain is None:
+        with _modes_of(value._stand_in):
+            value._plain = _original(value).clone()
+    return value._plain
+
+
+class _Copy(Function):
+    """Made by `_copy`, for a tensor that is to be printed only."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+
+@functools.cache
+def _copy(node: str) -> Any:
+    """A function whose results are printed as made by `node`."""
+    made: Any = type(node, (_Copy,), {})
+    made._backward_cls.__name__ = node
+    return made
+
+
+def _shown(value: DeferredScalar) -> torch.Tensor:
+    """What is printed: the value, made by the node that it has in plain python."""
+    plain = resolve(value)
+    if type(plain.grad_fn).__name__ != "CloneBackward0":
+        return plain  # without a graph, or changed in place
+    with _modes_of(value._stand_in):
+        return _copy(value._node).apply(plain)
+
+
+def _original(value: DeferredScalar) -> torch.Tensor:
+    if value._arrived is None:
+        with _modes_of(value._stand_in):
+            value._arrived = value._arrive()
+    return value._arrived
+
+
+@contextmanager
+def _modes_of(stand_in: torch.Tensor) -> Iterator[None]:
+    """As it was where the value was computed; it may be read anywhere."""
+    with torch.inference_mode(stand_in.is_inference()), torch.set_grad_enabled(stand_in.requires_grad):
+        yield
+
+
+def root(value: Any) -> Any:
+    """What backward starts from: no value is needed there."""
+    if not isinstance(value, DeferredScalar):
+        return value
+    return value._stand_in if value._plain is None else value._plain
+
+
+def _resolved(value: Any) -> Any:
+    if isinstance(value, DeferredScalar):
+        return resolve(value)
+    if isinstance(value, (tuple, list)) and any(isinstance(item, DeferredScalar) for item in value):
+        return type(value)(_resolved(item) for item in value)
+    return value
+
+
+def _mapped(value: DeferredScalar, function: Callable[[torch.Tensor], torch.Tensor]) -> DeferredScalar:
+    return defer(
+        value._context, function(value._stand_in), lambda: function(_original(value)), value._depth + 1
+    )
+
+
+def _added(value: DeferredScalar, other: Any) -> Any:
+    if isinstance(other, DeferredScalar) and other._plain is None and other._depth < _LONGEST_CHAIN:
+        depth = max(value._depth, other._depth) + 1
+        stand_in = value._stand_in + other._stand_in
+        return defer(value._context, stand_in, lambda: _original(value) + _original(other), depth)
+    if isinstance(other, (int, float)):
+        return _mapped(value, lambda plain: plain + other)
+    return resolve(value) + _resolved(other)

@@ -1,0 +1,205 @@
+"""The differentiable edges between replicated values and shards, each the backward of another.
+
+Convention, with W ranks: of a replicated value the true gradient is the mean over ranks of the local
+ones; of a shard, the local gradient is W times the true one. Parameter gradients are then *averaged*:
+what was computed on shards is thereby summed, what was computed in replica is averaged over equal
+copies, under any mixture and any accumulation. All edges are differentiable any number of times.
+
+    edge          forward                          backward
+    Slice         whole value -> this rank's rows  all-gather, divided by W
+    Gather        shard -> whole value             this rank's rows, times W
+    Enter         identity                         mean over ranks
+    Leave         mean over ranks                  identity averaged (Enter)
+    SumRanks      shard's sum -> whole sum         times W
+    SyncSum       all-reduce among shards          all-reduce among shards
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from ronde.errors import UsageError
+from ronde.tensor.context import Context
+from ronde.tensor.deferred import DeferredScalar, defer
+from ronde.tensor.layout import Layout, memory_order
+
+__all__ = ["Enter", "Gather", "Leave", "Slice", "SumRanks", "SyncSum", "gather_data", "sum_ranks_deferred"]
+
+
+def gather_data(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The whole value from every rank's rows, without a graph; it lies in memory as the shards do."""
+    _check_thread(context)
+    order = _agreed_order(context, local, layout)
+    dense = local.detach().permute(order)
+    whole = _gather_dense(context, dense, layout.at(order.index(layout.dim)))
+    return whole.permute([order.index(dim) for dim in range(local.dim())])
+
+
+def _agreed_order(context: Context, local: torch.Tensor, layout: Layout) -> list[int]:
+    """The shards' order in memory: where only some have several rows, theirs; a single one leaves it open."""
+    order = memory_order(local)
+    if len(order) < 2 or not layout.world_size < layout.rows < 2 * layout.world_size:
+        return order
+    agreed = torch.tensor(order, device=context.comm.control_device)
+    return context.comm.broadcast(agreed, source=layout.world_size - 1).tolist()
+
+
+def _check_thread(context: Context) -> None:
+    """One thread beside the main one may read what needs all ranks: if it is out of step, that is found."""
+    if context.is_in_step() or context.reads_alone():
+        return
+    raise UsageError(
+        "more than one thread uses values that are spread over the ranks, such as a model's output, in an "
+        "order that may be another on each rank; use them in the script's main thread, and give threads what "
+        "comes of it, output.numpy() say"
+    )
+
+
+def _gather_dense(context: Context, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    sizes = [layout.local_size(rank) for rank in range(context.world_size)]
+    moved = local.movedim(layout.dim, 0)
+    if layout.dim == 0 and layout.outer == 1 and len(set(sizes)) == 1:
+        return context.comm.all_gather(moved).flatten(0, 1)
+    parts = context.comm.all_gather_uneven(moved, sizes)
+    return layout.assemble([part.movedim(0, layout.dim) for part in parts])
+
+
+class Slice(Function):
+    """A replicated value becomes this rank's shard of it."""
+
+    @staticmethod
+    def forward(ctx: Any, full: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return layout.take(full, context.rank).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Gather.apply(grad, ctx.context, ctx.layout) / ctx.context.world_size, None, None
+
+
+class Gather(Function):
+    """Shards become the replicated value."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        whole = gather_data(context, local, layout)
+        # The same memory as a tensor that is no view: a view made in here could not be changed in place.
+        return whole.new_empty(0).set_(whole)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+
+
+def _sum(context: Context, value: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks, without a graph."""
+    _check_thread(context)
+    return context.comm.all_reduce(value.detach().clone(memory_format=torch.contiguous_format))
+
+
+class Enter(Function):
+    """A replicated value is used on shards."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Leave.apply(grads[0], ctx.context), None
+
+
+class Leave(Function):
+    """Local gradients of a replicated value become its true gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return _sum(context, value) / context.world_size
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Enter.apply(grads[0], ctx.context), None
+
+
+class SumRanks(Function):
+    """The sum of every shard's value, replicated."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return _sum(context, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Spread.apply(grads[0], ctx.context), None
+
+
+class _Arrived(Function):
+    """`SumRanks` of a value whose reduction was started before."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, total: torch.Tensor, divisor: float, context: Context
+    ) -> torch.Tensor:
+        ctx.context, ctx.divisor = context, divisor
+        return (total / divisor).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
+
+
+def sum_ranks_deferred(
+    context: Context, value: torch.Tensor, divisor: float = 1, node: str = ""
+) -> DeferredScalar:
+    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0.
+
+    Args:
+        node: see `defer`.
+    """
+    _check_thread(context)
+    with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
+        total = value.detach().to(torch.float64, copy=True)
+    pending = context.comm.all_reduce_async(total)
+
+    def arrive() -> torch.Tensor:
+        pending.wait()
+        return _Arrived.apply(value, total, divisor, context)
+
+    def number() -> torch.Tensor:
+        pending.wait()
+        return (total / divisor).to(value.dtype)
+
+    return defer(context, value * (context.world_size / divisor), arrive, node=node, number=number)
+
+
+class _Spread(Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return value * context.world_size
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return SumRanks.apply(grads[0], ctx.context), None
+
+
+class SyncSum(Function):
+    """The sum over ranks of a value that every shard goes on to use: global batch statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, context: Context) -> torch.Tensor:
+        ctx.context = context
+        return _sum(context, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return SyncSum.apply(grads[0], ctx.context), None

@@ -1,0 +1,368 @@
+"""A global tensor: one value of which this rank holds the rows of its part of the batch.
+
+For the script it is a `torch.Tensor` of the whole shape. An operation that has a rule (`rules/`) runs
+on the rows; any other sees the whole value, gathered once. What C++ reaches past Python's
+`__torch_function__` is served by `__torch_dispatch__`, and its gradients by the Gather node that made
+the tensor. The idea of a global view of a sharded value is OneFlow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+
+from ronde.errors import RondeError
+from ronde.tensor.context import Context, Region, carries_tangents, in_transform
+from ronde.tensor.deferred import DeferredScalar, resolve
+from ronde.tensor.edges import Slice, gather_data
+from ronde.tensor.kinds import (
+    METADATA,
+    changes_first,
+    changes_shape,
+    lends_memory,
+    may_copy,
+    put_in,
+    spelled,
+    watches,
+)
+from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.memory import memory
+from ronde.tensor.shard import Rule, Shard, whole_value
+from ronde.tensor.tree import instances, map_leaves
+from ronde.tensor.views import (
+    hold_whole,
+    lend,
+    notice,
+    open_to_write,
+    remember_view,
+    share,
+    whole_now,
+)
+from ronde.trace.step_clock import Part
+
+__all__ = ["GlobalTensor", "Rule", "StrayBatch", "gather_ahead", "localize", "materialize", "settled", "wrap"]
+
+# torch's own descriptors, which the class below overrides.
+_PLAIN_GRAD: Any = torch.Tensor.grad
+_PLAIN_DATA: Any = torch.Tensor.data  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class StrayBatch(RondeError):
+    """A model that is tried uses a batch that is not among its arguments."""
+
+
+class GlobalTensor(Shard):
+    """See the module. Made by `wrap` alone."""
+
+    __slots__ = ()
+
+    @property
+    def _local(self) -> torch.Tensor | None:
+        """This rank's rows, part of the graph; None once the whole value is what the tensor is."""
+        notice(self)
+        return self._rows
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if DeferredScalar in types:
+            args, kwargs = settled((args, kwargs))
+        kwargs = kwargs or {}
+        first = next(instances(GlobalTensor, (args, kwargs)))
+        context = first._context
+        region = context.region
+        if region is Region.OBSERVED:
+            raise StrayBatch("it uses a batch that is not among its arguments")
+        if region is Region.SHARDED:
+            raise RondeError(
+                "a model used a batch that is not among its arguments, as it did not in its first call; "
+                "pass it to the model as an argument"
+            )
+        if func in METADATA and isinstance(args[0], GlobalTensor):
+            with DisableTorchFunctionSubclass():
+                return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
+        if context.script_values.watched:
+            context.note_values(put_in(func, args, kwargs))
+        if not context.clock.armed:
+            return _carried_out(first, region, func, types, args, kwargs)
+        begun = context.clock.operation()
+        result = _carried_out(first, region, func, types, args, kwargs)
+        context.clock.operated(begun, _elements((args, kwargs, result)))
+        return result
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*_map(_data, args), **_map(_data, kwargs))
+        lent = [value for value in instances(GlobalTensor, (args, kwargs)) if _lies_in(result, value)]
+        if not lent or func._schema.is_mutable:
+            return result
+        for value in lent:
+            lend(value)
+        return func(*_map(_data, args), **_map(_data, kwargs))
+
+    # A tensor subclass with a Python `__torch_dispatch__` refuses these; the whole value does not.
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        return lend(self).numpy(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        return materialize(self).tolist()
+
+    def data_ptr(self) -> int:
+        return lend(self).data_ptr()
+
+    # These are set on the rows, through which every gradient comes: that of what was computed from them,
+    # before or after, and that of the gathered value.
+    def register_hook(self, hook: Callable[[Any], Any]) -> Any:
+        self._context.gradients_watched = True
+        rows = self._rows_with_gradient()
+        if rows is None:
+            return super().register_hook(hook)
+        return rows.register_hook(_hook_on_rows(self, hook))
+
+    def retain_grad(self) -> None:
+        self._context.gradients_watched = True
+        rows = self._rows_with_gradient()
+        return super().retain_grad() if rows is None else rows.retain_grad()
+
+    @property
+    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        rows = self._rows_with_gradient()
+        if rows is None:
+            return _PLAIN_GRAD.__get__(self)
+        if rows.grad is None:
+            return None
+        factor = self._context.gradient_factor
+        return wrap(self._context, rows.grad / factor, self._layout, self._rules)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        _PLAIN_GRAD.__set__(self, value)
+
+    # By torch's own name, for which there is a rule, also where a session has replaced the attribute.
+    data: Any = property(  # pyright: ignore[reportIncompatibleVariableOverride]
+        lambda self: self.__torch_function__(_PLAIN_DATA.__get__, (), (self,)), _PLAIN_DATA.__set__
+    )
+
+    def _rows_with_gradient(self) -> torch.Tensor | None:
+        rows = self._local if self._context.region is Region.SCRIPT else None
+        return None if rows is None or not rows.requires_grad else rows
+
+
+def _carried_out(
+    first: GlobalTensor, region: Region, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A function of global tensors, `first` among them: on rows where there is a rule, else on the whole."""
+    context = first._context
+    whole = in_transform() or carries_tangents()
+    if region is Region.SCRIPT and not whole and not _mixed(types):
+        rule = first._rules.get(func)
+        if rule is not None:
+            args, kwargs = spelled(func, args, kwargs)
+            result = rule(context, func, args, kwargs)
+            if result is not NotImplemented and not _lies_open((args, kwargs), result):
+                if args and isinstance(result, GlobalTensor) and isinstance(args[0], GlobalTensor):
+                    remember_view(func, args[0], args[1:], kwargs, result)
+                return result
+    return _on_whole_values(func, args, kwargs)
+
+
+def _elements(values: Any) -> int:
+    """How many of them this rank has."""
+    rows = (value._rows for value in instances(GlobalTensor, values))
+    return sum(each.numel() for each in rows if each is not None)
+
+
+_TENSORS = {torch.Tensor, GlobalTensor, DeferredScalar}
+
+
+def _hook_on_rows(value: GlobalTensor, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+    context, layout, rules = value._context, value._layout, value._rules
+
+    def on_rows(local: torch.Tensor) -> torch.Tensor | None:
+        changed = hook(wrap(context, local / context.world_size, layout, rules))
+        if changed is None:
+            return None
+        rows = localize(changed) if isinstance(changed, GlobalTensor) else cut(context, changed, layout)
+        return rows * context.world_size
+
+    return on_rows
+
+
+def _mixed(types: Collection[type]) -> bool:
+    """Whether a tensor is of a class of the script's or a library's, whose function makes the result."""
+    return any(kind not in _TENSORS and not issubclass(kind, torch.nn.Parameter) for kind in types)
+
+
+def settled(value: Any) -> Any:
+    """Arguments with every loss that is still under way waited for."""
+    return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
+
+
+def _lies_open(given: Any, result: Any) -> bool:
+    """Whether what a rule made of these may lie in memory otherwise than on one device.
+
+    To torch an axis of length 1 lies anywhere: of single rows in another than the natural order it makes
+    results that lie otherwise than those of several. Where some rank has several, a gather asks that one.
+    """
+    first = next(instances(GlobalTensor, given))
+    if first._layout.rows > first._layout.world_size or all(
+        made is first for made in instances(GlobalTensor, result)
+    ):
+        return False
+    rows = (value._rows for value in instances(GlobalTensor, given))
+    return any(each is not None and memory_order(each) != list(range(each.dim())) for each in rows)
+
+
+def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
+    """Apply `fn` to the global tensors in an argument list."""
+    if isinstance(value, GlobalTensor):
+        return fn(value)
+    if isinstance(value, tuple):
+        mapped = [_map(fn, item) for item in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+    if isinstance(value, list):
+        return [_map(fn, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _map(fn, item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_map(fn, value.start), _map(fn, value.stop), _map(fn, value.step))
+    return value
+
+
+def _data(value: GlobalTensor) -> torch.Tensor:
+    local = value._local
+    if local is not None and local.requires_grad and value._full is None:
+        return gather_data(value._context, local, value._layout)
+    return whole_value(value).detach()
+
+
+def materialize(value: Any) -> Any:
+    """The whole value as a plain tensor, with its graph; other values as they are."""
+    if isinstance(value, DeferredScalar):
+        return resolve(value)
+    return whole_now(value) if isinstance(value, GlobalTensor) else value
+
+
+def localize(value: Any) -> Any:
+    """This rank's rows as a plain tensor, with its graph; other values as they are."""
+    if not isinstance(value, GlobalTensor):
+        return value
+    if value._local is not None:
+        return value._local
+    full = value._full
+    assert full is not None
+    return cut(value._context, full, value._layout)
+
+
+def cut(context: Context, full: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """This rank's rows of a replicated value, with the Slice edge when a gradient flows."""
+    if full.requires_grad and torch.is_grad_enabled():
+        if full.is_leaf and context.gradient_factor == 1:
+            context.adopt(full)
+        return Slice.apply(full, context, layout)
+    return layout.take(full, context.rank)
+
+
+def _lies_in(result: Any, value: GlobalTensor) -> bool:
+    if isinstance(result, (tuple, list)):
+        return any(_lies_in(item, value) for item in result)
+    full = value._full
+    if full is None or not isinstance(result, torch.Tensor) or isinstance(result, GlobalTensor):
+        return False
+    place = memory(result)
+    return place is not None and place == memory(full)
+
+
+def _on_whole_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    first = args[0] if args else kwargs.get("input")
+    for changed in instances(GlobalTensor, kwargs.get("out")):
+        hold_whole(changed)
+    if isinstance(first, GlobalTensor) and changes_shape(func):
+        hold_whole(first)
+    elif changes_first(func, kwargs):
+        for changed in instances(GlobalTensor, first):
+            open_to_write(changed)
+    elif isinstance(first, GlobalTensor) and watches(func):
+        materialize(first)
+        first._rows = None
+    elif isinstance(first, GlobalTensor) and lends_memory(func):
+        lend(first)
+    result = _called(func, args, kwargs)
+    if isinstance(first, GlobalTensor) and result is first._full:
+        return first  # it worked in place, or had nothing to do
+    lent = [
+        value
+        for value in instances(GlobalTensor, (args, kwargs))
+        if _lies_in(result, value) or (value is first and may_copy(func))  # strides could tell ranks apart
+    ]
+    separate = [value for value in lent if value._full is not share(value)]
+    # Such a result lay in memory that a view had for itself. What gives views can be called again.
+    return _called(func, args, kwargs) if separate else result
+
+
+def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of whole values, which the script computes on every rank as on one device."""
+    clock = next(instances(GlobalTensor, (args, kwargs)))._context.clock
+    args, kwargs = _map(materialize, args), _map(materialize, kwargs)
+    before = clock.enter(Part.SCRIPT) if clock.armed else None
+    result = func(*args, **kwargs)
+    if before is not None:
+        clock.enter(before)
+    return result
+
+
+class _Shell(torch.autograd.Function):
+    """Makes the outer tensor, so that what holds it past Python still finds the Gather edge."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, context: Context, layout: Layout) -> torch.Tensor:
+        ctx.context, ctx.layout = context, layout
+        return _shell(local, layout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        return Slice.apply(grad, ctx.context, ctx.layout) * ctx.context.world_size, None, None
+
+
+def _shell(local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    with DisableTorchFunction():
+        return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            GlobalTensor, layout.global_shape(local.shape), dtype=local.dtype, device=local.device
+        )
+
+
+def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any, Rule]) -> GlobalTensor:
+    """The global tensor of which `local` is this rank's shard, cut as `layout` says."""
+    shell: Any = (
+        _Shell.apply(local, context, layout)
+        if local.requires_grad and torch.is_grad_enabled()
+        else _shell(local, layout)
+    )
+    shell._context, shell._layout, shell._rules = context, layout, rules
+    shell._rows, shell._full, shell._full_version = local, None, 0
+    shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
+    shell._kept = None
+    return shell
+
+
+def gather_ahead(value: GlobalTensor) -> None:
+    """Start to gather a small tensor without a gradient now; by the time it is asked for, it is there."""
+    context, layout, local = value._context, value._layout, value._local
+    assert local is not None
+    if len({layout.count(rank) for rank in range(layout.world_size)}) > 1:
+        return
+    out, pending = context.comm.all_gather_async(local)
+
+    def arrive() -> torch.Tensor:
+        pending.wait()
+        return out.flatten(0, 1)
+
+    value._ahead = arrive

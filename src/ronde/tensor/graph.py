@@ -1,0 +1,122 @@
+"""What a result's gradient graph leads to."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ronde.tensor.deferred import DeferredScalar
+
+__all__ = [
+    "Reached",
+    "crosses_ranks",
+    "is_users_function",
+    "leaves_behind",
+    "now",
+    "reached",
+]
+
+
+def now() -> int:
+    """A mark in time: nodes of gradient graphs made from here on are not older."""
+    return torch.autograd._get_sequence_nr()
+
+
+def _nodes(results: Iterable[Any], since: int) -> Iterator[Any]:
+    """Nodes behind tensors, back to the first that were made before `since`."""
+    seen = set[Any]()
+    pending = [value.grad_fn for value in results if isinstance(value, torch.Tensor)]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node._sequence_nr() >= since:
+            pending.extend(following for following, _ in node.next_functions)
+
+
+def _functions(results: Iterable[Any]) -> Iterator[Any]:
+    """The `torch.autograd.Function`s behind tensors."""
+    for node in _nodes(results, 0):
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            yield getattr(node, "_forward_cls", None)
+
+
+def _home(function: Any) -> str:
+    return getattr(function, "__module__", "torch")
+
+
+def is_users_function(function: Any) -> bool:
+    """Whether the backward of a `torch.autograd.Function` was written by the user.
+
+    That of an operator of the user's (`torch.library.custom_op`) is called by a function of torch's.
+    """
+    home = _home(function)
+    return home == "torch._library.autograd" or home.split(".")[0] not in ("torch", "ronde")
+
+
+def crosses_ranks(results: Any) -> bool:
+    """Whether backward from these tensors would communicate."""
+    found = list(results) if isinstance(results, (tuple, list)) else [results]
+    if any(isinstance(value, DeferredScalar) for value in found):
+        return True
+    return any(_home(function).split(".")[0] == "ronde" for function in _functions(found))
+
+
+@dataclasses.dataclass(slots=True)
+class Reached:
+    """A leaf to whose gradient a backward may add.
+
+    Attributes:
+        narrow: nodes through which it comes in a narrow type: autocast gave the leaf to a model so.
+        otherwise: whether some of it comes by other ways.
+    """
+
+    leaf: torch.Tensor
+    narrow: list[Any] = dataclasses.field(default_factory=list)
+    otherwise: bool = False
+
+
+def reached(results: torch.Tensor | Iterable[Any], narrow: torch.dtype) -> list[Reached]:
+    """Every leaf that a backward from one tensor or several reaches, and how, for one narrow type."""
+    several = [results] if isinstance(results, torch.Tensor) else results
+    results = [value for value in several if isinstance(value, torch.Tensor)]
+    found = {id(value): Reached(value, otherwise=True) for value in results if value.is_leaf}
+    for node in _nodes(results, 0):
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                known = found.setdefault(id(leaf), Reached(leaf))
+                if node.name() == "ToCopyBackward0" and node._input_metadata[0].dtype is narrow:
+                    known.narrow.append(node)
+                else:
+                    known.otherwise = True
+    return list(found.values())
+
+
+def leaves_behind(results: Iterable[Any], since: int) -> list[torch.Tensor]:
+    """Leaves that tensors made since then depend on, but for those that only the graph still holds.
+
+    What a model made a leaf for itself, to take a gradient inside, is gone from Python when it returns.
+    """
+    nodes = [node for node in _nodes(results, since) if hasattr(node, "variable")]
+    alone = _references(_made_and_forgotten())
+    return [node.variable for node in nodes if _references(node) > alone]
+
+
+def _references(node: Any) -> int:
+    leaf = node.variable
+    return sys.getrefcount(leaf)
+
+
+def _made_and_forgotten() -> Any:
+    """The node of a leaf that only the graph holds; how many references that makes depends on torch."""
+    with torch.inference_mode(False), torch.enable_grad():
+        product = torch.ones(1, requires_grad=True) * 2
+    assert product.grad_fn is not None
+    return product.grad_fn.next_functions[0][0]

@@ -1,0 +1,190 @@
+"""Well-known losses as (sum, count): the logits are never gathered.
+
+Each rank computes the sum over its rows; sums and counts are added over ranks in one reduction and
+divided once, so a mean is over the whole batch whatever the weights, the ignored targets or the
+size of the ranks' slices.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ronde.patching.patches import Patches
+from ronde.tensor.context import Context
+from ronde.tensor.edges import SumRanks, sum_ranks_deferred
+from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
+from ronde.tensor.layout import Layout
+from ronde.tensor.rules.common import enter, is_sharded, local_operand, rewrap
+
+__all__ = ["install", "rules"]
+
+_POINTWISE = (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.soft_margin_loss, F.poisson_nll_loss, F.gaussian_nll_loss,
+)  # fmt: skip
+# The parameters of each and what they are by default; torch has bound the call to them once already.
+_DEFAULTS = {
+    function: {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
+}
+# Of losses that torch composes, the last node is that of their reduction.
+_REDUCING = {
+    ("SumBackward0", "mean"): "MeanBackward0",
+    ("SumBackward0", "batchmean"): "DivBackward0",
+    ("NegBackward0", "mean"): "DivBackward1",
+}
+
+
+def rules() -> dict[Any, Rule]:
+    table: dict[Any, Rule] = dict.fromkeys(_POINTWISE, pointwise)
+    table[F.cross_entropy] = class_loss
+    table[F.nll_loss] = class_loss
+    return table
+
+
+def install(patches: Patches, table: dict[Any, Rule]) -> None:
+    """Replace `l1_loss`, which does not tell `__torch_function__` of its `weight`."""
+    plain: Any = F.l1_loss
+
+    def rule(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        return pointwise(context, plain, args, kwargs)
+
+    def l1_loss(
+        input: torch.Tensor,
+        target: torch.Tensor,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        known = size_average is None and reduce is None and reduction in ("none", "sum", "mean")
+        given = (input, target, weight)
+        # A mode is not told of the weight either; what it is told of comes here again.
+        told = torch._C._is_torch_function_mode_enabled()
+        if weight is None or not known or told or not any(isinstance(value, GlobalTensor) for value in given):
+            return plain(input, target, size_average, reduce, reduction, weight)
+        if not input.size() == target.size() == weight.size():
+            return plain(*map(materialize, given[:2]), None, None, reduction, materialize(weight))
+        errors = (input - target).abs() * weight
+        if reduction == "none":
+            return errors
+        return errors.sum() if reduction == "sum" else errors.sum() / weight.sum()
+
+    patches.set(F, "l1_loss", l1_loss)
+    table[l1_loss] = rule
+
+
+def _arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The call's arguments by name, or None when it uses the deprecated `reduce` or `size_average`."""
+    defaults = _DEFAULTS[func]
+    named = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+    if named.pop("size_average", None) is not None or named.pop("reduce", None) is not None:
+        return None
+    return named
+
+
+def _total(
+    context: Context, local_sum: torch.Tensor, local_count: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sums over ranks in one reduction; in fp64, so that counts are exact."""
+    count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
+    both = SumRanks.apply(torch.stack([local_sum.double(), count]), context)
+    return both[0], both[1]
+
+
+def _node(local_sum: torch.Tensor, reduction: str) -> str:
+    """The name of the node that the loss of the whole batch has in plain python."""
+    name = type(local_sum.grad_fn).__name__
+    return _REDUCING.get((name, reduction), name)
+
+
+def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Any:
+    """What a mean over these rows divides by."""
+    if target.is_floating_point():
+        return input.numel() / max(input.shape[1], 1)
+    kept = target != ignored
+    if weight is None:
+        return kept.sum()
+    return weight.detach()[target.masked_fill(~kept, 0)].mul(kept).sum()
+
+
+def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`cross_entropy` and `nll_loss`; input [rows, C, ...], target [rows, ...] or probabilities."""
+    named = _arguments(func, args, kwargs)
+    if named is None or not is_sharded(named["input"]):
+        return NotImplemented
+    whole: GlobalTensor = named["input"]
+    layout, target, reduction = whole._layout, named["target"], named["reduction"]
+    rows: torch.Tensor = whole._rows  # pyright: ignore[reportAssignmentType]
+    if layout.dim != 0 or rows.dim() < 2 or not isinstance(target, torch.Tensor):
+        return NotImplemented
+    rows_target = _rows_like(context, target, layout)
+    if rows_target is None or reduction not in ("none", "sum", "mean"):
+        return NotImplemented
+    weight = named.get("weight")
+    local = {**named, "input": rows, "target": rows_target}
+    if weight is not None:
+        local["weight"] = enter(context, weight)
+    if reduction == "none":
+        return rewrap(whole, func(**local), layout)
+    local_sum = func(**{**local, "reduction": "sum"})
+    node = _node(local_sum, reduction)
+    if reduction == "sum":
+        return sum_ranks_deferred(context, local_sum, node=node)
+    everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
+    if weight is None and everywhere:
+        # Every rank has all targets, and knows by itself how many count.
+        known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
+        if known > 0:
+            return sum_ranks_deferred(context, local_sum, float(known), node)
+    count = _class_count(rows, rows_target, weight, named.get("ignore_index", -100))
+    total, divisor = _total(context, local_sum, count)
+    return (total / divisor).to(local_sum.dtype)
+
+
+def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.Tensor | None:
+    """This rank's rows of a companion of the input: cut the same way, or whole and cut now."""
+    if isinstance(value, GlobalTensor):
+        return localize(value) if value._layout == layout else None
+    if not value.dim() or value.shape[0] != layout.size:
+        return None
+    return cut(context, value, layout)
+
+
+def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Losses of corresponding elements; operands are broadcast as in any element-wise operation."""
+    named = _arguments(func, args, kwargs)
+    if named is None:
+        return NotImplemented
+    tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
+    shapes = {tuple(value.shape) for key, value in tensors.items() if key in ("input", "target")}
+    sharded = [value for value in tensors.values() if is_sharded(value)]
+    if not sharded or len(shapes) != 1:
+        return NotImplemented
+    if "var" in tensors and tensors["var"].dim() != tensors["input"].dim():
+        return NotImplemented  # one variance for each row: found out by comparing whole shapes
+    layout = sharded[0]._layout.at(sharded[0]._layout.dim - sharded[0].dim())
+    for value in tensors.values():
+        if isinstance(value, GlobalTensor):
+            if value._layout.at(value._layout.dim - value.dim()) != layout or value._local is None:
+                return NotImplemented
+        elif value.dim() + layout.dim >= 0 and value.shape[value.dim() + layout.dim] not in (1, layout.size):
+            return NotImplemented
+    local = {key: local_operand(context, value, layout) for key, value in named.items()}
+    reduction = named["reduction"]
+    if reduction == "none":
+        return rewrap(sharded[0], func(**local), layout)
+    local_sum = func(**{**local, "reduction": "sum"})
+    (shape,) = shapes
+    if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
+        return SumRanks.apply(local_sum, context) / SumRanks.apply(local["weight"].sum(), context)
+    divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
+    node = _node(local_sum, reduction)
+    return sum_ranks_deferred(context, local_sum, divisor, node) if divisor else NotImplemented

@@ -1,0 +1,123 @@
+"""Operations along other dimensions than the batch: each row is treated by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.tensor.context import Context
+from ronde.tensor.global_tensor import GlobalTensor, Rule, localize
+from ronde.tensor.rules.common import functions, is_sharded, rewrap
+from ronde.tensor.rules.reductions import dimensions, finish
+
+__all__ = ["rules"]
+
+# The dimension is kept.
+_ALONG = "softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
+# The dimension vanishes unless keepdim.
+_REDUCING = (
+    "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero kthvalue".split()
+)
+# Two results, the dimension kept.
+_RANKING = "topk sort argsort".split()
+_DIM_AT = {"topk": 2, "kthvalue": 2}
+_DEFAULT_DIM = {
+    "topk": -1,
+    "sort": -1,
+    "argsort": -1,
+    "normalize": 1,
+    "kthvalue": -1,
+    "median": None,
+    "mode": -1,
+}
+
+
+def rules() -> dict[Any, Rule]:
+    table: dict[Any, Rule] = {}
+    for names, rule in ((_ALONG, along), (_REDUCING, reducing), (_RANKING, along)):
+        for name in names:
+            for function in functions([name]):
+                table[function] = rule
+    for function in functions(["gather"]):
+        table[function] = pick
+    for function in functions(["one_hot"]):
+        table[function] = one_hot
+    for function in functions(["cat", "concat"]):
+        table[function] = join
+    return table
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, place: int, default: Any) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    return args[place] if len(args) > place else default
+
+
+def _only_first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    rest = (*args[1:], *kwargs.values())
+    return bool(args) and is_sharded(args[0]) and not any(isinstance(value, torch.Tensor) for value in rest)
+
+
+def along(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    if not _only_first(args, kwargs) or kwargs.get("out") is not None:
+        return NotImplemented
+    value: GlobalTensor = args[0]
+    name = func.__name__
+    place = 2 if name == "normalize" else _DIM_AT.get(name, 1)
+    dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(name))
+    if name in ("flip",):
+        dim = _named(args, kwargs, "dims", 1, None) if len(args) < 3 else args[1:]
+    if dim is None or isinstance(dim, bool) or value._layout.dim in dimensions(value, dim):
+        return NotImplemented
+    return rewrap(value, func(value._local, *args[1:], **kwargs), value._layout)
+
+
+def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    if not _only_first(args, kwargs) or kwargs.get("out") is not None:
+        return NotImplemented
+    value: GlobalTensor = args[0]
+    place = _DIM_AT.get(func.__name__, 1)
+    dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(func.__name__))
+    if dim is None or isinstance(dim, (bool, torch.dtype)):
+        return NotImplemented
+    dims = dimensions(value, dim)
+    if value._layout.dim in dims:
+        return NotImplemented
+    keepdim = bool(_named(args, kwargs, "keepdim", place + 1, False))
+    result = func(value._local, *args[1:], **kwargs)
+    if isinstance(result, torch.Tensor):
+        return finish(context, value, result, dims, keepdim)
+    return type(result)([finish(context, value, item, dims, keepdim) for item in result])
+
+
+def pick(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    if len(args) != 3 or kwargs:
+        return NotImplemented
+    value, dim, index = args
+    if not (is_sharded(value) and is_sharded(index) and value._layout == index._layout):
+        return NotImplemented
+    if value._layout.dim in dimensions(value, dim):
+        return NotImplemented
+    return rewrap(value, func(value._local, dim, index._local), value._layout)
+
+
+def one_hot(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    classes = _named(args, kwargs, "num_classes", 1, -1)
+    if not _only_first(args, {}) or not isinstance(classes, int) or classes < 0:
+        return NotImplemented
+    return rewrap(args[0], func(args[0]._local, classes), args[0]._layout)
+
+
+def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = _named(args, kwargs, "tensors", 0, None)
+    dim = _named(args, kwargs, "dim", 1, 0)
+    if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int) or kwargs.get("out") is not None:
+        return NotImplemented
+    if not all(is_sharded(value) for value in tensors):
+        return NotImplemented
+    layout = tensors[0]._layout
+    if any(value._layout != layout for value in tensors) or layout.dim in dimensions(tensors[0], dim):
+        return NotImplemented
+    return rewrap(tensors[0], torch.cat([localize(value) for value in tensors], dim), layout)

@@ -1,0 +1,107 @@
+"""A tensor's own class, and what a script writes on it: what is cut out of it, or put together, has neither.
+
+Libraries have classes for images and masks (torchvision's `tv_tensors`, MONAI's `MetaTensor`), and some keep
+where a batch comes from as an attribute. A model and a script go by both. So a part is given them, and so is
+an output that was put together again. Where a tensor of another class is made out of a global tensor, torch
+makes its object without asking: so it is given the whole value.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ronde.patching.patches import Patches
+from ronde.tensor.deferred import DeferredScalar
+from ronde.tensor.global_tensor import GlobalTensor
+
+__all__ = [
+    "alike",
+    "as_plain",
+    "dispatches",
+    "install",
+    "own_class",
+    "plain",
+    "written",
+]
+
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_class(value: Any) -> type | None:
+    """The class of a tensor where it is the script's or a library's; None for torch's and ours.
+
+    Not of those that carry out operations themselves, below autograd: they are more than a name.
+    """
+    return type(value) if _is_foreign(value) and not dispatches(value) else None
+
+
+def dispatches(value: Any) -> bool:
+    """Whether a tensor is of a class that carries out operations itself, and is none of ours."""
+    return _is_foreign(value) and type(value).__torch_dispatch__ is not _NO_DISPATCH
+
+
+def _is_foreign(value: Any) -> bool:
+    if type(value) is torch.Tensor or not isinstance(value, torch.Tensor):
+        return False
+    return not isinstance(value, (GlobalTensor, DeferredScalar, torch.nn.Parameter))
+
+
+def written(value: torch.Tensor) -> dict[str, Any]:
+    """What the script, or the functions of its class, wrote on a tensor."""
+    return vars(value)
+
+
+def as_plain(value: Any) -> AbstractContextManager[Any]:
+    """Inside, functions take the tensor for a plain one and give such, whatever its class would do."""
+    return nullcontext() if own_class(value) is None else DisableTorchFunctionSubclass()
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself as one of torch's own class, in the same memory and graph."""
+    if own_class(value) is None:
+        return value
+    with DisableTorchFunctionSubclass():
+        return value.view_as(value)
+
+
+def alike(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`made` as a tensor of the class of `like`, with what is written on that."""
+    kind = own_class(like)
+    if kind is not None and type(made) is not kind:
+        made = made.as_subclass(kind)
+    if found := written(like):
+        vars(made).update(found)
+    return made
+
+
+def install(patches: Patches) -> None:
+    """Methods of `Tensor`: `x.as_subclass(C)`, `_make_subclass(C, x)`, and `C(x)`, which is its `__new__`."""
+    tensor: Any = torch.Tensor
+    plain: Any = tensor.as_subclass
+
+    def as_subclass(value: torch.Tensor, cls: Any) -> Any:
+        """By the class of a model's output (`y.as_subclass(type(output))`), which is a tensor's elsewhere."""
+        return value if cls in (GlobalTensor, DeferredScalar) else plain(value, cls)
+
+    patches.set(tensor, "as_subclass", _asking(functools.wraps(plain)(as_subclass), 0))
+    for name in ("_make_subclass", "__new__"):
+        patches.set(tensor, name, staticmethod(_asking(getattr(tensor, name), 1)))
+
+
+def _asking(plain: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Have the argument at this place asked first, as it is asked by functions that do that."""
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if len(args) > place else None
+        if isinstance(given, (GlobalTensor, DeferredScalar)):
+            return type(given).__torch_function__(plain, (type(given),), args, kwargs)
+        return plain(*args, **kwargs)
+
+    return call

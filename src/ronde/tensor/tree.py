@@ -1,0 +1,236 @@
+"""Tensors inside nested values: tuples, named tuples, lists, mappings, dataclasses, plain objects."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy
+import torch
+
+from ronde.patching.caller import is_users
+
+__all__ = ["Opaque", "instances", "leaves", "map_leaves", "structure"]
+
+
+_Kind = TypeVar("_Kind")
+
+
+class Opaque(Exception):
+    """A value of an unknown type holds tensors; it cannot be taken apart and rebuilt."""
+
+
+def _is_namedtuple(value: object) -> bool:
+    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+
+
+def _is_named_result(value: object) -> bool:
+    """What torch returns for two results, such as those of `max`."""
+    return isinstance(value, tuple) and hasattr(type(value), "n_sequence_fields")
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """(key, child) pairs of a container, or None for a leaf."""
+    try:
+        return _pairs(value)
+    except Exception:  # of an object's own: a mapping of what it would fetch, say
+        raise Opaque(type(value).__name__) from None
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]] | None:
+    kind = type(value)
+    if kind is tuple or kind is list or _is_namedtuple(value) or _is_named_result(value):
+        return list(enumerate(value))
+    if kind is dict:
+        return list(value.items())
+    if isinstance(value, Mapping):
+        pairs = [(key, child) for key, child in value.items()]  # `list` would ask for a length
+        fixed = not hasattr(kind, "__setitem__") and any(
+            isinstance(child, torch.Tensor) for _, child in pairs
+        )
+        return None if fixed else pairs
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # One that is not given to its class may not be there yet.
+        names = (field.name for field in dataclasses.fields(value))
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    if kind is types.SimpleNamespace:
+        return list(vars(value).items())
+    if _keeps_attributes(kind) and _is_made_of_tensors(value):
+        return list(vars(value).items())
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _keeps_attributes(kind: type) -> bool:
+    """Whether it is a class of the user's whose objects are their attributes, and are copied as such."""
+    *own, last = kind.__mro__
+    if last is not object or type(kind) is not type or not own:
+        return False
+    if any(vars(owner).get("__slots__") for owner in own):
+        return False
+    return all(is_users(each) and _SAYS_ITSELF.isdisjoint(vars(each)) for each in own)
+
+
+# A class that has one of these may do anything when its objects are read, written to or copied.
+_SAYS_ITSELF = {"__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__copy__"} | {
+    *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+}
+
+
+def _is_made_of_tensors(value: Any) -> bool:
+    """Whether an object holds tensors beside plain values only: a batch, and nothing that knows more."""
+    found = list(_within(value, _DEPTH))
+    return any(issubclass(type(each), torch.Tensor) for each in found) and all(map(_is_plain, found))
+
+
+def _within(value: Any, depth: int) -> Iterator[Any]:
+    """What is in containers and objects, so many in one another; those too many or too large themselves."""
+    kind = type(value)
+    if kind in (list, tuple, dict) or (depth and _keeps_attributes(kind)):
+        held = value if kind in (list, tuple) else (value if kind is dict else vars(value)).values()
+        if depth and len(held) <= _MOST:
+            for each in held:
+                yield from _within(each, depth - 1)
+            return
+    yield value
+
+
+_DEPTH = 4
+_MOST = 256
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (torch.Tensor, torch.device, torch.dtype, numpy.ndarray, numpy.generic, enum.Enum, *_SIMPLE)
+
+
+def _is_plain(value: Any) -> bool:
+    return issubclass(type(value), _PLAIN)
+
+
+def _rebuilt(value: Any, children: dict[Any, Any]) -> Any:
+    kind = type(value)
+    if kind is tuple:
+        return tuple(children.values())
+    if kind is list:
+        return list(children.values())
+    if _is_namedtuple(value):
+        return kind(*children.values())
+    if _is_named_result(value):
+        return kind(list(children.values()))
+    if kind is dict:
+        return children
+    new = copy.copy(value)
+    if isinstance(value, Mapping):
+        for key, child in children.items():
+            new[key] = child
+    elif dataclasses.is_dataclass(value):
+        for key, child in children.items():
+            object.__setattr__(new, key, child)
+    else:
+        vars(new).update(children)
+    return new
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any, *, always: bool = False) -> Any:
+    """Rebuild `value` with `fn` applied to every leaf; unchanged containers are returned as they are, but
+    for those that can be changed when they are `always` to be rebuilt."""
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    children = _children(value)
+    if children is None:
+        return fn(value)
+    mapped = {key: map_leaves(fn, child, always=always) for key, child in children}
+    if not always and all(mapped[key] is child for key, child in children):
+        return value
+    return _rebuilt(value, mapped)
+
+
+_LISTS = (list, tuple, set, frozenset, collections.deque)
+# What may hold tensors without being a value made of them.
+_CODE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    torch.nn.Module,
+)
+
+
+def _hides_tensors(value: Any, depth: int = 4) -> bool:
+    """Whether an object that cannot be taken apart leads to tensors, or may: it cannot be looked into."""
+    try:
+        return _leads_to_tensors(value, depth)
+    except Exception:  # of its own
+        return True
+
+
+def _leads_to_tensors(value: Any, depth: int) -> bool:
+    if isinstance(value, (torch.Tensor, types.GeneratorType)):
+        return True
+    if _is_mask_of_all_rows(value):
+        return False
+    if depth == 0 or isinstance(value, (str, bytes, int, float, *_CODE)):
+        return False
+    if isinstance(value, Mapping):
+        return any(_hides_tensors(child, depth - 1) for child in value.values())
+    if isinstance(value, _LISTS):
+        return any(_hides_tensors(child, depth - 1) for child in value)
+    return any(_hides_tensors(child, depth - 1) for child in getattr(value, "__dict__", {}).values())
+
+
+def _is_mask_of_all_rows(value: Any) -> bool:
+    """Whether it is a `BlockMask` of `flex_attention` that is the same for every row of a batch.
+
+    One that is not tells rows by their place, which no part of it would.
+    """
+    kind = type(value)
+    if kind.__name__ != "BlockMask" or kind.__module__ != "torch.nn.attention.flex_attention":
+        return False
+    return value.kv_num_blocks.shape[0] == 1
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Every leaf in order.
+
+    Raises:
+        Opaque: for an object of another type that holds tensors in its attributes.
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    children = _children(value)
+    if children is None:
+        if _hides_tensors(value):
+            raise Opaque(type(value).__name__)
+        yield value
+        return
+    for _, child in children:
+        yield from leaves(child)
+
+
+def structure(value: Any) -> Any:
+    """A hashable description of the containers and keys, without the leaves."""
+    if isinstance(value, torch.Tensor):
+        return None
+    children = _children(value)
+    if children is None:
+        return None
+    # By name: a model may make a new class of named tuples in every forward.
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__), tuple((key, structure(child)) for key, child in children)
+
+
+def instances(kind: type[_Kind], value: Any) -> Iterator[_Kind]:
+    """Those of a class in an argument list."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from instances(kind, item)
+    elif isinstance(value, dict):
+        yield from instances(kind, list(value.values()))

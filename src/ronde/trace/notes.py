@@ -1,0 +1,31 @@
+"""Sentences for the user, said when the run is over: each once, in the order in which they came up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["Notes"]
+
+
+class Notes:
+    """A list of sentences without repetitions."""
+
+    def __init__(self) -> None:
+        self._sentences: dict[str, None] = {}
+
+    def say(self, sentence: str) -> None:
+        self._sentences.setdefault(sentence)
+
+    def take_back(self, sentence: str) -> None:
+        """A sentence that is said for nothing, as more is known now."""
+        self._sentences.pop(sentence, None)
+
+    def say_instead(self, before: str, sentence: str) -> None:
+        """A sentence takes the place of another, of which more is known now."""
+        self._sentences = {sentence if each == before else each: None for each in self._sentences}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sentences)
+
+    def __bool__(self) -> bool:
+        return bool(self._sentences)

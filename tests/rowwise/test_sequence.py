@@ -1,0 +1,125 @@
+"""Later calls are compared with the observed one, and end before anything that differs is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ronde.rowwise.comparison import Comparison
+from ronde.rowwise.sequence import Sequence
+from rowwise.models import MODELS
+from rowwise.one_rank import OneRank, observe
+from rowwise.rowwise_cases import CASES, Written, linear, table
+
+
+def compared(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    steps: Sequence,
+    rows: int,
+    elsewhere: dict[int, str] | None = None,
+) -> tuple[Any, str]:
+    ranks = OneRank(4 * rows, rows, elsewhere=elsewhere or {})
+    return Comparison(module, (args, {}), ranks, steps).run(lambda: module(*args))
+
+
+# TorchScript changes its operations as it learns.
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("name", [*(name for name in CASES if name != "TorchScript"), *MODELS])
+def test_other_rows_make_no_difference(name: str) -> None:
+    if name in MODELS:
+        module, args = MODELS[name](8)
+        axes = [0] * len(args)
+    else:
+        case = CASES[name]()
+        module, args, axes = case.module, case.args, case.axes or [0] * len(case.args)
+    steps = observe(module, args, axes=axes).steps
+    for rows in (8, 4):
+        few = tuple(
+            each.narrow(axis, 0, rows).clone(memory_format=torch.preserve_format)
+            for each, axis in zip(args, axes, strict=True)
+            if axis is not None
+        )
+        output, problem = compared(module, few, steps, rows)
+        assert not problem
+        assert output is not None
+
+
+CHANGING: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], str]] = {
+    "factor": (lambda self, x: self.layer(x) * (1 - self.n / 10), "mul.Tensor is given 0.8, which was 0.9"),
+    "branch": (lambda self, x: self.layer(x) if self.n < 2 else self.layer(x).relu(), "relu.default is new"),
+    "less": (
+        lambda self, x: self.layer(x).relu() if self.n < 2 else self.layer(x),
+        "relu.default is missing",
+    ),
+    "slice": (
+        lambda self, x: F.pad(self.layer(x)[:, : self.n], (0, 6 - self.n)),
+        "slice.Tensor is given 2, which was 1",
+    ),
+    "shift": (lambda self, x: self.layer(x).roll(self.n, 1), "roll.default is given 2, which was 1"),
+    "dropout": (lambda self, x: F.dropout(self.layer(x), 0.1 * self.n), "bernoulli_.float is given"),
+    "top": (lambda self, x: self.layer(x).topk(self.n, 1)[0].sum(1), "topk.default is given 2, which was 1"),
+    "feature": (lambda self, x: self.layer(x) * x[:, self.n % 6, None], "select.int is given 2, which was 1"),
+    "shape": (
+        lambda self, x: self.layer(x).view(-1, (2, 3)[self.n % 2], (3, 2)[self.n % 2]).sum(1).sum(1),
+        "view.default is given 2, which was 3",
+    ),
+    "tensor": (lambda self, x: self.layer(x) * torch.tensor(self.n), "lift_fresh.default is given 2"),
+    "places": (lambda self, x: self.layer(x)[:, [self.n % 6, 0]], "lift_fresh.default is given 2"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_number_that_changes_is_found(name: str) -> None:
+    function, said = CHANGING[name]
+
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return function(self, x)
+
+    module, args = Written(counted, layer=linear(), n=0), (table(),)
+    observed = observe(module, args)
+    assert observed.verdict.sharded, observed.verdict.reason
+    state = torch.get_rng_state()
+    output, problem = compared(module, args, observed.steps, 8)
+    assert output is None
+    assert said in problem
+    assert module.n == 1  # as it was
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_was_written_is_put_back() -> None:
+    def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return self.norm(self.layer(x)) * self.n
+
+    module, args = Written(counted, layer=linear(), norm=nn.BatchNorm1d(6), n=0), (table(),)
+    steps = observe(module, args).steps
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    assert compared(module, args, steps, 8)[1]
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_a_difference_on_another_rank_ends_the_call_here_too() -> None:
+    module, args = nn.Sequential(linear(), nn.BatchNorm1d(6)), (table(),)
+    observed = observe(module, args)
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    for vote in (0, 1):  # before the batch norm, at the end
+        output, problem = compared(module, args, observed.steps, 8, elsewhere={vote: "relu is new"})
+        assert (output, problem) == (None, "relu is new")
+        assert all(torch.equal(state[key], value) for key, value in module.state_dict().items())
+
+
+def test_a_branch_on_the_number_of_rows_is_remembered() -> None:
+    module = Written(lambda self, x: self.layer(x) if len(x) > 5 else x, layer=linear())
+    steps = observe(module, (table(),)).steps
+    assert steps.fits(32, 8)
+    assert not steps.fits(20, 5)  # all rows would go one way, and a rank's another
+    assert not steps.fits(4, 2)  # both go a way that was not observed

@@ -1,0 +1,118 @@
+"""What threads and processes of the script may take apart is compared: batches, and values of a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.errors import RondeError
+from ronde.tensor.script_values import numbers
+from ronde.testing.run_ranks import Rank
+
+Ranks = Callable[..., list[Any]]
+
+
+def _given_batches(rank: Rank, step: float) -> str:
+    """To a model, by memory that processes share, say."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    with rank.session() as session:
+        model(torch.ones(4, 3))
+        session.context.script_values.watched = True
+        try:
+            model(torch.arange(12.0).view(4, 3).T.contiguous().T + step * rank.rank)
+        except RondeError as error:
+            return str(error).split(",")[0]
+        return "alike"
+
+
+def test_ranks_that_were_given_different_batches_are_told(ranks: Ranks) -> None:
+    """With their lines on one host: `tests/errors/test_diverged.py`. Roundings do not count."""
+    assert ranks(2, _given_batches, 1e-6) == ["alike"] * 2
+    assert ranks(2, _given_batches, 0.5) == ["ranks were given different batches"] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x,
+        lambda x: x.long(),
+        lambda x: x > 6,
+        lambda x: x.to(torch.complex64).conj(),
+        lambda x: (x * (1 + 1j)).conj().imag,
+        lambda x: x.bfloat16(),
+        lambda x: x.to_sparse(),
+        lambda x: x[0, 0],
+        lambda x: x[:0],
+        lambda x: torch.full_like(x, float("nan")),
+    ],
+)
+def test_tensors_of_all_kinds_are_compared(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = change(torch.arange(12.0).view(3, 4))
+    assert numbers(x) == numbers(x.clone())
+    other = change(torch.arange(12.0).flip(0).view(3, 4))
+    told = numbers(x) != numbers(other)
+    assert told == (not x.is_sparse and x.numel() > 0 and not bool((x != x).any()))
+
+
+SETTINGS = {"scale": 2.0, "best": 0}
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * SETTINGS["scale"] + 0 * SETTINGS["best"]
+
+
+def _changed_sooner(rank: Rank) -> tuple[list[str], bool]:
+    """What a thread notes where a model reads it comes to rank 1 a call later."""
+    torch.manual_seed(0)
+    SETTINGS["best"] = 0
+    model, x = _Scaled(), torch.arange(12.0).view(4, 3)
+    expected = model(x).detach()
+    with rank.session() as session:
+        session.context.script_values.watched = True
+        found = [model(x).tolist()]
+        for first in (0, 1):
+            if rank.rank == first:
+                SETTINGS["best"] += 1
+            found.append(model(x).tolist())
+        found.append(model(x).tolist())
+        notes = [note for note in session.notes if "one rank before another" in note]
+    return notes, all(torch.allclose(torch.tensor(each), expected) for each in found)
+
+
+def test_what_a_thread_changes_sooner_on_one_rank(ranks: Ranks) -> None:
+    for notes, right in ranks(2, _changed_sooner):
+        assert right
+        assert len(notes) == 1
+
+
+def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
+    """A thread sets what all ranks have seen before, another number on each."""
+    torch.manual_seed(0)
+    model, x = _Scaled(), torch.arange(12.0).view(4, 3)
+    with rank.session() as session:
+        session.context.script_values.watched = True
+        for scale in (3.0, 2.0):
+            SETTINGS["scale"] = scale
+            model(x)
+        SETTINGS["scale"] = 2.0 + rank.rank
+        try:
+            model(x).sum().backward()
+            told = "nothing"
+        except RondeError as error:
+            told = str(error).split(",")[0]
+        notes = [note for note in session.notes if "one rank before another" in note]
+    SETTINGS["scale"] = 2.0
+    return len(notes), told
+
+
+def test_numbers_that_a_thread_sets_in_a_model_are_compared(ranks: Ranks) -> None:
+    assert ranks(2, _numbers_of_its_own) == [(1, "ranks were given different values for a loss")] * 2
