@@ -23,6 +23,7 @@ from ronde.modules.observed_call import (
     carry_out_one_row,
     compare,
     few_rows,
+    in_checkpoint,
     observe,
     try_out,
 )
@@ -196,8 +197,11 @@ class FirstCalls:
         return self._sampled or self._calls.pieces > 1
 
     def _is_tried_out(self, call: Call) -> bool:
-        """An observed call does not take the fast path of transformers, which gives something else."""
-        return self._is_sampled() or any(map(may_take_fast_path, call.module.modules()))
+        """An observed call does not take the fast path of transformers, which gives something else.
+
+        A checkpoint around it counts what is saved, also by a call that is unwound.
+        """
+        return self._is_sampled() or in_checkpoint() or any(map(may_take_fast_path, call.module.modules()))
 
 
 def _is_sparse(value: Any) -> bool:

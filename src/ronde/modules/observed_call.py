@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.errors import RondeError
@@ -38,6 +39,7 @@ __all__ = [
     "carry_out_one_row",
     "compare",
     "few_rows",
+    "in_checkpoint",
     "observe",
     "try_out",
 ]
@@ -137,7 +139,19 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
         given: the arguments, of a batch as many rows as `rows` says.
     """
     ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows)
-    return _observed(call, given, ranks, watching, stands=False)
+    with _aside() if in_checkpoint() else nullcontext():
+        return _observed(call, given, ranks, watching, stands=False)
+
+
+def in_checkpoint() -> bool:
+    """Whether torch's checkpoint counts what the operations under way save."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def _aside() -> saved_tensors_hooks:
+    """Inside, a checkpoint is not told what is saved."""
+    return saved_tensors_hooks(lambda saved: (saved.detach(),), lambda packed: packed[0])
 
 
 def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
