@@ -30,7 +30,7 @@ def substitutions() -> dict[str, str]:
     pieces["presets"] = presets()
     pieces["help"] = f"```text\n{help_text()}\n```"
     for words in commands():
-        pieces["help_" + "_".join(words)] = f"```text\n{help_text(*words)}\n```"
+        pieces["help_" + "_".join(words).replace("-", "_")] = f"```text\n{help_text(*words)}\n```"
     return pieces
 
 

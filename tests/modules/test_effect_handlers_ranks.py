@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ronde.modules.effect_handlers import effects_refused
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.verdict import MixesRows
 from ronde.testing.run_ranks import Rank
 
 pyro: Any = pytest.importorskip("pyro")

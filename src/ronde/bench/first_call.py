@@ -157,18 +157,21 @@ def _run(workload: str, *, ranks: int, plan: str, environment: Mapping[str, str]
     with tempfile.TemporaryDirectory(prefix="ronde-bench-run-") as folder:
         command = (sys.executable, "-m", "ronde", "run", *options, "--run-dir", folder, *script)
         output, _ = run_together([Process(command=command, environment=environment)], timeout=_TIMEOUT)
-    line = next((each for each in output.splitlines() if each.startswith(MARK)), None)
-    if line is None:
-        raise BenchError(f"{workload} printed no line that begins with {MARK!r}: {output[-300:]!r}")
-    return _result(json.loads(line.removeprefix(MARK)))
+    lines = [each for each in output.splitlines() if each.startswith(MARK)]
+    if len(lines) != 1:
+        raise BenchError(
+            f"a workload must print one line that begins with {MARK!r}, this one printed {len(lines)}; "
+            f"its output ends with: {output[-300:]!r}"
+        )
+    return _result(json.loads(lines[0].removeprefix(MARK)))
 
 
 def table(report: FirstCallReport) -> str:
     """What was measured, under a line that says of what."""
     machine = report.machine
     heading = (
-        f"{report.ranks} rank{'s' if report.ranks > 1 else ''}, plan {report.plan}, on {machine.cpu}, "
-        f"{machine.cores} cores; torch {machine.torch}"
+        f"{report.ranks} ranks, plan {report.plan}, on {machine.cpu}, {machine.cores} cores; "
+        f"torch {machine.torch}"
     )
     rows = [("workload", "first call", "step", "ratio", "first peak", "a step's", "ratio", "of 200 steps")]
     rows += [

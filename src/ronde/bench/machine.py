@@ -19,7 +19,7 @@ class Machine:
 
     Attributes:
         memory_gib: of the host, which a container's limit may undercut.
-        load: processes that ran or wanted to run in the minute before: above nought, others disturb.
+        load: processes that ran or wanted to run in the minute before: above zero, others disturb.
     """
 
     cpu: str

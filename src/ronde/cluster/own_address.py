@@ -18,7 +18,7 @@ _ANYWHERE = "192.0.2.1"
 def own_address(
     main_host: str, port: int, *, several_hosts: bool, environment: Mapping[str, str]
 ) -> str | None:
-    """The address of the interface that leads to the main host, which all hosts reach; None: not known.
+    """The address of the interface that leads to the host of rank 0, which all hosts reach; None: not known.
 
     The backend would look up this host's own name, which many systems resolve to 127.0.1.1: then ranks of
     other hosts are told to find this one on themselves.

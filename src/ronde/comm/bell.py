@@ -29,7 +29,7 @@ class Bell:
 
     Args:
         rank: this rank, counted on this host.
-        maps: memory of each rank, shared by all; nought at first.
+        maps: memory of each rank, shared by all; zero at first.
         begin: where `NBYTES` of it are the bell's.
     """
 

@@ -80,7 +80,7 @@ def share_once(
     rank: int,
     exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]],
 ) -> OncePerHost | None:
-    """Map memory of `nbytes`, which is nought; called by all ranks of a host alike.
+    """Map memory of `nbytes`, which is zero; called by all ranks of a host alike.
 
     Args:
         own: first and last byte of what this rank keeps up to date: it is charged to this rank, and there.

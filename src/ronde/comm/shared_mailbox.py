@@ -79,7 +79,7 @@ class Mailbox:
 
     Args:
         rank: this rank, counted on this host.
-        memory: `nbytes(ranks)` bytes of each rank, shared by all, nought at first.
+        memory: `nbytes(ranks)` bytes of each rank, shared by all, zero at first.
         pids: process number of each rank.
         waiting: among them.
     """

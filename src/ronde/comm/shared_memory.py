@@ -227,7 +227,7 @@ class SharedMemory:
             begin += at
 
     def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
-        """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`; sizes may differ, also nought.
+        """Send `pieces[r]` to rank r, and receive rank r's into `outs[r]`; sizes may differ, also zero.
 
         What rank r sends here must be as long as `outs[r]`.
         """

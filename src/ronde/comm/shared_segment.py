@@ -22,7 +22,7 @@ _FALLOCATE_STEP = 1 << 30
 def share(
     nbytes: int, rank: int, exchange: Callable[[tuple[int, int, int]], Sequence[tuple[int, int, int]]]
 ) -> tuple[list[mmap.mmap], list[int]]:
-    """Allocate `nbytes` on each rank of this host and map all ranks' parts; the memory is nought.
+    """Allocate `nbytes` on each rank of this host and map all ranks' parts; the memory is zero.
 
     Args:
         nbytes: size of one rank's part, the same on all ranks.

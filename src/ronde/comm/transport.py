@@ -19,7 +19,7 @@ class Handle(Protocol):
 
 
 class Transport(Protocol):
-    """Messages among some ranks, which are numbered from nought here.
+    """Messages among some ranks, which are numbered from zero here.
 
     What one rank sends another under one tag arrives in order. The receiver knows the size.
 

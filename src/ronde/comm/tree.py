@@ -63,7 +63,7 @@ def two_trees(rank: int, world_size: int) -> tuple[Node, Node]:
 
 
 def _parent(number: int, count: int) -> int | None:
-    """Of the tree in which odd numbers are leaves, and nought is the root with one child."""
+    """Of the tree in which odd numbers are leaves, and zero is the root with one child."""
     if number == 0:
         return None
     lowest = number & -number

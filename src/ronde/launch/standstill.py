@@ -46,7 +46,7 @@ class Standstill:
         self._timeout = timeout
         self._say = say
         self._notice = min(NOTICE_S, timeout / 2)
-        self._said_at = self._started = self._next_look = time.monotonic()
+        self._started = self._next_look = time.monotonic()
         self._said = False
 
     def look(self) -> str:

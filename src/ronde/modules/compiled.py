@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
 
-__all__ = ["aside", "install", "is_compiled", "uncompiled"]
+__all__ = ["install", "uncompiled"]
 
 
 def install(patches: Patches, context: Context, note: Callable[[str], None]) -> None:
@@ -101,28 +100,9 @@ def _is_inside_torch(function: Any) -> bool:
     return inner and (getattr(function, "__module__", None) or "").startswith("torch.")
 
 
-def aside(module: torch.nn.Module) -> AbstractContextManager[object]:
-    """Inside, what of a module was compiled runs as it was written.
-
-    Where draws are watched the compiler would step aside by itself, but for ever: it passes over code that it
-    has met once inside a dispatch mode.
-    """
-    if not any(map(is_compiled, module.modules())):
-        return nullcontext()
-    stance: Any = torch.compiler.set_stance("force_eager")
-    return stance
-
-
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """What the user gave to the compiler, of what came back; any other module is itself."""
     if "_orig_mod" not in module._modules:
         return module
     inner: Any = module._modules["_orig_mod"]
     return inner
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether this module itself was given to torch.compile."""
-    if getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.verdict import MixesRows
 
 __all__ = ["effects_refused"]
 

@@ -9,10 +9,9 @@ import torch
 
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import LISTED, Batch
-from ronde.modules.in_parts import InParts, cause
 from ronde.modules.observations import Call
-from ronde.rowwise.mixes_rows import NO_AXIS
-from ronde.rowwise.verdict import Verdict
+from ronde.modules.reasons import InParts, cause
+from ronde.rowwise.verdict import NO_AXIS, Verdict
 
 __all__ = ["Explanations", "is_computed_whole"]
 

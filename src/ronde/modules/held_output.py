@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ronde.patching.caller import is_users
 from ronde.patching.thread_stream import redirected
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.verdict import MixesRows
 
 __all__ = ["HeldOutput"]
 

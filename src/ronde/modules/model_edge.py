@@ -21,7 +21,7 @@ import torch
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls, SmallBatches
 from ronde.modules.candidates import LISTED, Batch, are_samples, batches, listed_samples
-from ronde.modules.compiled import aside, is_compiled, uncompiled
+from ronde.modules.compiled import uncompiled
 from ronde.modules.crossing import Crossing
 from ronde.modules.explanations import Explanations, is_computed_whole
 from ronde.modules.fast_path import may_take_fast_path
@@ -34,6 +34,7 @@ from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.compiled import aside, is_compiled
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Region, carries_tangents, in_transform
 from ronde.tensor.deferred import DeferredScalar

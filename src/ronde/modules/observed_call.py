@@ -18,12 +18,12 @@ from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.rng.draws import Draw
+from ronde.rowwise.changing_numbers import Notes, plain_number
 from ronde.rowwise.comparison import Comparison
+from ronde.rowwise.compiled import aside
 from ronde.rowwise.normalize import Elsewhere
-from ronde.rowwise.noted import Notes, plain_number
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
@@ -245,7 +245,7 @@ def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) ->
     with watching.around(Region.SHARDED, call), said.holding():
         try:
             drawing = call.drawing(call.cut) if stands else nullcontext()
-            with drawing, uncompiled(call.module), undo.keeping():
+            with drawing, aside(call.module), undo.keeping():
                 output = call.run(args, kwargs)
             problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
         except RondeError:

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
-from ronde.modules.compiled import is_compiled
 from ronde.patching.other_threads import others_run
 from ronde.rng.by_parts import carry_out, takes_functions
 from ronde.rng.draws import Draw, SlicedDraws, draws_from_default
 from ronde.rng.rank_stream import RankStream
+from ronde.rowwise.compiled import is_compiled
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.errors import UsageError
 from ronde.launch.allocator import give_back
-from ronde.modules.compiled import is_compiled
 from ronde.modules.fast_path import may_take_fast_path
 from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
@@ -29,6 +28,7 @@ from ronde.parallel.unit_table import Fate, UnitTable
 from ronde.parallel.units import LEAST_BYTES
 from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
+from ronde.rowwise.compiled import is_compiled
 from ronde.sync.home import Home
 from ronde.tensor.context import Context, Region, in_transform
 

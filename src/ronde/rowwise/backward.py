@@ -17,13 +17,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
-from ronde.rowwise.alike import alike
-from ronde.rowwise.labels import Label, Mixed, along
-from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.labels import Label, Mixed, Order, along
 from ronde.rowwise.normalize import normalize
 from ronde.rowwise.operation import replaced, tensors
-from ronde.rowwise.order import Order
+from ronde.rowwise.parts import alike
 from ronde.rowwise.repeat import matched
+from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["ends_recomputation", "functions_tried"]

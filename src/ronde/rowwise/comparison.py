@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.backward import ends_recomputation
+from ronde.rowwise.compiled import aside
 from ronde.rowwise.labels import Marks
 from ronde.rowwise.normalize import is_training
 from ronde.rowwise.operation import facts_of, tensors
 from ronde.rowwise.sequence import Sequence, Step, difference, step_of
-from ronde.rowwise.uncompiled import uncompiled
 from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
 
@@ -56,7 +56,7 @@ class Comparison:
 
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if each goes the same way."""
-        with self._compared.meeting(), _disable_current_modes():
+        with self._compared.collective(), _disable_current_modes():
             return work()
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, str]:
@@ -66,7 +66,7 @@ class Comparison:
         """
         output, problem, ranks = None, "", self._ranks
         try:
-            with uncompiled(self._module), _meetings(self._compared, ranks), self._compared:
+            with aside(self._module), _collectives_asked(self._compared, ranks), self._compared:
                 output = plain()
             problem = self._compared.problem or self._compared.missing()
         except _Differs as found:
@@ -109,8 +109,8 @@ class _Compared(TorchDispatchMode):
         return f"{steps[self._place][0]} is missing" if self._place < len(steps) else ""
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Around an operation for which ranks meet, if each goes the same way."""
+    def collective(self) -> Iterator[None]:
+        """Around a collective in the midst of the call, if each rank goes the same way."""
         if problem := self._ranks.agree(""):
             self.agreed = True
             raise self._differs(problem)
@@ -133,7 +133,7 @@ class _Compared(TorchDispatchMode):
         normalizes = not self._away and self._ranks.normalizes(func) and is_training(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             self._compare(func, args, kwargs)
-            with self.meeting() if normalizes else nullcontext():
+            with self.collective() if normalizes else nullcontext():
                 result = func(*args, **kwargs)
             if not facts_of(func).is_view and not facts_of(func).written:
                 for each in tensors((result,)):
@@ -163,15 +163,15 @@ class _Compared(TorchDispatchMode):
 
 
 @contextmanager
-def _meetings(compared: _Compared, ranks: Ranks) -> Iterator[None]:
-    """Inside, ranks ask each other before they meet."""
+def _collectives_asked(compared: _Compared, ranks: Ranks) -> Iterator[None]:
+    """Inside, ranks ask each other before a collective."""
     plain = torch.autograd.Function.__dict__["apply"]
 
     def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
         if not ranks.normalizes(kind):
             return plain.__func__(kind, *args, **kwargs)
         compared.step((kind.__name__, ()))
-        with compared.meeting():
+        with compared.collective():
             return plain.__func__(kind, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.alike import alike
-from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.mixes_rows import COUNTS, MixesRows
+from ronde.rowwise.labels import Drawn, Label, Order, Relative
 from ronde.rowwise.operation import replaced, tensors
-from ronde.rowwise.order import Order
-from ronde.rowwise.parts import PARTS
+from ronde.rowwise.parts import PARTS, alike
 from ronde.rowwise.repeat import matched
 from ronde.rowwise.rows import Rows
+from ronde.rowwise.verdict import COUNTS, MixesRows
 from ronde.rowwise.watch import Watch
 
 __all__ = ["call", "rows_in"]

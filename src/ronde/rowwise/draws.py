@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ronde.rng.draws import Draw, UnknownDraw, drawn_dims
-from ronde.rowwise.labels import Drawn, Label, along
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.labels import Drawn, Label, Order, along
 from ronde.rowwise.operation import Operation, tensors
-from ronde.rowwise.order import Order
+from ronde.rowwise.verdict import MixesRows
 from ronde.rowwise.watch import Watch
 from ronde.tensor.layout import memory_order
 

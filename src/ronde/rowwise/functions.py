@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ronde.rowwise import counted, repeat
+from ronde.rowwise.changing_numbers import without_notes
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
-from ronde.rowwise.mixes_rows import BACKWARD, COUNTS, HOST_READ, MixesRows
-from ronde.rowwise.noted import without_notes
 from ronde.rowwise.operation import Facts, Operation, tensors
 from ronde.rowwise.rows import Rows
+from ronde.rowwise.verdict import BACKWARD, COUNTS, HOST_READ, MixesRows
 from ronde.rowwise.watch import Watch
 
 __all__ = ["Functions"]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, Mixed
-from ronde.rowwise.mixes_rows import MixesRows
 from ronde.rowwise.operation import Operation, facts_of, tensors
 from ronde.rowwise.sequence import NORMS
+from ronde.rowwise.verdict import MixesRows
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["carry_out", "is_norm_of_batch", "normalize"]

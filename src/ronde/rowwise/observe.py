@@ -16,21 +16,19 @@ import torch
 
 from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
+from ronde.rowwise.changing_numbers import Notes
+from ronde.rowwise.compiled import aside
 from ronde.rowwise.functions import Functions
-from ronde.rowwise.kept import Kept, check_tree, check_variables
-from ronde.rowwise.labels import Drawn
-from ronde.rowwise.mixes_rows import BACKWARD, MIXES, MixesRows
+from ronde.rowwise.labels import Drawn, Orders
 from ronde.rowwise.normalize import Elsewhere
-from ronde.rowwise.noted import Notes
 from ronde.rowwise.observer import Observer
 from ronde.rowwise.operation import tensors
-from ronde.rowwise.order import Orders
 from ronde.rowwise.outputs import axes_of, same_as
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.uncompiled import uncompiled
+from ronde.rowwise.still_held import Kept, check_tree, check_variables
 from ronde.rowwise.undo import Undo
-from ronde.rowwise.verdict import Verdict
+from ronde.rowwise.verdict import BACKWARD, MIXES, MixesRows, Verdict
 from ronde.rowwise.watch import Away, Ranks, Watch
 from ronde.tensor.tree import Opaque, leaves
 
@@ -68,7 +66,6 @@ class Observation:
         self._watch.noting = notes is not None
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
         self._apart = False
-        self.kept: Kept | None = None
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, Verdict, Steps]:
         """Carry the call out: what it returns, what was found, and what later calls are compared by.
@@ -125,7 +122,6 @@ class Observation:
         kept.check(box)
         if watch.undo.generators.others.moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
-        self.kept = kept
         found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
         return box[0], self._with_marks(found)
 
@@ -176,7 +172,7 @@ class Observation:
 @contextmanager
 def _watched(watch: Watch, module: torch.nn.Module, kept: Kept, notes: Notes | None) -> Iterator[None]:
     with ExitStack() as around:
-        around.enter_context(uncompiled(module))
+        around.enter_context(aside(module))
         around.enter_context(functions_tried(watch))
         around.enter_context(_lengths_watched(notes))
         around.enter_context(Observer(watch))

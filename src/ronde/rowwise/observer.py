@@ -14,9 +14,9 @@ from ronde.rng.draws import is_random
 from ronde.rowwise import draws, normalize, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
-from ronde.rowwise.mixes_rows import HOST_READ, MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
+from ronde.rowwise.verdict import HOST_READ, MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["Observer"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, address
-from ronde.rowwise.mixes_rows import MIXES, NO_AXIS, MixesRows
 from ronde.rowwise.rows import Rows
+from ronde.rowwise.verdict import MIXES, NO_AXIS, MixesRows
 from ronde.rowwise.watch import Watch
 from ronde.tensor.layout import memory_order
 from ronde.tensor.output_axis import OutputAxis

@@ -12,10 +12,10 @@ from ronde.rowwise.labels import Drawn, Label, Relative
 from ronde.rowwise.operation import Operation, numbers_in, replaced, tensors
 from ronde.rowwise.watch import Watch
 
-__all__ = ["PARTS", "Parts", "is_real", "ways"]
+__all__ = ["PARTS", "Parts", "alike", "is_real", "ways"]
 
 PARTS = (0, 1, 2)
-# What has no rows is random too, if that costs little, or if it is nothing but noughts so far.
+# What has no rows is random too, if that costs little, or if it is nothing but zeros so far.
 _SMALL = 1 << 16
 
 
@@ -103,7 +103,7 @@ class Parts:
         return tensor
 
     def _drawn(self, like: torch.Tensor) -> torch.Tensor:
-        """Numbers between nought and one, which few operations refuse."""
+        """Numbers between zero and one, which few operations refuse."""
         made = torch.empty_like(like)
         real = torch.view_as_real(made) if made.is_complex() else made
         real.uniform_(generator=self._watch.generator(like.device))
@@ -148,3 +148,20 @@ def ways(watch: Watch, op: Operation, *, random: bool) -> Iterator[Parts]:
         for operand, mark in op.pairs()
     ):
         yield made(frozenset(sizes), constants=True)
+
+
+_RELATIVE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 3e-2, torch.bfloat16: 3e-2}
+_OF_LARGEST = {torch.float64: 1e-11, torch.complex128: 1e-11, torch.float16: 2e-2, torch.bfloat16: 2e-2}
+
+
+def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if torch.equal(a, b):
+        return True
+    if not (a.is_floating_point() or a.is_complex()):
+        return False
+    finite = a.abs().nan_to_num(0.0, 0.0, 0.0)
+    largest = float(finite.max()) if finite.numel() else 0.0
+    relative, of_largest = _RELATIVE.get(a.dtype, 1e-3), _OF_LARGEST.get(a.dtype, 2e-5)
+    return torch.allclose(a, b, rtol=relative, atol=of_largest * largest + 1e-30, equal_nan=True)

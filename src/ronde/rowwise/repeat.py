@@ -2,7 +2,7 @@
 
 Operations have no side effects in Python, and what treats rows one by one stays so when it is composed. So no
 table of rules is needed. An operation is tried on random numbers once for each form of it: those of a first
-call hide much (a sum of noughts, rows that are sorted already). Whole numbers may be places in a table or in
+call hide much (a sum of zeros, rows that are sorted already). Whole numbers may be places in a table or in
 other rows, so they are tried as they are, each time.
 """
 
@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.alike import alike
-from ronde.rowwise.labels import Label, Mark, Mixed, Relative, along
+from ronde.rowwise.labels import Label, Mark, Mixed, Order, Relative, along
 from ronde.rowwise.operation import Operation, replaced, tensors
-from ronde.rowwise.order import Order
-from ronde.rowwise.parts import PARTS, is_real, ways
+from ronde.rowwise.parts import PARTS, alike, is_real, ways
 from ronde.rowwise.watch import Away, Watch
 
 __all__ = ["Found", "Learnt", "carry_out", "carry_out_function", "learn", "mark_results", "matched"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.mixes_rows import COUNTS, MixesRows
+from ronde.rowwise.verdict import COUNTS, MixesRows
 
 __all__ = ["Branch", "Counts", "Rows"]
 

@@ -1,4 +1,4 @@
-"""What an observed call found out."""
+"""What an observed call found out, and what ends one: the reasons why a module must not be cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import dataclasses
 from ronde.rng.draws import Draw
 from ronde.tensor.output_axis import OutputAxis
 
-__all__ = ["Verdict"]
+__all__ = ["BACKWARD", "COUNTS", "HOST_READ", "MIXES", "NO_AXIS", "MixesRows", "Verdict", "meet"]
+
+MIXES = "rows of its output depend on other rows, or on their number"
+COUNTS = "what it does depends on how many rows there are"
+HOST_READ = "its forward reads a value of the batch on the host"
+BACKWARD = "its forward runs backward"
+NO_AXIS = "its output has no batch axis"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,3 +51,15 @@ class Verdict:
     drew: bool = False
     keeps: str = ""
     apart: bool = False
+
+
+class MixesRows(BaseException):
+    """The module must not be cut; the message is the reason, as the end of a sentence.
+
+    A `BaseException`, so that no `except Exception` of the model's goes on with one rank's rows.
+    """
+
+
+def meet(name: str) -> str:
+    """That an operation makes something of several rows."""
+    return f"{MIXES} ({name})"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, Mark, Mixed, along, labelled
-from ronde.rowwise.mixes_rows import MixesRows, meet
 from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Watch
 
 __all__ = ["LIKE_VIEWS", "carry_out_pointwise", "carry_out_view", "is_constant_along"]

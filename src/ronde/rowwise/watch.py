@@ -11,13 +11,12 @@ from typing import Any, Protocol
 import torch
 
 from ronde.rng.draws import Draw
-from ronde.rowwise.labels import Drawn, Label, Mark, Marks, Mixed, Relative, along
-from ronde.rowwise.mixes_rows import MixesRows, meet
+from ronde.rowwise.labels import Drawn, Label, Mark, Marks, Mixed, Order, Orders, Relative, along
 from ronde.rowwise.operation import Operation
-from ronde.rowwise.order import Order, Orders
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.undo import Undo
+from ronde.rowwise.verdict import MixesRows, meet
 
 __all__ = ["Away", "Ranks", "Watch"]
 

@@ -12,7 +12,7 @@ from ronde.errors import RondeError
 from ronde.modules.calls import Calls
 from ronde.parallel.loss_scaling import LossScaling
 from ronde.patching.patches import Patches
-from ronde.rowwise.mixes_rows import MixesRows
+from ronde.rowwise.verdict import MixesRows
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
 from ronde.sync.reducer import Reducer

@@ -109,7 +109,7 @@ class Bucket:
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Send what is there; gradients that are missing count as they stand, or as nought."""
+        """Send what is there; gradients that are missing count as they stand, or as zero."""
         self._views = []
         gradients = gradients_of(self.leaves)
         inside = {place for place in self._before if self._lies_inside(place, gradients[place])}

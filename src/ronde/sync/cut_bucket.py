@@ -52,7 +52,7 @@ class CutBucket(Bucket):
 
     @torch.no_grad()
     def launch(self) -> None:
-        """Send what is there; gradients that are missing count as nought."""
+        """Send what is there; gradients that are missing count as zero."""
         if self.launched:
             self._keep()  # the sums of what was sent before, in this same backward
         gradients = [leaf.gradient for leaf in self.leaves]

@@ -101,7 +101,7 @@ def _values(axes: Any, curve: Curve, colour: str, ranks: int) -> None:
 
 
 def _differences(axes: Any, curves: Sequence[Curve]) -> None:
-    """On a logarithmic axis, on which nought has no place: it is drawn at the lower edge, hollow."""
+    """On a logarithmic axis, on which zero has no place: it is drawn at the lower edge, hollow."""
     axes.set_yscale("log")
     positive = [value for curve in curves for value in curve.differences if value > 0]
     limits = [curve.allowed for curve in curves if curve.allowed > 0]

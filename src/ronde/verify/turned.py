@@ -1,6 +1,6 @@
 """A twin of the plain run in which what lies within rounding of a tie or a kink lies on its other side.
 
-A ReLU has a kink at nought, a maximum a tie where the two largest are equal: there a difference of one
+A ReLU has a kink at zero, a maximum a tie where the two largest are equal: there a difference of one
 rounding decides where the gradient goes. Which numbers those are, two right runs need not agree on. So what
 they may come to is measured: before such an operation these numbers are moved by as much as rounding could.
 The idea of measuring rounding by perturbing it is that of stochastic arithmetic (CESTAC, Vignes 1993).
@@ -169,7 +169,7 @@ def _swapped(numbers: torch.Tensor, name: str, rest: Any, kwargs: dict[str, Any]
 
 
 def _turnable(first: torch.Tensor, second: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
-    """Where two numbers lie close together. Two noughts behind a ReLU are no tie that rounding has made."""
+    """Where two numbers lie close together. Two zeros behind a ReLU are no tie that rounding has made."""
     return ((first - second).abs() <= within) & ~((first == 0) & (second == 0))
 
 

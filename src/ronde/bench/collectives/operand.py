@@ -54,7 +54,7 @@ class Operand:
         end.copy_(row[: end.numel()])
 
     def clear(self) -> None:
-        """Noughts in what is received: sums of sums do not grow."""
+        """Zeros in what is received: sums of sums do not grow."""
         self.result.zero_()
 
     def check(self, root: int) -> None:

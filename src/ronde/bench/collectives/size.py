@@ -19,7 +19,7 @@ def parse_size(text: str) -> int:
     (4000, 1572864)
 
     Raises:
-        UsageError: for anything else than a number above nought and a unit.
+        UsageError: for anything else than a number above zero and a unit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
     factor = _BY_NAME.get(found[2]) if found else None

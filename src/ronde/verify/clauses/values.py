@@ -40,7 +40,7 @@ class _Divergence:
 
 
 def _scales(plain: RankRecord) -> dict[Site, float]:
-    """The largest magnitude that each line read: a loss that falls to nought keeps its noise.
+    """The largest magnitude that each line read: a loss that falls to zero keeps its noise.
 
     Of whole numbers and others apart, or a count beside it would widen what a loss is allowed.
     """
@@ -159,7 +159,7 @@ def _gradients(plain: RankRecord, rank: RankRecord, tolerance: Tolerance) -> _Di
                 continue  # L2 names parameters that are not there
             other = mine.norms[name]
             if norm is None or other is None:
-                # A gradient of noughts does what no gradient does, but for weight decay and momentum.
+                # A gradient of zeros does what no gradient does, but for weight decay and momentum.
                 close = norm is other
                 wrong = f"gradient of {name}: {_pair(_norm_text(other), _norm_text(norm))}"
             else:

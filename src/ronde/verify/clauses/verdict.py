@@ -13,7 +13,7 @@ from ronde.verify.clauses.noise import QUIET, Noise
 __all__ = ["DUST", "Status", "Tolerance", "Verdict"]
 
 # A tensor so much smaller than the largest is made of rounding errors: the bias of an attention's keys starts
-# from nought, and its true gradient is nought. In double precision 1e-11 of this is the largest's last place.
+# from zero, and its true gradient is zero. In double precision 1e-11 of this is the largest's last place.
 DUST = 1e-5
 
 
@@ -126,7 +126,7 @@ class Tolerance:
         """What is allowed of parameters where runs of plain python lie apart by `noise`, both relative.
 
         In double precision too: an optimizer divides by the gradient's size, and where the true gradient is
-        nought (the bias of an attention's keys) that is rounding over `eps`.
+        zero (the bias of an attention's keys) that is rounding over `eps`.
         """
         return min(self.thrice(noise), self.most)
 

@@ -22,7 +22,7 @@ class MpiWay:
     def __init__(self, mpi: Any) -> None:
         self._mpi, self._comm = mpi, mpi.COMM_WORLD
         self.rank: int = self._comm.rank
-        # The first words; behind them libraries tell of their builds, and fill with noughts.
+        # The first words; behind them libraries tell of their builds, and fill with zeros.
         first = mpi.Get_library_version().strip("\0 \n").splitlines()[0].partition(",")[0]
         self.version: str = " ".join(first.split())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ronde.rowwise.noted import Notes, plain_number, without_notes
+from ronde.rowwise.changing_numbers import Notes, plain_number, without_notes
 
 
 def _notes(value: Any) -> tuple[Notes, Any]:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Drawn
-from ronde.rowwise.mixes_rows import MixesRows
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.undo import Held
+from ronde.rowwise.verdict import MixesRows
 from ronde.rowwise.watch import Watch
 
 __all__ = ["Kept", "check_tree", "check_variables"]
@@ -87,12 +87,6 @@ class Kept:
                 _take_back(tensor)
             if held or self._counts.alive:
                 raise MixesRows(_ELSEWHERE)
-
-    def after_step(self) -> list[str]:
-        """What is held of this call when a training step has ended, as "a tensor of shape [8, 6]"."""
-        self._given = []
-        gc.collect()
-        return [f"a tensor of shape {list(each.shape)}" for each in self._held(_Returned([]))]
 
     def _held(self, returned: _Returned) -> list[torch.Tensor]:
         """Tensors that have more holders than are accounted for."""
