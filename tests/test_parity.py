@@ -188,7 +188,8 @@ SAID: dict[str, tuple[str, ...]] = {
     ),
     "hf_trainer": (
         "Words: " + _COLLATE,
-        "GPT2ForSequenceClassification runs in parts, not as one piece: an output without a batch axis",
+        # In parts, or whole where pieces are single rows.
+        ": an output without a batch axis",
     ),
     "hooks": (
         "GradCam runs in parts, not as one piece: it asks for gradients inside",
@@ -270,9 +271,6 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         said += ("nothing was cut",)
     elif script == "small_batches" and ranks > 2:
         said += ("calls of modules in training were on fewer rows than there are ranks",)
-    if script == "hf_trainer" and ranks >= 3 and plan == "micro-batches=3":  # all pieces are single rows
-        whole_where = "is computed whole where a rank has a single row:"
-        said = tuple(each.replace("runs in parts, not as one piece:", whole_where) for each in said)
     if script == "checkpointing" and ranks >= 3 and plan == "micro-batches=3":  # all pieces are single rows
         said = (
             "Model is computed whole where a rank has a single row: it draws random numbers by other means",

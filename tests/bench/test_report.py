@@ -7,6 +7,8 @@ import pytest
 
 from bench.samples import report, result
 from ronde.bench.collectives.report import KIND, CollectivesReport
+from ronde.bench.first_call import KIND as FIRST_CALL
+from ronde.bench.first_call import FirstCallReport
 from ronde.bench.machine import Machine, cpu_model
 from ronde.bench.memory.report import KIND as MEMORY
 from ronde.bench.memory.report import MemoryReport
@@ -39,7 +41,7 @@ OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json":
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_reports_that_the_documentation_shows(path: Path) -> None:
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport}
+    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport}
     text = path.read_text()
     read = kinds.get(json.loads(text)["kind"], Report).from_json
     if path.name not in OLDER:

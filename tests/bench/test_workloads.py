@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ronde.bench.workloads
-from ronde.bench import data_parallel, overhead
+from ronde.bench import data_parallel, first_call, overhead
 from ronde.bench.contenders import plain, under_ronde, with_peer
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, Peer
@@ -71,7 +71,8 @@ def test_the_command_line_knows_the_catalogue() -> None:
         for node in ast.parse((FOLDER / "catalogue.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
     ]
-    assert sorted(names) == sorted([*data_parallel.WORKLOADS, *overhead.LANGUAGE_MODELS])
+    known = {*data_parallel.WORKLOADS, *overhead.LANGUAGE_MODELS, *first_call.WORKLOADS}
+    assert sorted(names) == sorted(known)
 
 
 @pytest.mark.parametrize("name", PEERS)

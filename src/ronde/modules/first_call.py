@@ -106,13 +106,7 @@ class FirstCalls:
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
-        found = Known(
-            verdict,
-            {call.batches[0].rows},
-            seen.steps if verdict.sharded else None,
-            tried=len(call.batches),
-            single=self._calls.fewest(call.batches[verdict.candidate].rows) == 1,
-        )
+        found = Known(verdict, {call.batches[0].rows}, seen.steps if verdict.sharded else None)
         self._observations.keep(place, found, notes and notes[0])
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -58,8 +58,6 @@ class Known:
         rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
         calls: so many so far.
-        tried: places where the batch could lie that were tried.
-        single: a rank had a single row.
         decisions: what numbers have decided that are others from call to call; None where nobody noted it.
     """
 
@@ -68,21 +66,6 @@ class Known:
     steps: Sequence | None = None
     calls: int = 1
     decisions: tuple[Decision, ...] | None = None
-    tried: int = 1
-    single: bool = False
-
-    def is_of(self, batches: list[Batch], fewest: Callable[[int], int]) -> bool:
-        """Whether it tells of where the batch lies in such a call: rows that were cut before lie in one.
-
-        Args:
-            fewest: rows of a rank, by those of the batch.
-        """
-        if not self.verdict.sharded:
-            return len(batches) <= self.tried
-        if self.verdict.candidate >= len(batches):
-            return False
-        batch = batches[self.verdict.candidate]
-        return batch.axes == self.verdict.inputs and (fewest(batch.rows) == 1) == self.single
 
     def holds_for(self, whole: int, parts: Iterable[int], numbers: tuple[Any, ...]) -> bool:
         """Whether a batch of so many rows, cut into such parts, with these numbers is not another matter."""
@@ -215,13 +198,7 @@ class Observations:
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        fewest = self._calls.fewest
-        fits = (
-            each
-            for each in several
-            if each.is_of(call.batches, fewest) and each.holds_for(rows, parts, numbers)
-        )
-        known = next(fits, form.given_up)
+        known = next((each for each in several if each.holds_for(rows, parts, numbers)), form.given_up)
         return known, (form, numbers)
 
     def give_up(self, call: Call, place: Any) -> Verdict | None:
@@ -298,7 +275,8 @@ def _form(calls: Calls, traits: Traits, call: Call) -> Any:
             for value in call.values
         ]
     )
-    first = call.batches[0]
-    likeliest = first.axes, calls.fewest(first.rows) == 1, first.inner, first.likely
+    candidates = tuple(
+        [(each.axes, calls.fewest(each.rows) == 1, each.inner, each.likely) for each in call.batches]
+    )
     modes = traits.modes(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return traits.kind, structure(call.given), described, likeliest, modes, calls.pieces
+    return traits.kind, structure(call.given), described, candidates, modes, calls.pieces
