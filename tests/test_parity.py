@@ -188,8 +188,7 @@ SAID: dict[str, tuple[str, ...]] = {
     ),
     "hf_trainer": (
         "Words: " + _COLLATE,
-        # In parts, or whole where pieces are single rows.
-        ": an output without a batch axis",
+        "GPT2ForSequenceClassification runs in parts, not as one piece: an output without a batch axis",
     ),
     "hooks": (
         "GradCam runs in parts, not as one piece: it asks for gradients inside",
@@ -271,6 +270,8 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
         said += ("nothing was cut",)
     elif script == "small_batches" and ranks > 2:
         said += ("calls of modules in training were on fewer rows than there are ranks",)
+    if script == "hf_trainer" and ranks == 3 and plan == "micro-batches=3":  # some pieces are single rows
+        said += ("GPT2ForSequenceClassification is computed whole where a rank has a single row:",)
     if script == "checkpointing" and ranks >= 3 and plan == "micro-batches=3":  # all pieces are single rows
         said = (
             "Model is computed whole where a rank has a single row: it draws random numbers by other means",
