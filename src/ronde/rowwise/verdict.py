@@ -1,4 +1,7 @@
-"""What an observed call found out, and what ends one: the reasons why a module must not be cut."""
+"""Whether a model may be cut: what an observed call found out, and the reasons why it must not be.
+
+`observe` carries a call out and finds it; `observer` and `repeat` look at each operation for that.
+"""
 
 from __future__ import annotations
 
