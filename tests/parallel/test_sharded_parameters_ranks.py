@@ -365,6 +365,7 @@ def everything_copied(rank: Rank) -> list[str]:
     return everything(rank, "zero3", copied=True)
 
 
+@pytest.mark.soak
 def test_whatever_a_script_does_between_hosts(ranks: Ranks) -> None:
     assert ranks(2, everything_copied) == [[]] * 2
 

@@ -100,6 +100,7 @@ def test_a_clone_tells_by_the_commit(tmp_path: Path) -> None:
     assert program.contents(tmp_path, program.path) == SCRIPT.encode()
 
 
+@pytest.mark.soak
 def test_a_program_is_run_with_its_standins(tmp_path: Path, host: WarmHost) -> None:
     folder = tmp_path / "owner" / "name" / "folder"
     folder.mkdir(parents=True)

@@ -16,8 +16,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
 ]
 
+# Without gradients less is looked at.
+MODES = [pytest.param(True, id="gradients"), pytest.param(False, id="plain", marks=pytest.mark.soak)]
 
-@pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
+
+@pytest.mark.parametrize("gradients", MODES)
 @pytest.mark.parametrize("name", ROWWISE)
 def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
     torch.manual_seed(0)
@@ -28,7 +31,7 @@ def test_rows_apart_are_cut(name: str, gradients: bool) -> None:
     assert any(axis.dim is not None for axis in observed.verdict.outputs)
 
 
-@pytest.mark.parametrize("gradients", [False, True], ids=["plain", "gradients"])
+@pytest.mark.parametrize("gradients", MODES)
 @pytest.mark.parametrize("name", MIXING)
 def test_rows_that_meet_are_not_cut(name: str, gradients: bool) -> None:
     torch.manual_seed(0)

@@ -111,6 +111,7 @@ def test_of_one_process_the_batches_are_those_of_plain_python(tmp_path: Path) ->
     assert "runs" not in done.stderr  # in parts, say
 
 
+@pytest.mark.soak
 def test_of_three_processes_all_ranks_have_the_same(tmp_path: Path) -> None:
     """In an order of chance, as in plain Python; every model call compares what it is given."""
     done = on_ranks(tmp_path, SCRIPT, "3")
