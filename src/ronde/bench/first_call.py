@@ -15,8 +15,8 @@ from ronde.bench.columns import columns
 from ronde.bench.contenders import FOLDER
 from ronde.bench.machine import Machine
 from ronde.bench.process_set import Process, run_together
+from ronde.bench.reading import reading
 from ronde.bench.sample import MARK
-from ronde.bench.unreadable import unreadable
 from ronde.errors import BenchError
 from ronde.trace.memory import show_bytes
 
@@ -105,13 +105,11 @@ class FirstCallReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        try:
+        with reading(text):
             fields = json.loads(text)
             results = tuple(_result(each) for each in fields["results"])
             machine = Machine(**fields["machine"])
             return cls(machine=machine, ranks=fields["ranks"], plan=fields["plan"], results=results)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise unreadable(text) from None
 
 
 def _result(fields: Mapping[str, Any]) -> FirstCall:

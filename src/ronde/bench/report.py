@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ronde.bench.machine import Machine
+from ronde.bench.reading import reading
 from ronde.bench.rounds import Result, Round
 from ronde.bench.sample import Sample
-from ronde.bench.unreadable import unreadable
 
 __all__ = ["Report"]
 
@@ -48,13 +48,11 @@ class Report:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        try:
+        with reading(text):
             fields = json.loads(text)
             fields["machine"] = Machine(**fields["machine"])
             fields["results"] = tuple(_result(described) for described in fields["results"])
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise unreadable(text) from None
 
 
 def _figures(result: Result, peer: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 from ronde.bench.collectives.contender import OURS, PEERS
 from ronde.bench.collectives.operation import Case
 from ronde.bench.machine import Machine
+from ronde.bench.reading import reading
 from ronde.bench.spread import Spread
-from ronde.bench.unreadable import unreadable
 
 __all__ = ["KIND", "CollectivesReport", "Comparison", "Result", "Sample"]
 
@@ -113,14 +113,12 @@ class CollectivesReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        try:
+        with reading(text):
             fields = json.loads(text)
             del fields["kind"]
             fields["machine"] = Machine(**fields["machine"])
             fields["results"] = tuple(_result(described) for described in fields["results"])
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise unreadable(text) from None
 
 
 def _time(samples: tuple[Sample, ...]) -> Spread:

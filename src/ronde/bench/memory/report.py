@@ -9,7 +9,7 @@ from typing import Any
 from ronde.bench.machine import Machine
 from ronde.bench.memory.activations import Activations, expected_activations
 from ronde.bench.memory.formula import Sizes, expected
-from ronde.bench.unreadable import unreadable
+from ronde.bench.reading import reading
 from ronde.plan import expand
 from ronde.trace.memory import Memory
 
@@ -90,7 +90,7 @@ class MemoryReport:
         Raises:
             UsageError: for anything else, and for what an earlier version wrote.
         """
-        try:
+        with reading(text):
             fields = json.loads(text)
             return cls(
                 machine=Machine(**fields["machine"]),
@@ -99,8 +99,6 @@ class MemoryReport:
                 results=tuple(_result(each) for each in fields["results"]),
                 activations=(kept := fields.get("activations")) and Activations(**kept),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise unreadable(text) from None
 
 
 def _result(fields: dict[str, Any]) -> PlanMemory:

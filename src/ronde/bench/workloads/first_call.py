@@ -1,7 +1,6 @@
 """Times the first call of a model and every step, and sees how much memory each step takes."""
 
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -49,11 +48,9 @@ def main():
         "workload": args.name,
         "batch_size": args.batch_size,
         "first_call": first_call,
-        "step": statistics.median(seconds[1:]),
         "seconds": seconds,
         "peaks": peaks,
         "loss": loss.item(),
-        "torch": torch.__version__,
     }
     print("bench-line " + json.dumps(line), flush=True)
 
