@@ -9,21 +9,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ronde.patching.caller import is_users, is_users_module
 
-__all__ = ["Place", "named_places"]
+__all__ = ["Place", "contents", "named_places"]
 
 _MOST = 2000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A variable: an entry of a namespace, or a cell of a closure."""
+    """A variable or an attribute: an entry of a namespace, or a cell of a closure."""
 
     name: str
     namespace: Any
@@ -42,6 +42,11 @@ class Place:
             self.namespace.cell_contents = value
         elif isinstance(self.namespace, dict):
             self.namespace[self.name] = value
+
+
+def contents(places: Iterable[Place]) -> list[tuple[str, Any]]:
+    """The names of variables, and what they hold."""
+    return [(place.name, place.read()) for place in places]
 
 
 def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:

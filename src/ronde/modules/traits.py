@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -16,7 +16,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ronde.modules.blind_hooks import is_blind
-from ronde.modules.named_places import Place, named_places
+from ronde.modules.named_places import Place, contents, named_places
 from ronde.modules.torchscript import is_training
 from ronde.patching.caller import is_users
 from ronde.rowwise.undo import Held, is_open
@@ -36,7 +36,7 @@ class Traits:
 
     Attributes:
         kind: how it is built: modules that are built alike share what is found of them.
-        places: of plain attributes and variables that may be numbers: the namespace and the name there.
+        places: of plain attributes and variables that may be numbers.
         variables: what its code names beside the module.
     """
 
@@ -62,8 +62,8 @@ class Traits:
         self.variables, names = named_places(module)
         self.places = [place for part in parts for place in _plain_attributes(part, names)]
         self.places += [place for part in parts for hook in _objects(part) for place in _plain(vars(hook))]
-        self.places += [(each.namespace, each.name) for each in self.variables]
-        self.kind = _kind(module), tuple([name for _, name in self.places])
+        self.places += self.variables
+        self.kind = _kind(module), tuple([place.name for place in self.places])
 
     def outdated(self) -> bool:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
@@ -105,14 +105,14 @@ class Traits:
 
     def numbers(self) -> tuple[Any, ...]:
         """What is at each place now, as something to compare."""
-        return tuple([comparable(_read(namespace, name)) for namespace, name in self.places])
+        return tuple([comparable(place.read()) for place in self.places])
 
     def outside(self) -> list[tuple[str, Any]]:
         """The variables that its code names, and what they hold."""
-        return [(each.name, each.read()) for each in self.variables]
+        return contents(self.variables)
 
     def name_of(self, place: int) -> str:
-        return self.places[place][1]
+        return self.places[place].name
 
     def is_lazy(self) -> bool:
         """Whether its first call makes layers."""
@@ -136,7 +136,7 @@ def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> s
     return next(iter((*Held.by(module).used_up, *Held(outside).used_up)), "")
 
 
-def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[Place]:
     """Of what may be or hold numbers, texts and flags.
 
     Of the user's classes those that code names; what libraries' classes hold is read by code that is not
@@ -144,10 +144,11 @@ def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[tuple[
     """
     torchs = type(part).__module__.startswith("torch.")
     users = all(is_users(each) for each in type(part).__mro__ if each not in (torch.nn.Module, object))
-    for own, name in _plain(vars(part)):
-        if name in _BOOKKEEPING or (users and name not in names) or (torchs and type(own[name]) is not float):
+    for place in _plain(vars(part)):
+        if place.name in _BOOKKEEPING or (users and place.name not in names):
             continue
-        yield own, name
+        if not torchs or type(place.read()) is float:
+            yield place
 
 
 def _objects(part: torch.nn.Module) -> Iterator[Any]:
@@ -157,10 +158,10 @@ def _objects(part: torch.nn.Module) -> Iterator[Any]:
             yield hook
 
 
-def _plain(own: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _plain(own: dict[str, Any]) -> Iterator[Place]:
     for name, value in own.items():
         if comparable(value) is not None or value is None:
-            yield own, name
+            yield Place(name, own)
 
 
 def comparable(value: Any, depth: int = _DEEP) -> Any:
@@ -192,12 +193,6 @@ def _in_slots(value: Any, kind: type) -> Any:
     if not names or not is_users(kind):
         return None
     return kind.__qualname__, *[(name, comparable(getattr(value, name), 0)) for name in names]
-
-
-def _read(namespace: Any, name: str) -> Any:
-    if isinstance(namespace, types.CellType):
-        return Place(name, namespace).read()
-    return namespace.get(name)
 
 
 def _comparable_items(values: Any, depth: int) -> Any:

@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 
 from ronde.errors import UsageError
-from ronde.modules.named_places import Place, named_places
+from ronde.modules.named_places import Place, contents, named_places
 from ronde.parallel.kept_results import Keeping, Kept
 from ronde.parallel.muted import muted
 from ronde.parallel.switches import Switches
@@ -50,7 +50,7 @@ class Replay:
 
     def outside(self, module: torch.nn.Module) -> list[tuple[str, Any]]:
         """The variables that its code names, and what they hold."""
-        return [(place.name, place.read()) for place in self._places_of(module)]
+        return contents(self._places_of(module))
 
     def _places_of(self, module: torch.nn.Module) -> list[Place]:
         places = self._places.get(module)

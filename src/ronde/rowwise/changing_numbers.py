@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -164,19 +163,26 @@ def without_notes(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any
     return replaced(args, plain), replaced(kwargs, plain), steered
 
 
+class Variable(Protocol):
+    """Where a number is."""
+
+    def read(self) -> Any: ...
+    def put(self, value: Any) -> None: ...
+
+
 class Notes:
     """Numbers of a call that note what they decide.
 
     Args:
-        places: where numbers are that are others at each call, or containers with more or less in them: a
-            namespace and a name in it, by their place among the numbers of the form.
+        places: where numbers are that are others at each call, or containers with more or less in them, by
+            their place among the numbers of the form.
 
     Attributes:
         decisions: comparisons that were made.
         opened: what else was asked of one of them, which may decide anything.
     """
 
-    def __init__(self, places: Mapping[int, tuple[Any, str]]) -> None:
+    def __init__(self, places: Mapping[int, Variable]) -> None:
         self._places = places
         self._containers: set[int] = set()
         self.decisions: list[Decision] = []
@@ -212,27 +218,19 @@ class Notes:
     def put(self) -> Iterator[None]:
         """Inside, the numbers at these places are such."""
         put = []
-        for place, (namespace, name) in self._places.items():
-            before = _read(namespace, name)
+        for place, variable in self._places.items():
+            before = variable.read()
             number = self.of(before, place)
-            _write(namespace, name, number)
             if number is before:
                 self._containers.add(id(before))
-            put.append((namespace, name, before, number))
+            else:
+                variable.put(number)
+            put.append((variable, before, number))
         try:
             yield
         finally:
-            for namespace, name, before, number in put:
-                now = _read(namespace, name)
-                _write(namespace, name, before if now is number else plain_number(now))
-
-
-def _read(namespace: Any, name: str) -> Any:
-    return namespace.cell_contents if isinstance(namespace, types.CellType) else namespace.get(name)
-
-
-def _write(namespace: Any, name: str, value: Any) -> None:
-    if isinstance(namespace, types.CellType):
-        namespace.cell_contents = value
-    elif isinstance(namespace, dict) and name in namespace:
-        namespace[name] = value
+            for variable, before, number in put:
+                now = variable.read()
+                plain = before if now is number else plain_number(now)
+                if plain is not now:
+                    variable.put(plain)
