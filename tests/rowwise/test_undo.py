@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import nn
 
-from ronde.rowwise.undo import Undo
+from ronde.rowwise.undo import Keeping, Undo
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import Written, linear, table
 
@@ -116,7 +116,7 @@ def test_generators_beside_a_module_are_as_before() -> None:
 def test_what_is_written_in_place_unobserved_is_as_before() -> None:
     module = Written(lambda self, x: x, count=torch.zeros(3))
     undo = Undo(module, ())
-    with undo.keeping():
+    with Keeping(undo):
         module.count[1:] += 1
     assert undo.changes() == "count"
     undo.unwind()

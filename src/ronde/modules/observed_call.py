@@ -24,7 +24,7 @@ from ronde.rowwise.compiled import aside
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.undo import Undo
+from ronde.rowwise.undo import Keeping, Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import StrayBatch
@@ -245,7 +245,7 @@ def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) ->
     with watching.around(Region.SHARDED, call), said.holding():
         try:
             drawing = call.drawing(call.cut) if stands else nullcontext()
-            with drawing, aside(call.module), undo.keeping():
+            with drawing, aside(call.module), Keeping(undo):
                 output = call.run(args, kwargs)
             problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
         except RondeError:

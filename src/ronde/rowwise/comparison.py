@@ -12,18 +12,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ronde.rng.by_parts import carry_out as by_parts
-from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.backward import ends_recomputation
 from ronde.rowwise.compiled import aside
-from ronde.rowwise.labels import Marks
 from ronde.rowwise.normalize import is_training
-from ronde.rowwise.operation import facts_of, tensors
+from ronde.rowwise.operation import tensors
 from ronde.rowwise.sequence import Sequence, Step, difference, step_of
-from ronde.rowwise.undo import Undo
+from ronde.rowwise.undo import Keeping, Undo
 from ronde.rowwise.watch import Ranks
 
 __all__ = ["Comparison"]
@@ -84,7 +80,7 @@ class Comparison:
         return output, ""
 
 
-class _Compared(TorchDispatchMode):
+class _Compared(Keeping):
     """Holds each operation against the one that was in its place.
 
     Attributes:
@@ -92,13 +88,10 @@ class _Compared(TorchDispatchMode):
         problem: what differs.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, sequence: Sequence, ranks: Ranks, undo: Undo) -> None:
-        super().__init__()
-        self._sequence, self._ranks, self._undo = sequence, ranks, undo
+        super().__init__(undo)
+        self._sequence, self._ranks = sequence, ranks
         self._place = 0
-        self._marks = Marks()
         self._away = False
         self.agreed = False
         self.problem = ""
@@ -124,32 +117,19 @@ class _Compared(TorchDispatchMode):
         self.problem = problem
         return _Differs(problem)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_made_of_others(func):
-            return by_parts(self, func, args, kwargs)
-        if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
+    def carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
         normalizes = not self._away and self._ranks.normalizes(func) and is_training(func, args, kwargs)
-        with torch._C.DisableTorchFunction():
-            self._compare(func, args, kwargs)
-            with self.collective() if normalizes else nullcontext():
-                result = func(*args, **kwargs)
-            if not facts_of(func).is_view and not facts_of(func).written:
-                for each in tensors((result,)):
-                    self._marks.made(each)
-            return result
+        with self.collective() if normalizes else nullcontext():
+            return super().carried_out(func, args, kwargs)
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out without being handed over: a recurrent layer."""
-        self._compare(func, args, kwargs)
+        self.before(func, args, kwargs)
 
-    def _compare(self, func: Any, args: Any, kwargs: Any) -> None:
-        facts = facts_of(func)
-        written = [args[place] if place < len(args) else kwargs.get(name) for place, name in facts.written]
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        super().before(func, args, kwargs)
         if self._ranks.normalizes(func):
-            written += args[3:5]
-        self._undo.keep(tensors(written), self._marks)
+            self._undo.keep(tensors(args[3:5]), self._marks)
         if not self._away:
             self.step(step_of(func, args, kwargs))
 

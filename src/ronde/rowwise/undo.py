@@ -27,7 +27,7 @@ from ronde.rowwise.rows import Rows
 from ronde.tensor.global_tensor import GlobalTensor
 from ronde.tensor.memory import tensors, written
 
-__all__ = ["Held", "Undo", "is_open"]
+__all__ = ["Held", "Keeping", "Undo", "is_open"]
 
 _DEPTH = 6
 # Classes whose own methods are called on what holds others, as those of a subclass may do anything.
@@ -268,10 +268,6 @@ class Undo:
             if place and place not in self._before and not marks.is_new(tensor):
                 self._before[place] = tensor, _whole(tensor).clone()
 
-    def keeping(self) -> TorchDispatchMode:
-        """Inside, what operations write to is kept before they do."""
-        return _Keeping(self)
-
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
@@ -299,7 +295,9 @@ class Undo:
         self.generators.restore()
 
 
-class _Keeping(TorchDispatchMode):
+class Keeping(TorchDispatchMode):
+    """Keeps what operations write to before they do."""
+
     supports_higher_order_operators = True
 
     def __init__(self, undo: Undo) -> None:
@@ -313,12 +311,20 @@ class _Keeping(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            self._undo.keep(written(func, args, kwargs), self._marks)
-            result = func(*args, **kwargs)
+            self.before(func, args, kwargs)
+            result = self.carried_out(func, args, kwargs)
             if not (func.is_view or func._schema.is_mutable):
                 for each in tensors(result):
                     self._marks.made(each)
             return result
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An operation is about to be carried out."""
+        self._undo.keep(written(func, args, kwargs), self._marks)
+
+    def carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What comes of it."""
+        return func(*args, **kwargs)
 
 
 _grad: Any = torch._C.TensorBase.grad
