@@ -353,11 +353,12 @@ def test_a_script_beside_the_directory_of_the_run_is_the_scripts(
     """The copy lies among temporary files, as does code that libraries write under ever new names."""
     tree = tmp_path / "copy"
     sites = Sites(str(tree / "here"), str(tree))
+    main = ModuleType("__main__")
+    main.__file__ = str(tree / "here" / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
     assert not sites.is_temporary(str(tree / "there" / "train.py"))
     assert sites.is_temporary(str(tmp_path / "elsewhere" / "made.py"))
-    main = ModuleType("__main__")
     main.__file__ = str(tmp_path / "elsewhere" / "train.py")
-    monkeypatch.setitem(sys.modules, "__main__", main)
     assert not sites.is_temporary(str(tmp_path / "elsewhere" / "model.py"))
 
 

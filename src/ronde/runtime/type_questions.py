@@ -9,6 +9,7 @@ through once, at the end.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def questions_of_script(called: str) -> list[str]:
             continue
         name = lines.name(file)
         if name is not None:
-            found[name] = sorted(set(questions(_source(file), called)))
+            found[name] = sorted(set(_questions(_source(file), called)))
     return [f"{name}:{line}" for name in sorted(found) for line in found[name]]
 
 
@@ -63,6 +64,12 @@ def questions(source: str, called: str) -> Iterator[int]:
                 yield node.lineno
         elif keyed and _looks_up_type(node):
             yield node.lineno
+
+
+@functools.lru_cache(maxsize=256)
+def _questions(source: str, called: str) -> tuple[int, ...]:
+    """As `questions`, once for each text: to parse a file takes longer than a short session in a process of many."""
+    return tuple(questions(source, called))
 
 
 def _source(file: str) -> str:
