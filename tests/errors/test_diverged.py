@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from errors.normal import ADVICE, normal
+from ronde.testing import forked
 
 SCRIPT = """\
 import os, torch
@@ -45,14 +43,7 @@ def said(
     before = textwrap.dedent(before)
     script = SCRIPT.format(before=before, seed=seed, branch=branch, lr=lr, weight=weight)
     (folder / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = forked.run(["run", "--ranks", "2", "--run-dir", "logs", "train.py"], directory=folder)
     assert done.returncode == 1
     assert done.stdout == ""
     return normal(done.stderr, folder)

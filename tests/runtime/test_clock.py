@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from ronde.testing import forked
 
 SCRIPT = """\
 import datetime, time, torch
@@ -37,14 +37,7 @@ torch.nn.Linear(4, 2)(torch.randn(8, 4)).sum().backward()
 
 def _run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return forked.run(["run", "--ranks", "2", "--run-dir", "logs", "train.py"], directory=folder)
 
 
 def test_every_rank_stops_in_time_after_the_same_turn(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ronde.errors import LaunchError
 from ronde.runtime import api
+from ronde.testing import forked
 
 TRAIN = """
 import atexit, sys, torch
@@ -55,9 +56,8 @@ print(ronde.rank(), ronde.world_size(), ronde.is_main(), model.weight.grad.tolis
 def ronde(place: Path, source: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     script = place / "train.py"
     script.write_text(source)
-    command = [sys.executable, "-m", "ronde", "run", "--ranks", str(ranks), "--seed", "3"]
-    command += ["--run-dir", str(place / "run"), *options, str(script)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=90, check=False)
+    command = ["run", "--ranks", str(ranks), "--seed", "3", "--run-dir", str(place / "run")]
+    return forked.run([*command, *options, str(script)], directory=place)
 
 
 TINY = """

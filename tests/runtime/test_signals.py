@@ -6,16 +6,15 @@ launcher is sent one, once the script has said by a file how far it is.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from ronde.testing.forked import ForkedCommand
 
 BOUND_S = 100.0
 # Each starts ranks of its own, and differs from its siblings in an order only.
@@ -58,19 +57,12 @@ sys.exit(3)
 """
 
 
-def start(folder: Path, *parts: str) -> subprocess.Popen[str]:
+def start(folder: Path, *parts: str) -> ForkedCommand:
     (folder / "train.py").write_text(SCRIPT + "".join(map(textwrap.dedent, parts)))
-    return subprocess.Popen(
-        [sys.executable, "-m", "ronde", "run", "--ranks", "2", "--run-dir", "logs", "train.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return ForkedCommand(["run", "--ranks", "2", "--run-dir", "logs", "train.py"], directory=folder)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: ForkedCommand) -> tuple[int | None, str, str]:
     try:
         out, err = process.communicate(timeout=BOUND_S)
     finally:
@@ -78,7 +70,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def wait_until_said(folder: Path, process: subprocess.Popen[str], name: str) -> None:
+def wait_until_said(folder: Path, process: ForkedCommand, name: str) -> None:
     end = time.monotonic() + BOUND_S
     while not (folder / name).exists():
         if process.poll() is not None or time.monotonic() > end:

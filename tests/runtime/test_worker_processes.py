@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.testing import forked
+
 SCRIPT = """\
 import sys
 from multiprocessing import Process, Queue
@@ -82,20 +84,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def on_ranks(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
-    return run(
-        folder,
-        "-m",
-        "ronde",
-        "run",
-        "--ranks",
-        "2",
-        "--run-dir",
-        "logs",
-        "--timeout",
-        "60",
-        "train.py",
-        *arguments,
-    )
+    command = ["run", "--ranks", "2", "--run-dir", "logs", "--timeout", "60", "train.py", *arguments]
+    return forked.run(command, directory=folder, timeout=100)
 
 
 def losses(text: str) -> list[float]:

@@ -68,7 +68,7 @@ def questions(source: str, called: str) -> Iterator[int]:
 
 @functools.lru_cache(maxsize=256)
 def _questions(source: str, called: str) -> tuple[int, ...]:
-    """As `questions`, once for each text: to parse a file takes longer than a short session in a process of many."""
+    """As `questions`, once for each text: to parse it takes longer than a short session does."""
     return tuple(questions(source, called))
 
 

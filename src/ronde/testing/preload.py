@@ -1,7 +1,16 @@
-"""What the ranks of a pool share by fork: torch and the rooms of ronde, imported once."""
+"""What ranks of tests share by fork: torch, what it imports at the first step, and the rooms of ronde."""
 
 from __future__ import annotations
 
-import ronde.runtime.session  # noqa: F401
+import multiprocessing
 
-__all__: list[str] = []
+import torch._dynamo
+import torch._subclasses  # noqa: F401
+
+import ronde.runtime.session
+import ronde.runtime.worker  # noqa: F401
+
+__all__ = ["MAIN_PROCESS"]
+
+#: What `multiprocessing.current_process()` is in a process that it did not start.
+MAIN_PROCESS = multiprocessing.current_process()
