@@ -12,12 +12,29 @@ if TYPE_CHECKING:
     from ronde.launch.function import launch
     from ronde.plan import Plan
     from ronde.runtime.api import deferred, init, is_main, prepare, rank, world_size
+    from ronde.server import table
+    from ronde.server.embedding_table import EmbeddingTable
 
 __version__ = "0.1.0"
 
-__all__ = ["Plan", "__version__", "deferred", "init", "is_main", "launch", "prepare", "rank", "world_size"]
+__all__ = [
+    "EmbeddingTable",
+    "Plan",
+    "__version__",
+    "deferred",
+    "init",
+    "is_main",
+    "launch",
+    "prepare",
+    "rank",
+    "table",
+    "world_size",
+]
 
+# Rooms that are themselves what is meant.
+_ROOMS = {"launch": "ronde.launch", "table": "ronde.server.table"}
 _HOMES = {
+    "EmbeddingTable": "ronde.server.embedding_table",
     "Plan": "ronde.plan",
     "deferred": "ronde.runtime.api",
     "init": "ronde.runtime.api",
@@ -31,8 +48,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'ronde' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name == "launch":
-        return importlib.import_module("ronde.launch")  # a room that is callable, see there
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

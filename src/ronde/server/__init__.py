@@ -1,0 +1,1 @@
+"""Parameter servers: sparse tables, dense shards, log, snapshot, serving replica."""

@@ -1,0 +1,212 @@
+"""`ronde.EmbeddingTable`: an `nn.Module` that looks up rows by id, without a bound on the ids."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ronde.errors import UsageError
+from ronde.server.table.admission import Admission
+from ronde.server.table.eviction import Eviction
+from ronde.server.table.initial import Initial
+from ronde.server.table.optimizers import Adagrad, RowOptimizer
+from ronde.server.table.table import Table, TableConfig
+
+__all__ = ["EmbeddingTable"]
+
+# The gradient of the anchor: so small that no norm of gradients notices it, even squared.
+_TOKEN = 2.0**-66
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class EmbeddingTable(nn.Module):
+    """Rows of floats by int64 ids of any value, made when an id is first seen in training, updated sparsely.
+
+    The script's own optimizer says when: the table has one parameter, `anchor`, and takes a step with its own
+    `optimizer` whenever the optimizer that holds the anchor does. What happens to gradients in between happens
+    to the table's too: accumulation over several backwards, `zero_grad`, a `GradScaler`'s unscaling and skipped
+    steps, and the factor of `clip_grad_norm_`, whose norm is that of the other parameters. A table whose anchor
+    no optimizer holds, or `anchor.requires_grad_(False)`, is frozen.
+
+    Args:
+        dim: floats of a row.
+        optimizer: how rows are updated (`ronde.table.SGD`, `Adagrad`, `RowwiseAdagrad`, `Adam`, `FTRL`); without a
+            learning rate of its own it has that of the anchor's parameter group, so schedulers are followed.
+        init: first values of a row (`ronde.table.Zeros`, `Uniform`, `Normal`), made of seed and id alone; None is
+            uniform in 1 / sqrt(dim).
+        admit: which ids get a row (`ronde.table.AdmitAfter`, `AdmitWithProbability`, `AdmitByBloomFilter`); None
+            is all. The others have their first values.
+        evict: which rows are given up (`ronde.table.EvictByAge`, `EvictByNorm`, `EvictByFrequency`); None is none.
+        pooling: of bags of ids, "sum" or "mean"; None where none are given.
+        dtype: torch.float32 or torch.float64; None is the default type.
+        seed: of first values and of draws by which ids are admitted.
+        max_rows: rows at most; None is as many as the memory of this machine holds.
+
+    Raises:
+        UsageError: one of these has a value that is not possible; numba is not installed.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        optimizer: RowOptimizer | None = None,
+        init: Initial | None = None,
+        admit: Admission | None = None,
+        evict: Eviction | None = None,
+        pooling: str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+        max_rows: int | None = None,
+    ) -> None:
+        super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in _DTYPES:
+            raise UsageError(f"EmbeddingTable(dtype={dtype}): rows are torch.float32 or torch.float64")
+        if pooling not in (None, "sum", "mean"):
+            raise UsageError(f'EmbeddingTable(pooling={pooling!r}): "sum" and "mean" are possible, or None')
+        config = TableConfig(
+            dim=dim,
+            optimizer=Adagrad() if optimizer is None else optimizer,
+            initial=init,
+            admit=admit,
+            evict=evict,
+            dtype=_DTYPES[dtype],
+            seed=seed,
+            max_rows=max_rows,
+        )
+        self.dim, self.pooling = dim, pooling
+        self.anchor = nn.Parameter(torch.zeros(1, dtype=dtype))
+        self._hold(Table(config))
+
+    def _hold(self, table: Table) -> None:
+        self.table = table
+        self._pending: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        handle = register_optimizer_step_post_hook(_Follows(weakref.ref(self)))
+        weakref.finalize(self, handle.remove)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+        """Look up rows.
+
+        Args:
+            ids: int64, or int32, of any shape; with `offsets` of one axis.
+            offsets: where each bag begins, as of `nn.EmbeddingBag`; int64 [bags].
+
+        Returns:
+            [*ids.shape, dim]; with offsets [bags, dim].
+
+        Raises:
+            UsageError: ids are no whole numbers; offsets without `pooling`, or it without them.
+        """
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"EmbeddingTable: ids are {ids.dtype}; int64 is needed (ids.long())")
+        if (offsets is None) != (self.pooling is None):
+            raise UsageError(
+                'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean" in the table'
+            )
+        train = self.training and torch.is_grad_enabled() and self.anchor.requires_grad
+        rows: torch.Tensor = _LookUp.apply(self.anchor, ids, self, train)  # pyright: ignore[reportAssignmentType]
+        return rows if offsets is None else self._pooled(rows, offsets)
+
+    def _pooled(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        ends = torch.cat([offsets[1:], offsets.new_tensor([len(rows)])])
+        sizes = (ends - offsets).to(rows.device)
+        bags = torch.repeat_interleave(torch.arange(len(offsets), device=rows.device), sizes)
+        sums = rows.new_zeros(len(offsets), self.dim).index_add(0, bags, rows)
+        return sums if self.pooling == "sum" else sums / sizes.clamp(min=1).unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, {self.table.config.optimizer}, rows={len(self.table)}"
+
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        """All rows, by rising id, with optimizer state and counters: part of `state_dict()`."""
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in self.table.state().items()}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Become what `get_extra_state` gave.
+
+        Raises:
+            UsageError: it is of a table with another dim, optimizer or filter.
+        """
+        self.table.load({name: value.cpu().numpy() for name, value in state.items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and `copy.deepcopy`: a copy has rows of its own."""
+        own = self.__dict__.copy()
+        del own["_pending"]
+        own["table"] = (self.table.config, self.table.state())
+        return own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        config, rows = state.pop("table")
+        super().__setstate__(state)
+        table = Table(config)
+        table.load(rows)
+        self._hold(table)
+
+    def _keep(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]) -> float:
+        """Keep gradients for the next step; what the anchor's gradient is to grow by."""
+        grown = self.anchor.grad
+        if grown is None or float(grown) == 0.0:  # `zero_grad` since the last backward
+            self._pending.clear()
+        self._pending.append((ids, gradients))
+        if not np.isfinite(gradients.sum()):
+            return math.nan
+        return _TOKEN if len(self._pending) == 1 else 0.0
+
+    def _step(self, lr: float) -> None:
+        """Apply what was kept, times what became of the anchor's gradient since."""
+        if not self._pending or self.anchor.grad is None:
+            return
+        factor = float(self.anchor.grad) / _TOKEN
+        ids = np.concatenate([each for each, _ in self._pending])
+        gradients = np.concatenate([each for _, each in self._pending])
+        self._pending.clear()
+        if factor != 0.0:
+            self.table.update(ids, gradients if factor == 1.0 else gradients * gradients.dtype.type(factor), lr)
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows by id; the gradient goes to the table, and a token of it to the anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        anchor, ids, module, train = arguments
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
+        table = module.table
+        rows = torch.from_numpy(table.look_up_to_train(flat) if train else table.look_up(flat))
+        ctx.module, ctx.ids, ctx.anchored = module, flat, anchor.device
+        return rows.to(anchor.device).view(*ids.shape, module.dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        flat = gradients[0].detach().reshape(len(ctx.ids), -1)
+        kept = flat.to("cpu", ctx.module.anchor.dtype).contiguous().numpy()
+        grown = ctx.module._keep(ctx.ids.copy(), kept.copy())
+        return torch.full((1,), grown, dtype=ctx.module.anchor.dtype, device=ctx.anchored), None, None, None
+
+
+class _Follows:
+    """Called after each step of any optimizer: the table follows the one that holds its anchor."""
+
+    def __init__(self, module: weakref.ref[EmbeddingTable]) -> None:
+        self._module = module
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        module = self._module()
+        if module is None:
+            return
+        for group in optimizer.param_groups:
+            if any(each is module.anchor for each in group["params"]):
+                module._step(float(group["lr"]))

@@ -1,0 +1,29 @@
+"""Embedding rows by id, without a bound on the ids: index, rows, row optimizers, admission, eviction.
+
+Needs numba (`pip install 'ronde[server]'`); no torch. What an `EmbeddingTable` is made with is named here, as
+`ronde.table.Adagrad(lr=0.1)` in a script.
+"""
+
+from __future__ import annotations
+
+from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter, AdmitWithProbability
+from ronde.server.table.eviction import EvictByAge, EvictByFrequency, EvictByNorm
+from ronde.server.table.initial import Normal, Uniform, Zeros
+from ronde.server.table.optimizers import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdmitAfter",
+    "AdmitByBloomFilter",
+    "AdmitWithProbability",
+    "EvictByAge",
+    "EvictByFrequency",
+    "EvictByNorm",
+    "Normal",
+    "RowwiseAdagrad",
+    "Uniform",
+    "Zeros",
+]

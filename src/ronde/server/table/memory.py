@@ -1,0 +1,52 @@
+"""Memory that is reserved at once and used bit by bit: arrays that grow without being copied."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ReservedMemory"]
+
+_MAP_NORESERVE = 0x4000  # Linux: addresses without a promise of pages
+_HUGE_PAGE = 2 << 20
+
+
+class ReservedMemory:
+    """Zeroed memory of which only the pages that are written cost anything.
+
+    Args:
+        nbytes: how much may ever be used. A reservation, of addresses only.
+
+    Raises:
+        MemoryError: the system does not reserve so much (`vm.overcommit_memory=2`, `ulimit -v`).
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
+        try:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._map = mmap.mmap(-1, self.nbytes, flags=flags)
+        except OSError as error:
+            raise MemoryError(
+                f"{self.nbytes / 2**30:.0f} GiB of addresses could not be reserved for a table ({error}): "
+                "set vm.overcommit_memory to 0 or 1, lift `ulimit -v`, or give the table a smaller `max_rows`"
+            ) from None
+        self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._map, np.uint8)
+
+    def prefer_huge_pages(self, begin: int, end: int) -> None:
+        """Ask for pages of 2 MiB between two bytes: a random access then seldom misses the table of pages."""
+        begin = -(-begin // _HUGE_PAGE) * _HUGE_PAGE
+        if begin < end:
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE, begin, end - begin)
+            except OSError:  # a kernel built without them
+                return
+
+    def release(self, begin: int, end: int) -> None:
+        """Give back the whole pages between two bytes; they read as zeros again."""
+        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)

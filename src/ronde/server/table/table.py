@@ -1,0 +1,310 @@
+"""Embedding rows by id, with their optimizer: look-up, update, admission, eviction, and all of it as arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ronde.errors import UsageError
+from ronde.server.table.admission import Admission
+from ronde.server.table.combine import Unique, sum_rows, unique
+from ronde.server.table.compiled import compiled, prefetch
+from ronde.server.table.eviction import Eviction
+from ronde.server.table.index import MAX_ROWS, SEGMENTS, Index, find_chunk
+from ronde.server.table.initial import Initial, Uniform, fill
+from ronde.server.table.optimizers import Adagrad, RowOptimizer, TouchedRows
+from ronde.server.table.rows import Rows
+
+__all__ = ["RowsOfTable", "Table", "TableConfig"]
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """What a table is made with; the same on every rank, server and replica.
+
+    Attributes:
+        dim: floats of an embedding.
+        optimizer: how rows are updated.
+        initial: first values of a row; None is uniform in 1 / sqrt(dim).
+        admit: which ids get a row; None is all.
+        evict: which rows are given up; None is none.
+        dtype: "float32" or "float64".
+        seed: of first values.
+        max_rows: rows at most; None is as many as the memory of this machine holds.
+
+    Raises:
+        UsageError: a size is below 1, or the dtype another.
+    """
+
+    dim: int
+    optimizer: RowOptimizer = Adagrad()  # noqa: RUF009 - frozen
+    initial: Initial | None = None
+    admit: Admission | None = None
+    evict: Eviction | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim < 1:
+            raise UsageError(f"a table of dim={self.dim}: an embedding has at least one float")
+        if self.dtype not in ("float32", "float64"):
+            raise UsageError(f"a table of dtype={self.dtype}: rows are float32 or float64")
+        if self.max_rows is not None and not 1 <= self.max_rows <= MAX_ROWS:
+            raise UsageError(f"a table of max_rows={self.max_rows}: from 1 to {MAX_ROWS} are possible")
+
+    @property
+    def first_values(self) -> Initial:
+        return self.initial if self.initial is not None else Uniform(self.dim**-0.5)
+
+    @property
+    def rows_at_most(self) -> int:
+        if self.max_rows is not None:
+            return self.max_rows
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        state = self.optimizer.state(self.dim)
+        return min(MAX_ROWS, memory // Rows.bytes_of_a_row(self.dim, state, np.dtype(self.dtype)))
+
+
+@dataclass(frozen=True)
+class RowsOfTable:
+    """Rows as arrays, by rising id.
+
+    Attributes:
+        ids: int64 [n].
+        embeddings: [n, dim].
+        states: optimizer state; [n, state].
+        counts: look-ups in training; uint32 [n].
+        versions: step of the last update; uint32 [n].
+    """
+
+    ids: np.ndarray[Any, Any]
+    embeddings: np.ndarray[Any, Any]
+    states: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+    versions: np.ndarray[Any, Any]
+
+
+class Table:
+    """The rows of one table, or of one server's part of it, in this process.
+
+    Args:
+        config: what it is made with.
+    """
+
+    def __init__(self, config: TableConfig) -> None:
+        self.config = config
+        self.dtype: np.dtype[Any] = np.dtype(config.dtype)
+        #: Updates so far.
+        self.steps = 0
+        self._initial = config.first_values
+        most = config.rows_at_most
+        self._rows = Rows(config.dim, config.optimizer.state(config.dim), self.dtype, most)
+        self._index = Index(most)
+        self._filter = config.admit.filter(config.seed, most) if config.admit is not None else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and index."""
+        return self._rows.nbytes + self._index.nbytes
+
+    def look_up(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The embedding of each id; the first values of those without a row. Nothing is changed.
+
+        Args:
+            ids: int64 [n], any values, repetitions allowed.
+
+        Returns:
+            [n, dim].
+        """
+        out = np.empty((len(ids), self.config.dim), self.dtype)
+        missing = _gather(ids, *self._index.arrays, self._rows.keys, self._rows.values, self._rows.first, out)
+        self._fill_first_values(ids, missing, out)
+        return out
+
+    def look_up_to_train(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """As `look_up`, and ids that are admitted get a row; each look-up is counted."""
+        distinct = unique(ids)
+        self.admit(distinct)
+        return self.look_up(ids)
+
+    def admit(self, distinct: Unique) -> None:
+        """Count look-ups of ids, and give a row to those that are admitted."""
+        slots = self._index.find(distinct.ids, self._rows.keys)
+        missing = slots < 0
+        self._rows.counts[slots[~missing]] += distinct.counts[~missing].astype(np.uint32)
+        if not missing.any():
+            return
+        new = Unique(distinct.ids[missing], distinct.inverse[:0], distinct.counts[missing])
+        if self._filter is not None:
+            admitted = self._filter.admits(new, self.steps)
+            new = Unique(new.ids[admitted], new.inverse, new.counts[admitted])
+        self._begin(new)
+
+    def update(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float | None = None) -> None:
+        """Apply one step of the optimizer. Gradients of equal ids are added first; those without a row are dropped.
+
+        Args:
+            ids: int64 [n].
+            gradients: [n, dim] in the table's dtype.
+            lr: the learning rate, where the optimizer has none of its own.
+
+        Raises:
+            UsageError: neither has a learning rate.
+        """
+        rate = self.config.optimizer.lr if self.config.optimizer.lr is not None else lr
+        if rate is None:
+            raise UsageError(
+                f"{type(self.config.optimizer).__name__}() of a table has no learning rate: give it one (`lr=`)"
+            )
+        distinct = unique(ids)
+        if len(distinct.ids) < len(ids):
+            gradients = sum_rows(gradients, distinct.inverse, len(distinct.ids))
+        slots = self._index.find(distinct.ids, self._rows.keys)
+        kept = slots >= 0
+        if not kept.all():
+            slots, gradients = slots[kept], gradients[kept]
+        self.steps += 1
+        rows = TouchedRows(self._rows.values, slots, gradients, self._rows.first)
+        self.config.optimizer.step(rows, self.steps, rate)
+        self._rows.versions[slots] = self.steps
+        self._sweep()
+
+    def remove(self, ids: np.ndarray[Any, Any]) -> None:
+        """Give up the rows of some ids; int64 [n], those without a row are passed over."""
+        ids = unique(ids).ids
+        slots = self._index.find(ids, self._rows.keys)
+        self._give_up(slots[slots >= 0])
+
+    def rows(self, ids: np.ndarray[Any, Any] | None = None) -> RowsOfTable:
+        """A copy of all rows, or of those of some ids that have one, by rising id."""
+        slots = self._index.slots() if ids is None else self._index.find(unique(ids).ids, self._rows.keys)
+        slots = slots[slots >= 0]
+        keys = self._rows.keys[slots, 0]
+        order = np.argsort(keys)
+        slots = slots[order]
+        return RowsOfTable(
+            ids=keys[order],
+            embeddings=self._rows.embeddings(slots),
+            states=self._rows.states(slots),
+            counts=self._rows.counts[slots],
+            versions=self._rows.versions[slots],
+        )
+
+    def put(self, rows: RowsOfTable) -> None:
+        """Write rows as they are, in the place of those with the same id."""
+        slots = self._index.find(rows.ids, self._rows.keys)
+        missing = slots < 0
+        slots[missing] = self._enter(rows.ids[missing])
+        self._rows.write(slots, rows.embeddings, rows.states, rows.counts, rows.versions)
+
+    def clear(self) -> None:
+        """Give up all rows."""
+        self._give_up(self._index.slots())
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All that the table has learnt, as arrays; the same for the same rows, however they came."""
+        rows = self.rows()
+        out = {name: getattr(rows, name) for name in ("ids", "embeddings", "states", "counts", "versions")}
+        out["steps"] = np.array(self.steps)
+        remembered = {} if self._filter is None else self._filter.state()
+        return out | {f"admission.{name}": value for name, value in remembered.items()}
+
+    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Become what `state` gave.
+
+        Raises:
+            UsageError: it is of a table with another dim or optimizer.
+        """
+        shapes = (state["embeddings"].shape[1], state["states"].shape[1])
+        own = (self._rows.dim, self._rows.state)
+        if shapes != own:
+            raise UsageError(
+                f"a table of {shapes[0]} floats and {shapes[1]} of optimizer state a row cannot be loaded into one "
+                f"of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
+            )
+        self.clear()
+        names = ("ids", "embeddings", "states", "counts", "versions")
+        self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in names}))
+        self.steps = int(state["steps"])
+        if self._filter is not None:
+            start = "admission."
+            self._filter.load({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    def _begin(self, new: Unique) -> None:
+        slots = self._enter(new.ids)
+        rows = self._rows
+        rows.counts[slots] = new.counts.astype(np.uint32)
+        rows.versions[slots] = self.steps
+        if rows.state:
+            rows.values[slots, rows.first + rows.dim : rows.first + rows.dim + rows.state] = (
+                self.config.optimizer.state_start
+            )
+        values = np.empty((len(slots), rows.dim), self.dtype)
+        fill(values, new.ids, self._initial, self.config.seed)
+        rows.values[slots, rows.first : rows.first + rows.dim] = values
+
+    def _enter(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        slots = self._rows.take(len(ids))
+        self._rows.keys[slots, 0] = ids
+        self._index.insert(ids, slots)
+        return slots
+
+    def _fill_first_values(
+        self, ids: np.ndarray[Any, Any], missing: np.ndarray[Any, Any], out: np.ndarray[Any, Any]
+    ) -> None:
+        if len(missing):
+            values = np.empty((len(missing), self.config.dim), self.dtype)
+            fill(values, ids[missing], self._initial, self.config.seed)
+            out[missing] = values
+
+    def _sweep(self) -> None:
+        """Judge the segments whose turn it is: each once in `every` steps, by the step alone."""
+        evict = self.config.evict
+        if evict is None:
+            return
+        for segment in segments_due(self.steps, evict.every):
+            slots = self._index.slots_of(segment)
+            self._give_up(slots[evict.judge(self._rows, slots, self.steps)])
+
+    def _give_up(self, slots: np.ndarray[Any, Any]) -> None:
+        if len(slots):
+            self._index.remove(self._rows.keys[slots, 0], slots)
+            self._rows.give_back(slots)
+
+
+def segments_due(step: int, every: int) -> Iterator[int]:
+    """The segments of the index that are swept at a step: all of them once in `every` steps, evenly."""
+    turn = step % every
+    yield from range(-(-turn * SEGMENTS // every), -(-(turn + 1) * SEGMENTS // every))
+
+
+@compiled
+def _gather(  # noqa: PLR0913 - flat arrays, as compiled code takes them
+    ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any, values: Any, first: Any, out: Any
+) -> Any:
+    """Copy embeddings to `out`, and return where there was none (int64)."""
+    chunk = 128
+    dim = out.shape[1]
+    slots = np.empty(chunk, np.int64)
+    missing = np.empty(ids.shape[0], np.int64)
+    lost = 0
+    for begin in range(0, ids.shape[0], chunk):
+        count = min(chunk, ids.shape[0] - begin)
+        find_chunk(ids, begin, count, entries, begins, capacities, keys, slots)
+        for j in range(count):
+            if slots[j] < 0:
+                missing[lost] = begin + j
+                lost += 1
+            else:
+                row = values[slots[j]]
+                for c in range(dim):
+                    out[begin + j, c] = row[first + c]
+    return missing[:lost].copy()
