@@ -13,6 +13,7 @@ from ronde.plan import Plan
 
 def test_the_public_names_are_these():
     assert sorted(ronde.__all__) == [
+        "EmbeddingTable",
         "Plan",
         "__version__",
         "deferred",
@@ -21,6 +22,7 @@ def test_the_public_names_are_these():
         "launch",
         "prepare",
         "rank",
+        "table",
         "world_size",
     ]
     assert dir(ronde) == sorted(ronde.__all__)
@@ -31,7 +33,9 @@ def test_names_are_found_on_first_use():
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match="has no attribute 'plam'; it has Plan, __version__, deferred"):
+    with pytest.raises(
+        AttributeError, match="has no attribute 'plam'; it has EmbeddingTable, Plan, __version__, deferred"
+    ):
         _ = ronde.plam  # pyright: ignore[reportAttributeAccessIssue]
 
 

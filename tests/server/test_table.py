@@ -46,7 +46,9 @@ def batches(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     ],
     ids=["sgd", "adagrad", "adam"],
 )
-def test_updates_are_those_of_torch(own: RowOptimizer, torchs: Callable[[Any], torch.optim.Optimizer]) -> None:
+def test_updates_are_those_of_torch(
+    own: RowOptimizer, torchs: Callable[[Any], torch.optim.Optimizer]
+) -> None:
     rows = table(own)
     names = np.random.default_rng(1).integers(-(2**62), 2**62, IDS)
     plain = torch.nn.Embedding(IDS, DIM, sparse=True, dtype=torch.float64)
@@ -198,21 +200,26 @@ def test_a_table_becomes_what_another_was() -> None:
     again = table(Adam(lr=0.1))
     again.look_up_to_train(np.array([1000]))
     again.load(rows.state())
-    for (ids, gradients) in batches(1):
+    for ids, gradients in batches(1):
         for each in (rows, again):
             each.look_up_to_train(ids)
             each.update(ids, gradients)
     left, right = rows.state(), again.state()
     assert left.keys() == right.keys()
     assert all(np.array_equal(left[name], right[name]) for name in left)
-    with pytest.raises(UsageError, match="a table of 5 floats and 10 of optimizer state a row cannot be loaded"):
+    with pytest.raises(
+        UsageError, match="a table of 5 floats and 10 of optimizer state a row cannot be loaded"
+    ):
         table(SGD(lr=0.1)).load(rows.state())
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: table(SGD()).update(np.array([1]), np.zeros((1, DIM))), r"SGD\(\) of a table has no learning"),
+        (
+            lambda: table(SGD()).update(np.array([1]), np.zeros((1, DIM))),
+            r"SGD\(\) of a table has no learning",
+        ),
         (lambda: SGD(lr=-1.0), r"SGD\(lr=-1.0\): lr is 0 or more"),
         (lambda: Adam(betas=(0.9, 1.0)), r"Adam\(betas=\(0.9, 1.0\)\): each is at least 0 and less than 1"),
         (lambda: TableConfig(dim=0), "an embedding has at least one float"),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ronde.bench import data_parallel, overhead
+from ronde.bench import data_parallel, overhead, tables
 from ronde.bench import first_call as first_calls
 from ronde.bench.choice import check_known
 from ronde.bench.collectives import contender as contenders
@@ -36,6 +36,8 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.table import table
+from ronde.bench.tables import KIND as TABLES
+from ronde.bench.tables import TableFigures, TablesReport
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
@@ -158,6 +160,26 @@ def first_call_(
     _tell(report, json=json)
 
 
+@bench.command("tables")
+def tables_(
+    ids: Annotated[int, typer.Option(min=1000, help="Rows of each table.")] = 10_000_000,
+    dims: Annotated[
+        str, typer.Option(metavar="LIST", help="Floats of a row, separated by commas.")
+    ] = "16,64",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 9,
+    json: _Json = None,
+) -> None:
+    """Measure an embedding table on one core: look-ups and updates, beside a gather from a dense array.
+
+    Ids come equally often, and as clicks do (Zipf, 1.05). Updates are row-wise Adagrad's, equal ids added
+    before.
+    """
+    check_linux()
+    _check_writable(json=json)
+    report = tables.measure(ids=ids, dims=_widths(dims), rounds=rounds, progress=_say_table)
+    _tell(report, json=json)
+
+
 @bench.command()
 def collectives(
     operations: Annotated[
@@ -254,7 +276,7 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport}
+    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport, TABLES: TablesReport}
     _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
 
@@ -296,6 +318,24 @@ def _say_memory(result: PlanMemory) -> None:
     print(f"ronde: {result.plan}: state {show_bytes(most)} on a rank", file=sys.stderr, flush=True)
 
 
+def _say_table(figures: TableFigures) -> None:
+    print(f"ronde: {figures.ids:,} ids of {figures.dim} floats, {figures.spread}: done", file=sys.stderr)
+
+
+def _without_picture(of_what: str, plot: Path) -> None:
+    raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        widths = [int(each) for each in _names(text)]
+    except ValueError:
+        widths = []
+    if not widths or min(widths) < 1:
+        raise UsageError(f"--dims {text}: whole numbers above 0 are needed, separated by commas")
+    return widths
+
+
 def _say_first_call(result: FirstCall) -> None:
     """One line on stderr for each workload."""
     said = f"ronde: {result.workload}: the first call takes {result.calls:.2f} steps"
@@ -327,7 +367,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report | CollectivesReport | MemoryReport | FirstCallReport,
+    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,
@@ -336,10 +376,9 @@ def _tell(
         json.write_text(report.to_json())
     match report:
         case FirstCallReport():
-            if plot is not None:
-                raise UsageError("a report of first calls has no picture; leave out --plot")
-            print(first_calls.table(report))
-            return
+            draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
+        case TablesReport():
+            draw, shown = partial(_without_picture, "tables"), tables.table(report)
         case CollectivesReport():
             draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
         case MemoryReport():

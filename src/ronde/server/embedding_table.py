@@ -29,21 +29,23 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 class EmbeddingTable(nn.Module):
     """Rows of floats by int64 ids of any value, made when an id is first seen in training, updated sparsely.
 
-    The script's own optimizer says when: the table has one parameter, `anchor`, and takes a step with its own
-    `optimizer` whenever the optimizer that holds the anchor does. What happens to gradients in between happens
-    to the table's too: accumulation over several backwards, `zero_grad`, a `GradScaler`'s unscaling and skipped
-    steps, and the factor of `clip_grad_norm_`, whose norm is that of the other parameters. A table whose anchor
-    no optimizer holds, or `anchor.requires_grad_(False)`, is frozen.
+    The script's own optimizer says when: the table has one parameter, `anchor`, and takes a step with its
+    own `optimizer` whenever the optimizer that holds the anchor does. What happens to gradients in between
+    happens to the table's too: accumulation over several backwards, `zero_grad`, a `GradScaler`'s unscaling
+    and skipped steps, and the factor of `clip_grad_norm_`, whose norm is that of the other parameters. A
+    table whose anchor no optimizer holds, or `anchor.requires_grad_(False)`, is frozen.
 
     Args:
         dim: floats of a row.
-        optimizer: how rows are updated (`ronde.table.SGD`, `Adagrad`, `RowwiseAdagrad`, `Adam`, `FTRL`); without a
-            learning rate of its own it has that of the anchor's parameter group, so schedulers are followed.
-        init: first values of a row (`ronde.table.Zeros`, `Uniform`, `Normal`), made of seed and id alone; None is
-            uniform in 1 / sqrt(dim).
-        admit: which ids get a row (`ronde.table.AdmitAfter`, `AdmitWithProbability`, `AdmitByBloomFilter`); None
-            is all. The others have their first values.
-        evict: which rows are given up (`ronde.table.EvictByAge`, `EvictByNorm`, `EvictByFrequency`); None is none.
+        optimizer: how rows are updated (`ronde.table.SGD`, `Adagrad`, `RowwiseAdagrad`, `Adam`, `FTRL`);
+            without a learning rate of its own it has that of the anchor's parameter group, so schedulers
+            are followed.
+        init: first values of a row (`ronde.table.Zeros`, `Uniform`, `Normal`), made of seed and id alone;
+            None is uniform in 1 / sqrt(dim).
+        admit: which ids get a row (`ronde.table.AdmitAfter`, `AdmitWithProbability`, `AdmitByBloomFilter`);
+            None is all. The others have their first values.
+        evict: which rows are given up (`ronde.table.EvictByAge`, `EvictByNorm`, `EvictByFrequency`);
+            None is none.
         pooling: of bags of ids, "sum" or "mean"; None where none are given.
         dtype: torch.float32 or torch.float64; None is the default type.
         seed: of first values and of draws by which ids are admitted.
@@ -53,7 +55,7 @@ class EmbeddingTable(nn.Module):
         UsageError: one of these has a value that is not possible; numba is not installed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says one thing of a table
         self,
         dim: int,
         *,
@@ -109,7 +111,7 @@ class EmbeddingTable(nn.Module):
             raise UsageError(f"EmbeddingTable: ids are {ids.dtype}; int64 is needed (ids.long())")
         if (offsets is None) != (self.pooling is None):
             raise UsageError(
-                'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean" in the table'
+                'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean"'
             )
         train = self.training and torch.is_grad_enabled() and self.anchor.requires_grad
         rows: torch.Tensor = _LookUp.apply(self.anchor, ids, self, train)  # pyright: ignore[reportAssignmentType]
@@ -173,7 +175,9 @@ class EmbeddingTable(nn.Module):
         gradients = np.concatenate([each for _, each in self._pending])
         self._pending.clear()
         if factor != 0.0:
-            self.table.update(ids, gradients if factor == 1.0 else gradients * gradients.dtype.type(factor), lr)
+            self.table.update(
+                ids, gradients if factor == 1.0 else gradients * gradients.dtype.type(factor), lr
+            )
 
 
 class _LookUp(torch.autograd.Function):
@@ -190,7 +194,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flat = gradients[0].detach().reshape(len(ctx.ids), -1)
         kept = flat.to("cpu", ctx.module.anchor.dtype).contiguous().numpy()
         grown = ctx.module._keep(ctx.ids.copy(), kept.copy())

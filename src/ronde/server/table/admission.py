@@ -1,6 +1,7 @@
 """Which ids get a row. The others are looked up as their first values, and their gradients are dropped.
 
-Most ids of a log of clicks are seen once or twice and teach nothing; without a filter they are most of a table.
+Most ids of a log of clicks are seen once or twice and teach nothing; without a filter they are most of a
+table.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class AdmitAfter:
-    """An id gets a row when it is looked up for the `count`-th time. Exact: ids without a row are counted (about 28 bytes each)."""
+    """An id gets a row at its `count`-th look-up. Exact: each that waits is counted (about 28 bytes)."""
 
     count: int
 
@@ -93,7 +94,9 @@ class AdmitByBloomFilter:
         _at_least_one("AdmitByBloomFilter", "count", self.count)
         _at_least_one("AdmitByBloomFilter", "ids", self.ids)
         if self.count > 255:
-            raise UsageError(f"AdmitByBloomFilter(count={self.count}): its counters end at 255; use AdmitAfter")
+            raise UsageError(
+                f"AdmitByBloomFilter(count={self.count}): its counters end at 255; use AdmitAfter"
+            )
         if not 0 < self.error < 1:
             raise UsageError(f"AdmitByBloomFilter(error={self.error}): a share between 0 and 1 is needed")
 
@@ -201,7 +204,10 @@ def _draws(ids: Any, seed: Any, step: Any) -> Any:
 
 @compiled
 def _count_in_bloom(ids: Any, counts: Any, counters: Any, hashes: Any) -> Any:
-    """Count each id, and return how often it may have been seen; places by double hashing (Kirsch, Mitzenmacher)."""
+    """Count each id, and return how often it may have been seen.
+
+    Places are found by double hashing (Kirsch, Mitzenmacher, 2006).
+    """
     size = np.uint64(counters.shape[0])
     out = np.empty(ids.shape[0], np.int64)
     for i in range(ids.shape[0]):

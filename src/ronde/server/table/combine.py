@@ -45,7 +45,7 @@ def _unique(ids: Any) -> Any:
     for first in range(0, n, chunk):
         end = min(first + chunk, n)
         for i in range(first, end):
-            prefetch(places, np.int64(mix(ids[i]) >> shift))
+            prefetch(places, np.int64(mix(ids[i]) >> shift), 0)
         for i in range(first, end):
             place = np.int64(mix(ids[i]) >> shift)
             while places[place] != 0 and ids[firsts[places[place] - 1]] != ids[i]:

@@ -28,29 +28,29 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def compiled(function: _Function) -> _Function:
     """Compile a function of arrays and numbers at its first call, and keep what was compiled."""
-    return numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")(function)
+    jit: Any = numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+    return jit(function)
 
 
 def inlined(function: _Function) -> _Function:
     """Compile a small function into those that call it."""
-    return numba.njit(inline="always", error_model="numpy")(function)
+    jit: Any = numba.njit(inline="always", error_model="numpy")
+    return jit(function)
 
 
-@intrinsic
-def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """`prefetch(array, i)`: start to load the cache line where `array[i]` begins; the next steps need not wait.
+def _prefetch(typing_context: Any, array: Any, index: Any, column: Any) -> Any:
+    """`prefetch(array, i, j)`: start to load the cache line of `array[i, j]`, or of `array[i]`, and go on.
 
     A table's rows lie all over memory, and a miss costs 100 ns. A loop that first asks for the lines of a
     hundred rows, then reads them, waits about once.
     """
     del typing_context
-    signature = types.void(array, types.intp)
+    signature = types.void(array, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
         view = context.make_array(kind)(context, builder, arguments[0])
-        zero = ir.Constant(ir.IntType(64), 0)
-        place = [arguments[1]] + [zero] * (kind.ndim - 1)
+        place = arguments[1 : 1 + kind.ndim]
         pointer = cgutils.get_item_pointer(context, builder, kind, view, place, wraparound=False)
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         shape = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
@@ -60,3 +60,6 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, generate
+
+
+prefetch: Any = intrinsic(_prefetch)

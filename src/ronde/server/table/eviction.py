@@ -49,7 +49,7 @@ class EvictByNorm:
 
 @dataclass(frozen=True)
 class EvictByFrequency:
-    """Rows that were looked up in training fewer than `below` times; counts are halved each time, so old fame fades."""
+    """Rows that were looked up fewer than `below` times; counts are halved at each sweep, so fame fades."""
 
     below: int
     every: int = 1024

@@ -1,4 +1,4 @@
-"""One mixed hash of an id, on which its place in everything depends: bucket, segment of the index, first value.
+"""One mixed hash of an id, on which all depends: its bucket, its place in the index, its first values.
 
 The same on every machine and in every release: logs, snapshots and exported tables rest on it.
 """

@@ -1,8 +1,8 @@
 """Where the row of an id lies: open addressing with linear probing, in segments that grow one at a time.
 
 An entry is one uint64: the lower 32 bits of the id's hash, then the row's number plus one; 0 is empty. The
-first word alone says where an entry belongs, so a segment grows without a look at the rows. The id itself stands
-in the row, beside what will be read next.
+first word alone says where an entry belongs, so a segment grows without a look at the rows. The id itself
+stands in the row, beside what will be read next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEGMENT_SHIFT = np.uint64(64 - 6)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _FULLEST = 0.8
-_GROWTH = 1.25
+_GROWTH = 1.15
 _SMALLEST = 16
 _HUGE = 2 << 20
 
@@ -113,7 +113,7 @@ class Index:
 
 @inlined
 def _home(low: Any, begin: Any, capacity: Any) -> Any:
-    """Where an entry belongs: the lower half of its hash, spread over the segment (Lemire's range reduction)."""
+    """Where an entry belongs: the lower half of its hash, spread over the segment (Lemire, 2019)."""
     return begin + np.int64((low * np.uint64(capacity)) >> _HALF)
 
 
@@ -139,19 +139,19 @@ def _probe(key: Any, entries: Any, begins: Any, capacities: Any, keys: Any) -> A
 
 
 @compiled
-def find_chunk(  # noqa: PLR0913 - flat arrays, as compiled code takes them
+def find_chunk(
     ids: Any, first: Any, count: Any, entries: Any, begins: Any, capacities: Any, keys: Any, slots: Any
 ) -> None:
     """Put the row numbers of `ids[first : first + count]` into `slots[:count]`; -1 where there is none.
 
-    Three passes, so that the waits for memory overlap: hash and ask for the entry; read it and ask for the row;
-    compare the id in the row.
+    Three passes, so that the waits for memory overlap: hash and ask for the entry; read it and ask for the
+    row; compare the id in the row.
     """
     for j in range(count):
         h = mix(ids[first + j])
         segment = np.int64(h >> _SEGMENT_SHIFT)
         place = _home(h & _LOW, begins[segment], capacities[segment])
-        prefetch(entries, place)
+        prefetch(entries, place, 0)
         slots[j] = place
     for j in range(count):
         h = mix(ids[first + j])
@@ -163,7 +163,7 @@ def find_chunk(  # noqa: PLR0913 - flat arrays, as compiled code takes them
             entry = entries[place]
             if (entry >> _HALF) == (h & _LOW):
                 slot = np.int64(entry & _LOW) - 1
-                prefetch(keys, slot)
+                prefetch(keys, slot, 0)
                 break
             place = _after(place, begin, capacity)
         slots[j] = slot

@@ -1,7 +1,7 @@
 """Optimizers of rows: only rows with a gradient are touched, and their state lies beside them.
 
-Hyper-parameters are those of torch's optimizer of the same name. A learning rate of None is the one that comes
-with each update: of the script's own optimizer, so that its schedulers are followed.
+Hyper-parameters are those of torch's optimizer of the same name. A learning rate of None is the one that
+comes with each update: of the script's own optimizer, so that its schedulers are followed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Adagrad:
     initial_accumulator_value: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(
-            "Adagrad", lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial_accumulator_value
-        )
+        _check("Adagrad", lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial_accumulator_value)
 
     def state(self, dim: int) -> int:
         """Floats of state of a row."""
@@ -165,8 +163,8 @@ RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
 class TouchedRows:
     """The rows that an update touches, as an optimizer gets them.
 
-    `values` is [rows, words], `slots` int64 [n] says which, `gradients` is [n, dim], and the embedding begins in
-    column `first`, the state after it.
+    `values` is [rows, words], `slots` int64 [n] says which, `gradients` is [n, dim], and the embedding
+    begins in column `first`, the state after it.
     """
 
     values: np.ndarray[Any, Any]
@@ -186,7 +184,7 @@ def _sgd(values: Any, slots: Any, gradients: Any, first: Any, lr: Any, decay: An
     for begin in range(0, slots.shape[0], _CHUNK):
         end = min(begin + _CHUNK, slots.shape[0])
         for i in range(begin, end):
-            prefetch(values, slots[i])
+            prefetch(values, slots[i], 0)
         for i in range(begin, end):
             row = values[slots[i]]
             for c in range(dim):
@@ -199,7 +197,7 @@ def _adagrad(values: Any, slots: Any, gradients: Any, first: Any, lr: Any, eps: 
     for begin in range(0, slots.shape[0], _CHUNK):
         end = min(begin + _CHUNK, slots.shape[0])
         for i in range(begin, end):
-            prefetch(values, slots[i])
+            prefetch(values, slots[i], 0)
         for i in range(begin, end):
             row = values[slots[i]]
             for c in range(dim):
@@ -214,7 +212,7 @@ def _rowwise_adagrad(values: Any, slots: Any, gradients: Any, first: Any, lr: An
     for begin in range(0, slots.shape[0], _CHUNK):
         end = min(begin + _CHUNK, slots.shape[0])
         for i in range(begin, end):
-            prefetch(values, slots[i])
+            prefetch(values, slots[i], 0)
         for i in range(begin, end):
             row = values[slots[i]]
             squares = lr * 0
@@ -227,7 +225,7 @@ def _rowwise_adagrad(values: Any, slots: Any, gradients: Any, first: Any, lr: An
 
 
 @compiled
-def _adam(  # noqa: PLR0913 - flat numbers, as compiled code takes them
+def _adam(
     values: Any, slots: Any, gradients: Any, first: Any, size: Any, eps: Any, beta1: Any, beta2: Any
 ) -> None:
     dim = gradients.shape[1]
@@ -235,7 +233,7 @@ def _adam(  # noqa: PLR0913 - flat numbers, as compiled code takes them
     for begin in range(0, slots.shape[0], _CHUNK):
         end = min(begin + _CHUNK, slots.shape[0])
         for i in range(begin, end):
-            prefetch(values, slots[i])
+            prefetch(values, slots[i], 0)
         for i in range(begin, end):
             row = values[slots[i]]
             for c in range(dim):
@@ -247,14 +245,12 @@ def _adam(  # noqa: PLR0913 - flat numbers, as compiled code takes them
 
 
 @compiled
-def _ftrl(  # noqa: PLR0913 - flat numbers, as compiled code takes them
-    values: Any, slots: Any, gradients: Any, first: Any, lr: Any, beta: Any, l1: Any, l2: Any
-) -> None:
+def _ftrl(values: Any, slots: Any, gradients: Any, first: Any, lr: Any, beta: Any, l1: Any, l2: Any) -> None:
     dim = gradients.shape[1]
     for begin in range(0, slots.shape[0], _CHUNK):
         end = min(begin + _CHUNK, slots.shape[0])
         for i in range(begin, end):
-            prefetch(values, slots[i])
+            prefetch(values, slots[i], 0)
         for i in range(begin, end):
             row = values[slots[i]]
             for c in range(dim):

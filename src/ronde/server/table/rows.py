@@ -102,9 +102,9 @@ class Rows:
         fresh = count - len(again)
         if self._used + fresh > self.max_rows:
             raise TableFull(
-                f"a table holds {len(self)} rows and cannot take {count} more: its `max_rows` is {self.max_rows} "
-                f"({self.max_rows * self.row_bytes / 2**30:.1f} GiB). Evict rows (`evict=`), admit fewer (`admit=`), "
-                "or spread the table over more servers"
+                f"a table holds {len(self)} rows and cannot take {count} more: its `max_rows` is "
+                f"{self.max_rows}, of {self.row_bytes} bytes each; evict rows (`evict=`), or admit fewer "
+                "(`admit=`)"
             )
         self._free = self._free[: len(self._free) - len(again)]
         slots = np.concatenate([again, np.arange(self._used, self._used + fresh)])

@@ -1,4 +1,4 @@
-"""Embedding rows by id, with their optimizer: look-up, update, admission, eviction, and all of it as arrays."""
+"""Embedding rows by id, with their optimizer: look-up, update, admission, eviction."""
 
 from __future__ import annotations
 
@@ -148,8 +148,10 @@ class Table:
             new = Unique(new.ids[admitted], new.inverse, new.counts[admitted])
         self._begin(new)
 
-    def update(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float | None = None) -> None:
-        """Apply one step of the optimizer. Gradients of equal ids are added first; those without a row are dropped.
+    def update(
+        self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float | None = None
+    ) -> None:
+        """Apply a step of the optimizer; gradients of equal ids are added first, those without a row dropped.
 
         Args:
             ids: int64 [n].
@@ -162,7 +164,7 @@ class Table:
         rate = self.config.optimizer.lr if self.config.optimizer.lr is not None else lr
         if rate is None:
             raise UsageError(
-                f"{type(self.config.optimizer).__name__}() of a table has no learning rate: give it one (`lr=`)"
+                f"{type(self.config.optimizer).__name__}() of a table has no learning rate: give it `lr=`"
             )
         distinct = unique(ids)
         if len(distinct.ids) < len(ids):
@@ -227,8 +229,8 @@ class Table:
         own = (self._rows.dim, self._rows.state)
         if shapes != own:
             raise UsageError(
-                f"a table of {shapes[0]} floats and {shapes[1]} of optimizer state a row cannot be loaded into one "
-                f"of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
+                f"a table of {shapes[0]} floats and {shapes[1]} of optimizer state a row cannot be loaded "
+                f"into one of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
             )
         self.clear()
         names = ("ids", "embeddings", "states", "counts", "versions")
@@ -287,18 +289,23 @@ def segments_due(step: int, every: int) -> Iterator[int]:
 
 
 @compiled
-def _gather(  # noqa: PLR0913 - flat arrays, as compiled code takes them
+def _gather(
     ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any, values: Any, first: Any, out: Any
 ) -> Any:
     """Copy embeddings to `out`, and return where there was none (int64)."""
-    chunk = 128
+    chunk = 64
     dim = out.shape[1]
+    line = 64 // values.itemsize
     slots = np.empty(chunk, np.int64)
     missing = np.empty(ids.shape[0], np.int64)
     lost = 0
     for begin in range(0, ids.shape[0], chunk):
         count = min(chunk, ids.shape[0] - begin)
         find_chunk(ids, begin, count, entries, begins, capacities, keys, slots)
+        for j in range(count):  # the rest of wide rows; their beginning is on its way already
+            if slots[j] >= 0:
+                for c in range(line, first + dim, line):
+                    prefetch(values, slots[j], c)
         for j in range(count):
             if slots[j] < 0:
                 missing[lost] = begin + j
