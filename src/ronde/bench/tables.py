@@ -133,7 +133,8 @@ def _measure(ids: int, dim: int, spread: str, exponent: float, rounds: int) -> T
     rng.shuffle(names)
     own = Table(TableConfig(dim=dim, optimizer=RowwiseAdagrad(lr=_LEARNING_RATE)))
     for begin in range(0, len(names), 1 << 20):
-        own.look_up_to_train(names[begin : begin + (1 << 20)])
+        some = names[begin : begin + (1 << 20)]
+        own.update(some, np.zeros((len(some), dim), np.float32))
     dense = np.zeros((len(names), dim), np.float32)
     dense += 1  # touches every page
     pick = _picks(rng, len(names), exponent)

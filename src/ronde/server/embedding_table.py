@@ -27,7 +27,9 @@ _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class EmbeddingTable(nn.Module):
-    """Rows of floats by int64 ids of any value, made when an id is first seen in training, updated sparsely.
+    """Rows of floats by int64 ids of any value, made when an id first has a gradient, updated sparsely.
+
+    A look-up changes nothing: an id without a row has the values with which its row will begin.
 
     The script's own optimizer says when: the table has one parameter, `anchor`, and takes a step with its
     own `optimizer` whenever the optimizer that holds the anchor does. What happens to gradients in between
@@ -113,8 +115,7 @@ class EmbeddingTable(nn.Module):
             raise UsageError(
                 'EmbeddingTable: bags need both `offsets` in the call and `pooling="sum"` or "mean"'
             )
-        train = self.training and torch.is_grad_enabled() and self.anchor.requires_grad
-        rows: torch.Tensor = _LookUp.apply(self.anchor, ids, self, train)  # pyright: ignore[reportAssignmentType]
+        rows: torch.Tensor = _LookUp.apply(self.anchor, ids, self)  # pyright: ignore[reportAssignmentType]
         return rows if offsets is None else self._pooled(rows, offsets)
 
     def _pooled(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -185,20 +186,19 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
-        anchor, ids, module, train = arguments
+        anchor, ids, module = arguments
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        table = module.table
-        rows = torch.from_numpy(table.look_up_to_train(flat) if train else table.look_up(flat))
+        rows = torch.from_numpy(module.table.look_up(flat))
         ctx.module, ctx.ids, ctx.anchored = module, flat, anchor.device
         return rows.to(anchor.device).view(*ids.shape, module.dim)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flat = gradients[0].detach().reshape(len(ctx.ids), -1)
         kept = flat.to("cpu", ctx.module.anchor.dtype).contiguous().numpy()
         grown = ctx.module._keep(ctx.ids.copy(), kept.copy())
-        return torch.full((1,), grown, dtype=ctx.module.anchor.dtype, device=ctx.anchored), None, None, None
+        return torch.full((1,), grown, dtype=ctx.module.anchor.dtype, device=ctx.anchored), None, None
 
 
 class _Follows:

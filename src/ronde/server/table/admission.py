@@ -28,7 +28,7 @@ class Filter(Protocol):
         """Which of the ids get a row now.
 
         Args:
-            new: ids without a row that are looked up in training.
+            new: ids without a row that have a gradient now.
             step: updates of the table so far.
 
         Returns:

@@ -11,7 +11,7 @@ from ronde.server.table.memory import ReservedMemory
 
 __all__ = ["HEADER_BYTES", "Rows", "TableFull"]
 
-#: The id (int64), how often it was looked up in training, and the step of its last update (uint32 both).
+#: The id (int64), how often it had a gradient, and the step of its last update (uint32 both).
 HEADER_BYTES = 16
 
 _COUNT, _VERSION = 2, 3  # columns of the row as uint32
@@ -61,7 +61,7 @@ class Rows:
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
-        """How often each row was looked up in training; uint32 [rows]."""
+        """How often each row had a gradient, once for each look-up; uint32 [rows]."""
         return self.counters[:, _COUNT]
 
     @property

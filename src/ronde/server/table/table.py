@@ -129,29 +129,13 @@ class Table:
         self._fill_first_values(ids, missing, out)
         return out
 
-    def look_up_to_train(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """As `look_up`, and ids that are admitted get a row; each look-up is counted."""
-        distinct = unique(ids)
-        self.admit(distinct)
-        return self.look_up(ids)
-
-    def admit(self, distinct: Unique) -> None:
-        """Count look-ups of ids, and give a row to those that are admitted."""
-        slots = self._index.find(distinct.ids, self._rows.keys)
-        missing = slots < 0
-        self._rows.counts[slots[~missing]] += distinct.counts[~missing].astype(np.uint32)
-        if not missing.any():
-            return
-        new = Unique(distinct.ids[missing], distinct.inverse[:0], distinct.counts[missing])
-        if self._filter is not None:
-            admitted = self._filter.admits(new, self.steps)
-            new = Unique(new.ids[admitted], new.inverse, new.counts[admitted])
-        self._begin(new)
-
     def update(
         self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float | None = None
     ) -> None:
-        """Apply a step of the optimizer; gradients of equal ids are added first, those without a row dropped.
+        """Apply a step of the optimizer; gradients of equal ids are added first.
+
+        Ids that are admitted now get a row, which begins with their first values; gradients of others that
+        have none are dropped. Each id counts as looked up as often as it stands here.
 
         Args:
             ids: int64 [n].
@@ -169,7 +153,7 @@ class Table:
         distinct = unique(ids)
         if len(distinct.ids) < len(ids):
             gradients = sum_rows(gradients, distinct.inverse, len(distinct.ids))
-        slots = self._index.find(distinct.ids, self._rows.keys)
+        slots = self._slots_to_update(distinct)
         kept = slots >= 0
         if not kept.all():
             slots, gradients = slots[kept], gradients[kept]
@@ -240,18 +224,31 @@ class Table:
             start = "admission."
             self._filter.load({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
 
-    def _begin(self, new: Unique) -> None:
-        slots = self._enter(new.ids)
+    def _slots_to_update(self, distinct: Unique) -> np.ndarray[Any, Any]:
+        """Row numbers of ids, each of which has been looked up so often; -1 of those that get no row."""
+        slots = self._index.find(distinct.ids, self._rows.keys)
+        missing = slots < 0
+        self._rows.counts[slots[~missing]] += distinct.counts[~missing].astype(np.uint32)
+        if missing.any():
+            new = Unique(distinct.ids[missing], distinct.inverse[:0], distinct.counts[missing])
+            admitted = slice(None) if self._filter is None else self._filter.admits(new, self.steps)
+            begun = np.full(len(new.ids), -1)
+            begun[admitted] = self._begin(new.ids[admitted], new.counts[admitted])
+            slots[missing] = begun
+        return slots
+
+    def _begin(self, ids: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        slots = self._enter(ids)
         rows = self._rows
-        rows.counts[slots] = new.counts.astype(np.uint32)
-        rows.versions[slots] = self.steps
+        rows.counts[slots] = counts.astype(np.uint32)
         if rows.state:
             rows.values[slots, rows.first + rows.dim : rows.first + rows.dim + rows.state] = (
                 self.config.optimizer.state_start
             )
         values = np.empty((len(slots), rows.dim), self.dtype)
-        fill(values, new.ids, self._initial, self.config.seed)
+        fill(values, ids, self._initial, self.config.seed)
         rows.values[slots, rows.first : rows.first + rows.dim] = values
+        return slots
 
     def _enter(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         slots = self._rows.take(len(ids))
