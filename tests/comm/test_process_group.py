@@ -54,6 +54,8 @@ def test_one_rank_has_everything_at_once(tmp_path: Path) -> None:
     assert comm.all_gather_object({"a": 1}) == [{"a": 1}]
     assert comm.broadcast_object([3]) == [3]
     assert comm.votes([True, False]) == [1, 0]
+    (own,) = comm.all_to_all([values], [6])
+    assert own.equal(values)
     comm.share([[values]])
     summed = torch.empty(6)
     comm.reduce_scatter_async(summed, [[values[:2], values[2:]]]).wait()

@@ -38,6 +38,10 @@ class Alone:
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
         out.copy_(end_to_end(pieces[rank], out))
 
+    @torch.no_grad()
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+        outs[0].copy_(pieces[0])
+
     def set_timeout(self, timeout: timedelta) -> None:
         """There is nobody to wait for."""
 

@@ -54,6 +54,10 @@ class Backend(Protocol):
         """Put the sum over ranks of `pieces[rank]`, end to end, into `out` of rank `rank`, this one."""
         ...
 
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> Any:
+        """Send `pieces[r]`, of bytes, to rank r; put what rank r sends into `outs[r]`, which is as long."""
+        ...
+
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a collective waits for a peer from now on."""
         ...
@@ -93,6 +97,12 @@ class TorchBackend:
             return self._group.reduce_scatter([out], [[end_to_end(piece, out) for piece in pieces]])
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> Any:
+        out = pieces[0].new_empty(sum(map(len, outs)))
+        sizes = [len(each) for each in outs], [len(each) for each in pieces]
+        work = self._group.alltoall_base(out, torch.cat(list(pieces)), *sizes)
+        return _Split(work, out, outs)
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._group._set_default_timeout(timeout)
 
@@ -105,6 +115,19 @@ class TorchBackend:
         group, self._group = self._group, None
         if group is not None:
             group.shutdown()
+
+
+class _Split:
+    """What came as one tensor is several."""
+
+    def __init__(self, work: Any, out: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
+        self._work, self._out, self._outs = work, out, outs
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        self._work.wait()
+        for part, out in zip(self._out.split([len(each) for each in self._outs]), self._outs, strict=True):
+            out.copy_(part)
 
 
 class unseen:
@@ -194,6 +217,10 @@ class SharedMemoryBackend:
     @_as_bytes_travel
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> None:
         self.shared.reduce_scatter_lists(out, pieces)
+
+    @_as_bytes_travel
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> None:
+        self.shared.all_to_all(outs, pieces)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.shared.set_timeout(timeout)

@@ -67,6 +67,9 @@ class BackgroundBackend:
     def reduce_scatter(self, rank: int, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Any:
         return reduce_scatter_by_all_reduce(self, rank, out, pieces)
 
+    def all_to_all(self, outs: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> Any:
+        return self._rest.all_to_all(outs, pieces)
+
     def set_timeout(self, timeout: timedelta) -> None:
         for part in (*self._parts, self._rest):
             part.set_timeout(timeout)

@@ -255,6 +255,21 @@ class Comm:
         padded[: tensor.shape[0]] = tensor
         return [part[:size] for part, size in zip(self.all_gather(padded), sizes, strict=True)]
 
+    def all_to_all(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Send `pieces[r]` to rank r, and return what each rank sends here, in rank order.
+
+        Args:
+            pieces: contiguous, of one dtype, and of one shape but for their first dimension, which may be 0.
+            sizes: the first dimension of what comes from each rank.
+        """
+        outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]
+        sent = [as_bytes(piece) for piece in pieces]
+        received = [as_bytes(out) for out in outs]
+        # All ranks say the same of it: sizes differ.
+        told = pieces[0][:0]
+        self._start("all_to_all", told, lambda: self.backend.all_to_all(received, sent)).wait()
+        return outs
+
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""
         sent = tensor.detach().contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ronde.errors import UsageError
+from ronde.server.exchange import Alone, Exchange
 from ronde.server.table.admission import Admission
 from ronde.server.table.eviction import Eviction
 from ronde.server.table.initial import Initial
@@ -56,6 +57,9 @@ class EmbeddingTable(nn.Module):
     Raises:
         UsageError: one of these has a value that is not possible; numba is not installed.
     """
+
+    #: How tables of several ranks are one; replaced under `ronde run`.
+    exchange: ClassVar[Exchange] = Alone()
 
     def __init__(  # noqa: PLR0913 - each says one thing of a table
         self,
@@ -126,14 +130,15 @@ class EmbeddingTable(nn.Module):
         return sums if self.pooling == "sum" else sums / sizes.clamp(min=1).unsqueeze(1)
 
     def __len__(self) -> int:
-        return len(self.table)
+        return self.exchange.count(self.table)
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, {self.table.config.optimizer}, rows={len(self.table)}"
+        return f"{self.dim}, {self.table.config.optimizer}"
 
     def get_extra_state(self) -> dict[str, torch.Tensor]:
         """All rows, by rising id, with optimizer state and counters: part of `state_dict()`."""
-        return {name: torch.from_numpy(np.asarray(value)) for name, value in self.table.state().items()}
+        state = self.exchange.state(self.table)
+        return {name: torch.from_numpy(np.asarray(value)) for name, value in state.items()}
 
     def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
         """Become what `get_extra_state` gave.
@@ -141,20 +146,20 @@ class EmbeddingTable(nn.Module):
         Raises:
             UsageError: it is of a table with another dim, optimizer or filter.
         """
-        self.table.load({name: value.cpu().numpy() for name, value in state.items()})
+        self.exchange.load(self.table, {name: value.cpu().numpy() for name, value in state.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and `copy.deepcopy`: a copy has rows of its own."""
         own = self.__dict__.copy()
         del own["_pending"]
-        own["table"] = (self.table.config, self.table.state())
+        own["table"] = (self.table.config, self.exchange.state(self.table))
         return own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         config, rows = state.pop("table")
         super().__setstate__(state)
         table = Table(config)
-        table.load(rows)
+        self.exchange.load(table, rows)
         self._hold(table)
 
     def _keep(self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]) -> float:
@@ -188,7 +193,7 @@ class _LookUp(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         anchor, ids, module = arguments
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        rows = torch.from_numpy(module.table.look_up(flat))
+        rows = torch.from_numpy(module.exchange.look_up(module.table, flat))
         ctx.module, ctx.ids, ctx.anchored = module, flat, anchor.device
         return rows.to(anchor.device).view(*ids.shape, module.dim)
 

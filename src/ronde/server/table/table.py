@@ -18,6 +18,7 @@ from ronde.server.table.index import MAX_ROWS, SEGMENTS, Index, find_chunk
 from ronde.server.table.initial import Initial, Uniform, fill
 from ronde.server.table.optimizers import Adagrad, RowOptimizer, TouchedRows
 from ronde.server.table.rows import Rows
+from ronde.server.table.state import ADMISSION, ROWS, State
 
 __all__ = ["RowsOfTable", "Table", "TableConfig"]
 
@@ -130,7 +131,12 @@ class Table:
         return out
 
     def update(
-        self, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float | None = None
+        self,
+        ids: np.ndarray[Any, Any],
+        gradients: np.ndarray[Any, Any],
+        lr: float | None = None,
+        *,
+        counts: np.ndarray[Any, Any] | None = None,
     ) -> None:
         """Apply a step of the optimizer; gradients of equal ids are added first.
 
@@ -141,6 +147,7 @@ class Table:
             ids: int64 [n].
             gradients: [n, dim] in the table's dtype.
             lr: the learning rate, where the optimizer has none of its own.
+            counts: how many look-ups each gradient is the sum of; int64 [n], None is one.
 
         Raises:
             UsageError: neither has a learning rate.
@@ -153,6 +160,9 @@ class Table:
         distinct = unique(ids)
         if len(distinct.ids) < len(ids):
             gradients = sum_rows(gradients, distinct.inverse, len(distinct.ids))
+        if counts is not None:
+            summed = np.bincount(distinct.inverse, counts, len(distinct.ids))
+            distinct = distinct._replace(counts=summed.astype(np.int64))
         slots = self._slots_to_update(distinct)
         kept = slots >= 0
         if not kept.all():
@@ -195,15 +205,15 @@ class Table:
         """Give up all rows."""
         self._give_up(self._index.slots())
 
-    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+    def state(self) -> State:
         """All that the table has learnt, as arrays; the same for the same rows, however they came."""
         rows = self.rows()
-        out = {name: getattr(rows, name) for name in ("ids", "embeddings", "states", "counts", "versions")}
+        out = {name: getattr(rows, name) for name in ROWS}
         out["steps"] = np.array(self.steps)
         remembered = {} if self._filter is None else self._filter.state()
-        return out | {f"admission.{name}": value for name, value in remembered.items()}
+        return out | {ADMISSION + name: value for name, value in remembered.items()}
 
-    def load(self, state: dict[str, np.ndarray[Any, Any]]) -> None:
+    def load(self, state: State) -> None:
         """Become what `state` gave.
 
         Raises:
@@ -217,12 +227,11 @@ class Table:
                 f"into one of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
             )
         self.clear()
-        names = ("ids", "embeddings", "states", "counts", "versions")
-        self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in names}))
+        self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
         self.steps = int(state["steps"])
         if self._filter is not None:
-            start = "admission."
-            self._filter.load({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+            remembered = {name: value for name, value in state.items() if name.startswith(ADMISSION)}
+            self._filter.load({name.removeprefix(ADMISSION): value for name, value in remembered.items()})
 
     def _slots_to_update(self, distinct: Unique) -> np.ndarray[Any, Any]:
         """Row numbers of ids, each of which has been looked up so often; -1 of those that get no row."""

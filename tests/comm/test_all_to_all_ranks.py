@@ -1,0 +1,68 @@
+"""Every rank sends something of its own to every other, through shared memory and by messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from ronde.comm.joining import join
+from ronde.comm.process_group import Comm
+from ronde.comm.topology import Place
+from ronde.testing.run_ranks import Rank
+from world_sizes import WORLD_SIZES
+
+
+def _sizes(world_size: int) -> list[list[int]]:
+    """Rows that each rank sends to each: none, few, and more than any buffer holds."""
+    return [
+        [0 if one < other else 1 + 90_000 * one * other for other in range(world_size)]
+        for one in range(world_size)
+    ]
+
+
+def _piece(source: int, to: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(rows * 3).add(10 * source + to).to(dtype).view(rows, 3)
+
+
+def _exchange(rank: Rank, comm: Comm) -> list[str]:
+    sizes = _sizes(rank.world_size)
+    problems: list[str] = []
+    for dtype in (torch.float64, torch.int64, torch.bfloat16):
+        sent = [_piece(rank.rank, to, sizes[rank.rank][to], dtype) for to in range(rank.world_size)]
+        found = comm.all_to_all(sent, [row[rank.rank] for row in sizes])
+        expected = [_piece(source, rank.rank, row[rank.rank], dtype) for source, row in enumerate(sizes)]
+        same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        problems += [] if same else [f"{dtype} differs"]
+    return problems
+
+
+def as_the_ranks_are_joined(rank: Rank) -> list[str]:
+    return _exchange(rank, rank.groups["boundary"])
+
+
+def by_gloo(rank: Rank) -> list[str]:
+    """As among hosts of one rank each."""
+    comm = join(
+        f"file://{rank.directory}/all-to-all-store",
+        name="all-to-all",
+        place=Place(rank.rank, rank.world_size, 0, 1),
+        device="cpu",
+        timeout=timedelta(seconds=60),
+        host="127.0.0.1",
+    )
+    try:
+        return _exchange(rank, comm)
+    finally:
+        comm.close()
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("scenario", [as_the_ranks_are_joined, by_gloo])
+def test_everybody_gets_what_was_sent(
+    ranks: Callable[..., list[Any]], world_size: int, scenario: Any
+) -> None:
+    assert ranks(world_size, scenario) == [[]] * world_size
