@@ -14,7 +14,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "context": (1,),
         "expert": (1,),
         "state": ("replicated", "zero1", "zero2", "zero3", "central"),
-        "sparse": ("replicated",),
+        "sparse": ("replicated", "sharded"),
         "offload": ("none", "optimizer", "all"),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
