@@ -21,6 +21,7 @@ from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
 from ronde.plan.compute import Recompute as Extent
+from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["COSTLY", "Inside", "Recompute"]
@@ -159,7 +160,7 @@ class Recompute:
             )
 
     def _may_run_again(self, block: torch.nn.Module, given: Any) -> bool:
-        if self._in_block or not torch.is_grad_enabled() or _in_transform():
+        if self._in_block or not torch.is_grad_enabled() or in_transform():
             return False
         found: list[str] = []
         map_leaves(lambda leaf: found.append(type(leaf).__name__) if _may_change(leaf) else None, given)
@@ -203,8 +204,3 @@ def _may_change(leaf: Any) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
-
-
-def _in_transform() -> bool:
-    """Inside `torch.func`, which has no checkpoints."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,6 @@ from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import functions, is_sharded, rewrap
-from ronde.tensor.views import is_view
 
 __all__ = ["reshaped_layout", "rules"]
 
@@ -22,8 +21,6 @@ def rules() -> dict[Any, Rule]:
         torch.Tensor.__getitem__: index,
         torch.Tensor.view_as: view_as,
         torch.Tensor.reshape_as: view_as,
-        torch.Tensor.T.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
-        torch.Tensor.mT.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
     }
     for name, rule in (
         ("view", reshape),
@@ -173,14 +170,6 @@ def transpose(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     return transpose(context, func, (args[0], 0, 1), {}) if args[0].dim() == 2 else NotImplemented
-
-
-def turned(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`T` and `mT` of a view, so that `v @ v.T` does not gather all of what `v` is a part of.
-
-    Of a whole batch the value is at hand with the other factor.
-    """
-    return transposed(context, func, args, kwargs) if is_view(args[0]) else NotImplemented
 
 
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
