@@ -90,26 +90,13 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         return plain_nested(tensor_list, *args, **kwargs)
 
     patches.set(torch.nested, "nested_tensor", nested_tensor)
-    patches.add(torch.nn.Parameter, "data", _telling(parameters))
-    patches.set(torch.Tensor, "data", _touching_what_is_laid(parameters))
+    patches.set(torch.Tensor, "data", _telling(parameters))
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
 
 
-def _touching_what_is_laid(parameters: ShardedParameters) -> TensorAttribute:
-    """`tensor.data = p`, which does not ask what is put there."""
-
-    def write(tensor: torch.Tensor, value: Any) -> None:
-        parameters.touch([value])
-        _DATA.__set__(tensor, value)
-
-    return TensorAttribute(_DATA, write=write)
-
-
 def _telling(parameters: ShardedParameters) -> TensorAttribute:
-    """`Parameter.data`, which has no version: hooks in backward write to parameters by it.
-
-    Nor does it ask what is put there.
-    """
+    """`data`, which has no version: hooks in backward write to parameters by it. Nor does it ask what is laid
+    there."""
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         found = _DATA.__get__(tensor)

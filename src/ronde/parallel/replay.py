@@ -8,6 +8,7 @@ had back: that is an error.
 
 from __future__ import annotations
 
+import io
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ import torch.utils.checkpoint
 from ronde.errors import UsageError
 from ronde.modules.named_places import Place, contents, named_places
 from ronde.parallel.kept_results import Keeping, Kept
-from ronde.parallel.muted import muted
+from ronde.patching.thread_stream import redirected
 from ronde.rowwise.generators import States
 from ronde.rowwise.undo import Held
 from ronde.tensor.tensor_class import alike
@@ -187,7 +188,8 @@ class _Moment:
         self._world.restore()
         _put(changed)
         try:
-            with muted():  # what it prints it has printed
+            # What it prints it has printed.
+            with redirected("stdout", io.StringIO()), redirected("stderr", io.StringIO()):
                 yield
         finally:
             now.restore()

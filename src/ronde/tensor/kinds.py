@@ -24,7 +24,7 @@ NUMPYS_NAMES = frozenset(("axis", "keepdims", "x", "a", "x1", "x2"))
 # Rules whose result is, or may be, a view of the first argument.
 VIEWS = set(
     """
-    view view_as reshape reshape_as flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t
+    view view_as reshape reshape_as flatten unsqueeze squeeze permute transpose swapaxes swapdims t
     __getitem__ __get__ detach positive contiguous
     to type_as float double half bfloat16 int long short bool byte cpu cuda
     """.split()

@@ -26,7 +26,6 @@ def rules() -> dict[Any, Rule]:
         ("view", reshape),
         ("reshape", reshape),
         ("flatten", flatten),
-        ("unflatten", unflatten),
         ("unsqueeze", unsqueeze),
         ("squeeze", squeeze),
         ("permute", permute),
@@ -108,17 +107,6 @@ def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     return _viewed(
         args[0], torch.Tensor.reshape, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]]
     )
-
-
-def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if len(args) != 3 or kwargs or not is_sharded(args[0]) or not isinstance(args[1], int):
-        return NotImplemented
-    shape = list(args[0].shape)
-    dim = args[1] % len(shape)
-    sizes = _resolve([shape[dim]], list(args[2]))
-    if sizes is None:
-        return NotImplemented
-    return _viewed(args[0], torch.Tensor.reshape, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
 def unsqueeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
