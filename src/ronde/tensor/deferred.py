@@ -112,7 +112,7 @@ def _begin_backward(
     loss: DeferredScalar, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
     inputs: Any = None,
 ) -> None:  # fmt: skip
-    """As `Tensor.backward` does, with the loss as it is: what has gone into it was noted."""
+    """As `Tensor.backward` does, with the loss as it is: its value is not waited for."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)  # pyright: ignore[reportPrivateImportUsage]
 
 

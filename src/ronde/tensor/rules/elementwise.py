@@ -64,7 +64,7 @@ def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
 
 def _itself_or_new(value: GlobalTensor, result: Any, layout: Layout) -> Any:
     """As in torch, a conversion that had nothing to do gives what it was given."""
-    return value if result is value._local else rewrap(value, result, layout)
+    return value if result is value._rows else rewrap(value, result, layout)
 
 
 def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
