@@ -11,6 +11,7 @@ import torch
 from torch._C import DisableTorchFunction
 
 from ronde.parallel.flat import is_dense
+from ronde.parallel.units import by_kind
 from ronde.sync.gradient_parts import Ranges
 
 __all__ = ["ALIGNMENT", "Division", "in_equal_parts", "owned_by_main"]
@@ -58,12 +59,9 @@ class Division:
         Returns:
             each tensor's ranges; None for what cannot be cut anywhere.
         """
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         with DisableTorchFunction():
-            for tensor in tensors:
-                if self.ranges(tensor) is None and _can_be_cut(tensor):
-                    kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-            for members in kinds.values():
+            new = [each for each in tensors if self.ranges(each) is None and _can_be_cut(each)]
+            for members in by_kind(new):
                 cut = self._split([tensor.numel() for tensor in members], self._world_size)
                 for tensor, ranges in zip(members, cut, strict=True):
                     key = id(tensor)
