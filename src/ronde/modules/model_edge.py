@@ -271,7 +271,7 @@ class ModelEdge:
     ) -> ShardedCall:
         """The call, with this rank's rows for what is the batch."""
         context = self._context
-        if context.script_values.watched:
+        if context.compares:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         given = self._crossing.inward(call, verdict.inputs, batch)
         if torch.is_grad_enabled():

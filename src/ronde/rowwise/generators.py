@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ class States:
 
     def moved(self) -> bool:
         """Whether one was drawn from."""
-        return any(repr(_state(each)) != repr(state) for each, state in self._states)
+        return any(_told(_state(each)) != _told(state) for each, state in self._states)
 
     def now(self) -> States:
         """Of the same generators as they are now."""
@@ -72,6 +73,11 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, (torch.Generator, numpy.random.RandomState)):
         return generator.get_state()
     return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _told(state: Any) -> Any:
+    """A state, to be compared."""
+    return state.tolist() if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 
 def _set_state(generator: Any, state: Any) -> None:

@@ -129,7 +129,7 @@ class Session:
         self.agreement = Agreement(comm)
         self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
-        self._started = Started(self._in_step, self._watch_values)
+        self._started = Started(self._in_step, self._compare)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
         self._edge = ModelEdge(
             self.calls,
@@ -155,8 +155,8 @@ class Session:
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
-    def _watch_values(self) -> None:
-        self.context.script_values.watched = True
+    def _compare(self) -> None:
+        self.context.compares = True
 
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
@@ -208,7 +208,7 @@ class Session:
         patches, context = self.patches, self.context
         autograd.install(patches, context, self._signals.before_backward)
         tensor_class.install(patches)
-        losses.install(patches, rules.table())
+        losses.install(patches)
         loss_scale.install(patches, context)
 
     def _install_modules(self) -> None:
