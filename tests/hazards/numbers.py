@@ -239,7 +239,7 @@ def _by_a_schedule(kind: Any, limit: Any) -> Hazard:
     def script() -> Iterator[Any]:
         yield from train(Switched(kind(0), lambda flag: flag == limit), before=before, epochs=9)
 
-    return Hazard(script, "parts", "again and again")
+    return Hazard(script, "parts", _MIXED)
 
 
 def _unread_text() -> Iterator[Any]:
@@ -553,10 +553,10 @@ HAZARDS = {
     "annealed": Hazard(_annealed, "whole"),
     "annealed argument": Hazard(_annealed_argument, "whole"),
     "argument decides in a product": Hazard(
-        _decides_in_a_tensor(lambda alpha: alpha * torch.ones(())), "parts", "again and again"
+        _decides_in_a_tensor(lambda alpha: alpha * torch.ones(())), "parts", _MIXED
     ),
     "argument decides in a tensor": Hazard(
-        _decides_in_a_tensor(lambda alpha: torch.tensor([alpha, 0.0]).max()), "parts", "again and again"
+        _decides_in_a_tensor(lambda alpha: torch.tensor([alpha, 0.0]).max()), "parts", _MIXED
     ),
     "argument decides": Hazard(_argument_decides, "parts", ""),
     "modes of parts": Hazard(_modes_of_parts, "whole"),

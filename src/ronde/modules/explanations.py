@@ -33,9 +33,7 @@ class Explanations:
             self._in_parts.tell(call.module, LISTED)
         elif call.optional or self._is_no_batch(call, verdict) or _is_criterion(call.module, verdict):
             return
-        elif not call.listed and is_computed_whole(
-            self._calls, call.module, call.batches[verdict.candidate], verdict
-        ):
+        elif not call.listed and is_computed_whole(self._calls, call.batches[verdict.candidate]):
             self._say_of_single_rows(type(call.module).__name__, verdict)
         else:
             self._say_why(call.module, verdict)
@@ -81,10 +79,6 @@ class Explanations:
             yield
         finally:
             self._around.pop()
-
-    def ran_as_one_piece(self, module: torch.nn.Module) -> None:
-        """It has been called on this rank's rows."""
-        self._in_parts.ran_as_one_piece(module)
 
     def conclude(self) -> None:
         """At the end of a run: say what is known by then only."""
@@ -140,17 +134,13 @@ class Explanations:
             self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
 
-def is_computed_whole(calls: Calls, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+def is_computed_whole(calls: Calls, batch: Batch) -> bool:
     """Whether every rank computes the whole of a batch that cannot be cut as one piece.
 
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return calls.fewest(batch.rows) * batch.inner == 1 and (verdict.drew or _drops(module))
-
-
-def _drops(module: torch.nn.Module) -> bool:
-    return any(isinstance(part, _Dropout) and part.training and part.p > 0 for part in module.modules())
+    return calls.fewest(batch.rows) * batch.inner == 1
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:
@@ -164,4 +154,3 @@ def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
 
 
 _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
-_Dropout = torch.nn.modules.dropout._DropoutNd

@@ -2,8 +2,8 @@
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
 the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once a few of its values were observed: what was found then holds for all
-values that decide the same comparisons in the same way.
+to call is left out of the form once calls with a few of its values were alike: then every later call is
+compared with the observed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import Traits, comparable
-from ronde.rowwise.changing_numbers import Decision, Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import COUNTS, Verdict
 from ronde.tensor.tensor_class import own_class
@@ -58,19 +57,17 @@ class Known:
         rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
         calls: so many so far.
-        decisions: what numbers have decided that are others from call to call; None where nobody noted it.
+        always: all calls are compared, as numbers were left out.
     """
 
     verdict: Verdict
     rows: set[int]
     steps: Sequence | None = None
     calls: int = 1
-    decisions: tuple[Decision, ...] | None = None
+    always: bool = False
 
-    def holds_for(self, whole: int, parts: Iterable[int], numbers: tuple[Any, ...]) -> bool:
-        """Whether a batch of so many rows, cut into such parts, with these numbers is not another matter."""
-        if not all(each.holds_for(numbers) for each in self.decisions or ()):
-            return False
+    def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
+        """Whether a batch of so many rows, cut into such parts, is not another matter."""
         if whole in self.rows:
             return True
         if self.steps is None:
@@ -82,7 +79,7 @@ class Known:
         self.calls += 1
         new = whole not in self.rows
         self.rows.add(whole)
-        return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
+        return self.steps is not None and (self.always or new or self.calls & (self.calls - 1) == 0)
 
 
 class _Form:
@@ -92,17 +89,15 @@ class _Form:
         known: what was found, by the numbers, and for other sizes of the batch after another.
         free: numbers that make no difference, by their place.
         values: the numbers of each observed call.
-        steers: a number that changes decides something, and nobody can tell what.
         given_up: what is taken for known of calls that were not observed.
     """
 
-    __slots__ = ("free", "given_up", "known", "steers", "values")
+    __slots__ = ("free", "given_up", "known", "values")
 
     def __init__(self) -> None:
         self.known: dict[Any, list[Known]] = {}
         self.free: frozenset[int] = frozenset()
         self.values: list[tuple[Any, ...]] = []
-        self.steers = False
         self.given_up: Known | None = None
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,22 +105,21 @@ class _Form:
             return numbers
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
-    def learn(self, numbers: tuple[Any, ...], known: Known, *, noted: bool) -> None:
-        """Remember one more, and leave out what has made no difference.
+    def learn(self, numbers: tuple[Any, ...], known: Known, *, compared: bool) -> None:
+        """Remember one more, and leave out numbers that have made no difference.
 
         Args:
-            noted: numbers that change have noted what they decide.
+            compared: later calls like this one can be.
         """
         self.known.setdefault(self.key(numbers), []).append(known)
         self.values.append(numbers)
-        if self.steers or not noted:
+        if known.steps is None or not compared:
             return
-        # Of what follows from numbers that change only the operations are compared.
-        known.steps = known.steps and known.steps.without_numbers()
-        changing = self.changing()
-        if changing and (self._are_alike() or self._is_known(numbers, known)):
-            self.free |= changing.keys()
+        if len(self.known) >= _FEW and self._are_alike():
+            self.free |= self.changing()
             self.known = {self.key(numbers): [known]}
+        if self.free:  # of what follows from numbers that change only the operations are compared
+            known.steps, known.always = known.steps.without_numbers(), True
 
     def _are_alike(self) -> bool:
         """Whether all observed calls were."""
@@ -133,40 +127,13 @@ class _Form:
         verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
         return len(verdicts) == 1 and len({_operations(each.steps) for each in every}) == 1
 
-    def _is_known(self, numbers: tuple[Any, ...], known: Known) -> bool:
-        """Whether one that decided the same was alike, where all that numbers decide is noted."""
-        return _are_numbers(self.changing().values()) and any(
-            each is not known
-            and each.decisions is not None
-            and all(decision.holds_for(numbers) for decision in each.decisions)
-            and each.verdict.sharded == known.verdict.sharded
-            and _operations(each.steps) == _operations(known.steps)
-            for each in self.all_known()
-        )
-
     def all_known(self) -> list[Known]:
         return [each for several in self.known.values() for each in several]
 
-    def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
-        """The values of numbers that are not always the same, by their place."""
-        columns = enumerate(zip(*self.values, *now, strict=True))
-        return {
-            place: column
-            for place, column in columns
-            if place not in self.free and any(each != column[0] for each in column)
-        }
-
-
-def _are_numbers(columns: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether what changes are numbers, of which is noted all that they decide."""
-    return all(is_notable(each) for column in columns for each in column)
-
-
-def _is_open(column: tuple[Any, ...]) -> bool:
-    """Whether what changes is a number, of which can be told what it decides, or how long something is."""
-    if _are_numbers([column]):
-        return True
-    return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
+    def changing(self) -> set[int]:
+        """The places of numbers that are not always the same."""
+        columns = enumerate(zip(*self.values, strict=True))
+        return {place for place, column in columns if any(each != column[0] for each in column)}
 
 
 def _operations(steps: Sequence | None) -> Any:
@@ -198,13 +165,13 @@ class Observations:
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        known = next((each for each in several if each.holds_for(rows, parts, numbers)), form.given_up)
+        known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
         return known, (form, numbers)
 
     def give_up(self, call: Call, place: Any) -> Verdict | None:
         """What is found of all further calls, once too many that differ in their numbers were observed."""
         form, _ = place
-        if len(form.all_known()) < _MANY:
+        if len(form.values) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
         form.given_up = Known(verdict, set())
@@ -215,44 +182,20 @@ class Observations:
         form, numbers = place
         form.known[form.key(numbers)].remove(known)
 
-    def notes(self, call: Call, place: Any) -> tuple[Notes, dict[int, int]] | None:
-        """What makes numbers that change note what they decide, and places of the leaves that are such.
-
-        None while too few of their values were observed, or where it is no number that changes.
-        """
+    def keep(self, place: Any, known: Known, *, compared: bool) -> None:
         form, numbers = place
-        if form.steers or (not form.free and len(form.known) < _FEW - 1):
-            return None
-        changing = form.changing(numbers)
-        if not all(_is_open(column) for column in changing.values()):
-            form.steers = True
-            return None
-        places = self.traits(call.module).places
-        plain = [n for n, value in enumerate(call.values) if not isinstance(value, torch.Tensor)]
-        noted = form.free | changing.keys()
-        leaves = {plain[each - len(places)]: each for each in noted if each >= len(places)}
-        return Notes({each: places[each] for each in noted if each < len(places)}), leaves
-
-    def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
-        form, numbers = place
-        if notes is not None:
-            form.steers |= bool(notes.opened)
-            known.decisions = tuple(notes.decisions)
-        form.learn(numbers, known, noted=notes is not None)
+        form.learn(numbers, known, compared=compared)
 
 
 def _changes(traits: Traits, form: _Form) -> str:
     verdicts = [each.verdict for each in form.all_known()]
     if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
-    places = sorted(form.changing())
+    places = sorted(form.changing() - form.free)
     if not places:
         return "its operations are others from call to call"
     names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
-    return (
-        f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))}): "
-        f"a plain number may, where it is only computed with and compared"
-    )
+    return f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))})"
 
 
 def _other(value: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,25 +17,20 @@ from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.rng.draws import Draw
-from ronde.rowwise.changing_numbers import Notes, plain_number
 from ronde.rowwise.comparison import Comparison
-from ronde.rowwise.compiled import aside
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.undo import Keeping, Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
-from ronde.tensor.tree import leaves, map_leaves
+from ronde.tensor.tree import map_leaves
 
 __all__ = [
     "Around",
-    "Noting",
     "Observed",
     "Watching",
-    "carry_out_one_row",
     "compare",
     "few_rows",
     "in_checkpoint",
@@ -45,9 +39,6 @@ __all__ = [
 ]
 
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
-# What makes numbers note what they decide, and which leaves of the arguments are such: their places.
-Noting = tuple[Notes, Mapping[int, int]] | None
-_ONE_ROW = "of a single row it makes something else than of one of several"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,12 +67,10 @@ class Watching:
     Attributes:
         around: what is to stand around the call of the module.
         outside: gives the variables that its code names, and what they hold.
-        notes: of numbers that change from call to call.
     """
 
     around: Around
     outside: Callable[[], list[tuple[str, Any]]]
-    notes: Noting
 
 
 @dataclasses.dataclass
@@ -155,9 +144,8 @@ def _aside() -> saved_tensors_hooks:
 
 
 def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
-    notes, noted = watching.notes or (None, {})
     said, start = HeldOutput(), now()
-    args, kwargs = _with_notes(given, notes, noted) if notes else given
+    args, kwargs = given
     with (
         watching.around(Region.OBSERVED, call),
         _together(call.context, ranks.together),
@@ -166,7 +154,7 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
     ):
         # Inside, where parameters that have passed the Enter edge are in the place of others.
         observe_once = functools.partial(
-            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside, notes
+            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside
         )
         observation = observe_once()
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
@@ -183,8 +171,6 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         raise error
     if verdict.sharded and stands:
         said.release()
-        if notes:
-            output = map_leaves(plain_number, output)
         return Observed(verdict, output, True, steps, start)
     return Observed(verdict, steps=steps)
 
@@ -205,6 +191,8 @@ def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | N
     """
     context = call.context
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
+    # What it normalizes is looked at, as in the observed call.
+    call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
     comparison = Comparison(call.module, call.given, ranks, steps, watching.outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
@@ -228,54 +216,6 @@ def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) ->
         yield
     finally:
         context.together = None
-
-
-def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) -> Observed:
-    """Carry out a call on a single row, of which it is known what becomes of several.
-
-    It is unwound where it fails, or gives something of another form.
-
-    Args:
-        stands: whether its result is to be kept, or it is only to be found out.
-    """
-    undo, said, start = Undo(call.module, call.given, watching.outside()), HeldOutput(), now()
-    args, kwargs = call.given
-    problem = ""
-    output: Any = None
-    with watching.around(Region.SHARDED, call), said.holding():
-        try:
-            drawing = call.drawing(call.cut) if stands else nullcontext()
-            with drawing, aside(call.module), Keeping(undo):
-                output = call.run(args, kwargs)
-            problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
-        except RondeError:
-            raise
-        except Exception as error:
-            problem = f"{_ONE_ROW} ({type(error).__name__})"
-    problem = _Ranks(call.context, 1, 1).agree(problem)
-    if problem or not stands:
-        undo.unwind()
-    if problem:
-        return Observed(dataclasses.replace(call.verdict, sharded=False, reason=problem))
-    if not stands:
-        return Observed(call.verdict)
-    said.release()
-    return Observed(call.verdict, output, True, start=start)
-
-
-def _is_as_found(output: Any, verdict: Verdict) -> bool:
-    dims = [value.dim() if isinstance(value, torch.Tensor) else None for value in leaves(output)]
-    return dims == [axis.dims for axis in verdict.outputs]
-
-
-def _with_notes(given: Any, notes: Notes, noted: Mapping[int, int]) -> Any:
-    leaf = itertools.count()
-
-    def shown(value: Any) -> Any:
-        place = noted.get(next(leaf))
-        return value if place is None else notes.of(value, place)
-
-    return map_leaves(shown, given, always=True)
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections import Counter
 
 import torch
@@ -18,43 +17,18 @@ _PATH = re.compile(r"\b(\w+\.)+(?=\w)")
 
 
 class Told:
-    """Why modules of a class run in parts, as the user is told.
-
-    Attributes:
-        times: in how many calls it was found, of whichever modules of that name.
-        modules: those of which it was found.
-        inside: classes of modules that have such a one inside and run as one piece.
-    """
-
-    __slots__ = ("_because_of", "_name", "_reason", "_seen", "_share", "inside", "modules", "times")
+    """Why modules of a class run in parts, as the user is told."""
 
     def __init__(self, name: str, reason: str) -> None:
-        self.times = 0
-        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self.inside: dict[str, None] = {}
         self._name, self._reason = name, reason
         self._because_of: list[str] = []
         self._seen = {name}
-        # Calls in parts for this reason, and all that were made of modules of that name by themselves.
-        self._share: tuple[int, int] | None = None
+        self._often = ""
 
     @property
     def sentence(self) -> str:
-        name, reason, parts = self._name, self._reason, ", ".join(self._because_of)
-        if self._share is None:
-            if not parts:
-                return f"{name} runs in parts, not as one piece: {reason}"
-            return f"{name} runs in parts, not as one piece, because of {parts} inside it: {reason}"
-        some, calls = self._share
-        if some == calls:
-            outer = ", ".join(sorted(self.inside)[:3])
-            return f"{name} runs in parts when called by itself ({some}x), not inside {outer}: {reason}"
-        if not parts:
-            return f"{name} runs in parts in {some} of {calls} calls, not as one piece: {reason}"
-        return (
-            f"{name} runs in parts in {some} of {calls} calls, not as one piece, because of {parts} inside "
-            f"it: {reason}"
-        )
+        inside = f", because of {', '.join(self._because_of)} inside it" if self._because_of else ""
+        return f"{self._name} runs in parts{self._often}, not as one piece{inside}: {self._reason}"
 
     def narrow(self, name: str, reason: str, around: list[str]) -> None:
         """The reason was found inside: in the module of this name, and not in those around that."""
@@ -64,12 +38,8 @@ class Told:
             self._because_of = [each for each in self._because_of if each not in around] + [name]
 
     def count(self, some: int, calls: int) -> None:
-        """So many calls of modules of that name were in parts for this reason, of so many in all.
-
-        Where all were there is nothing to add, unless they run as one piece inside others.
-        """
-        inside = bool(self.inside) and not self._because_of
-        self._share = (some, calls) if 0 < some < calls or (some and inside) else None
+        """So many calls of modules of that name were in parts for this reason, of so many in all."""
+        self._often = f" in {some} of {calls} calls" if 0 < some < calls else ""
 
 
 class InParts:
@@ -79,9 +49,8 @@ class InParts:
         self._calls = calls
         self._told: dict[tuple[str, str], Told] = {}
         self._times: Counter[tuple[str, str]] = Counter()
-        self._whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
-    def tell(self, module: torch.nn.Module, reason: str) -> Told:
+    def tell(self, module: torch.nn.Module, reason: str) -> None:
         """Each reason once, whatever numbers of rows or shapes are in it."""
         self._calls.explained = True
         name = type(module).__name__
@@ -89,13 +58,6 @@ class InParts:
         if key not in self._told:
             self._told[key] = Told(name, reason)
             self._calls.notes.say(self._told[key].sentence)
-        told = self._told[key]
-        told.times += 1
-        told.modules.add(module)
-        for outer in self._whole:
-            if outer is not module and any(each is module for each in outer.modules()):
-                told.inside.setdefault(type(outer).__name__)
-        return told
 
     def is_told(self, name: str) -> bool:
         return any(told == name for told, _ in self._told)
@@ -110,37 +72,18 @@ class InParts:
         told.narrow(name, reason, around)
         self._calls.notes.say_instead(before, told.sentence)
 
-    def take_back(self, told: Told) -> None:
-        """It was found once for nothing, as more is known now."""
-        told.times -= 1
-        if not told.times:
-            self._told = {key: each for key, each in self._told.items() if each is not told}
-            self._calls.notes.take_back(told.sentence)
-
     def count(self, name: str, reason: str) -> None:
         """A module of this name runs in parts for that reason now."""
-        self._times[name, reason] += 1
-
-    def ran_as_one_piece(self, module: torch.nn.Module) -> None:
-        """What is said of a module inside this one is not so of this."""
-        self._whole.add(module)
-        if not self._told:
-            return
-        parts = set(module.modules()) - {module}
-        for told in self._told.values():
-            if any(each in parts for each in told.modules):
-                told.inside.setdefault(type(module).__name__)
+        self._times[name, cause(reason)] += 1
 
     def say_how_often(self) -> None:
         """At the end of a run: where some calls were as one piece, in how many it was otherwise."""
-        calls: Counter[tuple[str, str]] = Counter()
         named: Counter[str] = Counter(self._calls.tally.sharded)
-        for (name, reason), times in self._times.items():
-            calls[name, cause(reason)] += times
+        for (name, _), times in self._times.items():
             named[name] += times
         for (name, reason), told in self._told.items():
             before = told.sentence
-            told.count(calls[name, reason], named[name])
+            told.count(self._times[name, reason], named[name])
             self._calls.notes.say_instead(before, told.sentence)
 
 

@@ -75,14 +75,14 @@ def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> 
         value, *others = tensors(args)
         running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
     # With them: parameters in parts are made whole by theirs.
-    return normalize(watch, value, running, lambda: run(*args))
+    return normalize(watch, value, lambda: run(*args), keeps=bool(running))
 
 
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
     with torch._C.DisableTorchFunction():
         labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
-    if not all(type(label) is Label and label.order is not None for label in labels):
+    if not all(type(label) is Label for label in labels):
         raise MixesRows(meet(name))
     with watch.looking_away(Away.NOTED):
         result = run(*args)
@@ -119,18 +119,19 @@ def _itself(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _generators_kept(watch: Watch) -> Iterator[None]:
-    before = watch.undo.generators.now()
+    before = [states.now() for states in watch.undo.generators]
     try:
         yield
     finally:
-        before.restore()
+        for states in before:
+            states.restore()
 
 
 def _orders(watch: Watch, args: Any) -> list[Order]:
     found: dict[int, Order] = {}
     for each in tensors(args):
         mark = watch.rows_of(each)
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             found[id(mark.order)] = mark.order
     return list(found.values())
 
@@ -152,7 +153,7 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         mark, rows = watch.rows_of(value), value.detach()
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             rows = mark.order.pick(rows, mark.axis, part)
         real = rows.is_floating_point() or rows.is_complex()
         return rows.clone().requires_grad_(grad and real and value.requires_grad)
@@ -176,7 +177,7 @@ def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _A
             if expected is not None or any(each is not None for each in rows):
                 raise MixesRows(MIXING)
             continue
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             few = [mark.order.few.pick(expected, mark.axis, part) for part in (1, 2)]
             fine = all(alike(a, b) for a, b in zip(few, rows, strict=True))
         else:

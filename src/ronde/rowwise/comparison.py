@@ -8,7 +8,7 @@ unwound as an observed one is, and then observed anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ronde.rowwise.backward import ends_recomputation
 from ronde.rowwise.compiled import aside
-from ronde.rowwise.normalize import is_training
-from ronde.rowwise.operation import tensors
-from ronde.rowwise.sequence import Sequence, Step, difference, step_of
+from ronde.rowwise.sequence import Sequence, Step, is_same, step_of
 from ronde.rowwise.undo import Keeping, Undo
 from ronde.rowwise.watch import Ranks
 
@@ -117,28 +115,20 @@ class _Compared(Keeping):
         self.problem = problem
         return _Differs(problem)
 
-    def carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        normalizes = not self._away and self._ranks.normalizes(func) and is_training(func, args, kwargs)
-        with self.collective() if normalizes else nullcontext():
-            return super().carried_out(func, args, kwargs)
-
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out without being handed over: a recurrent layer."""
         self.before(func, args, kwargs)
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         super().before(func, args, kwargs)
-        if self._ranks.normalizes(func):
-            self._undo.keep(tensors(args[3:5]), self._marks)
         if not self._away:
             self.step(step_of(func, args, kwargs))
 
     def step(self, step: Step) -> None:
         """The next operation."""
         known = self._sequence.steps[self._place : self._place + 1]
-        problem = difference(step, known[0], self._ranks.mine, self._sequence.rows) if known else "is new"
-        if problem:
-            raise self._differs(f"{step[0]} {problem}")
+        if not known or not is_same(step, known[0], self._ranks.mine, self._sequence.rows):
+            raise self._differs(f"{step[0]} is another")
         self._place += 1
 
 

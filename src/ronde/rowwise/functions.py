@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ronde.rowwise import counted, repeat
-from ronde.rowwise.changing_numbers import without_notes
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
 from ronde.rowwise.operation import Facts, Operation, tensors
@@ -31,7 +30,6 @@ _READS = {
     *_CONVERSIONS,
     *("__repr__", "__format__", "__reduce_ex__", "__contains__", "data_ptr", "__deepcopy__"),
 }
-_NOT_OF_ROWS = (type(None), Drawn)
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 
@@ -49,19 +47,13 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        steered = False
-        if self._watch.noting:
-            args, kwargs, steered = without_notes(args, kwargs)
         try:
             result = self._result(func, args, kwargs)
         except MixesRows as found:
             self._watch.counts.problem = self._watch.counts.problem or str(found)
             raise
         for each in tensors((result,)):
-            mark = self._watch.of(each)
-            if mark is None and steered:
-                self._watch.put(each, Drawn("a number that changes again and again"))
-            elif type(mark) not in _NOT_OF_ROWS:
+            if self._watch.rows_of(each) is not None:
                 self._note(each)
         return result
 
@@ -121,7 +113,7 @@ class Functions(TorchFunctionMode):
         """What lies outside of rows in memory is as far apart as there are rows."""
         mark = self._watch.rows_of(tensor)
         with torch._C.DisableTorchFunction():
-            if type(mark) is Label and mark.order is not None:
+            if type(mark) is Label:
                 own = tensor.stride(mark.axis)
                 if any(tensor.stride(dim) > own for dim in range(tensor.dim()) if tensor.shape[dim] > 1):
                     raise MixesRows(COUNTS)
@@ -146,7 +138,7 @@ class Functions(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
         counts = self._watch.counts
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             shape[mark.axis] = _times(counts, len(mark.order))
         elif type(mark) is Relative and len(shape) == mark.parts[0].dim():
             for dim, length in enumerate(shape):

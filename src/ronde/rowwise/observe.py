@@ -9,14 +9,13 @@ from __future__ import annotations
 import builtins
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
-from ronde.rowwise.changing_numbers import Notes
 from ronde.rowwise.compiled import aside
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.labels import Drawn, Orders
@@ -46,7 +45,6 @@ class Observation:
         axes: the batch axis of each leaf of these, None for leaves that enter whole.
         ranks: the run in which it is called.
         outside: gives the variables beside the module that its code names, and what they hold.
-        notes: makes numbers note what they decide.
     """
 
     def __init__(
@@ -56,14 +54,11 @@ class Observation:
         axes: Sequence[int | None],
         ranks: Ranks,
         outside: Outside = list,
-        notes: Notes | None = None,
     ) -> None:
         self._module, self._axes, self._outside = module, tuple(axes), outside
         self._values = list(leaves(call))
         counts = Counts.of(ranks.rows, ranks.mine)
         self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
-        self._notes = notes
-        self._watch.noting = notes is not None
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
         self._apart = False
 
@@ -102,10 +97,7 @@ class Observation:
         self._begin()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
-        with (
-            _watched(watch, self._module, kept, self._notes),
-            self._notes.put() if self._notes else nullcontext(),
-        ):
+        with _watched(watch, self._module, kept):
             box = [plain()]
         watch.away = Away.ENDED
         if watch.counts.problem:  # and the model has gone on
@@ -120,7 +112,7 @@ class Observation:
         check_tree(watch, self._module)
         check_variables(watch, self._outside())
         kept.check(box)
-        if watch.undo.generators.others.moved():
+        if watch.undo.generators[0].moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
         found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
         return box[0], self._with_marks(found)
@@ -131,7 +123,6 @@ class Observation:
             verdict,
             joint=watch.joint,
             batchless=watch.batchless and not watch.joint,
-            drew=watch.drew,
             keeps=watch.undo.changes() if verdict.sharded else "",
             apart=self._apart,
         )
@@ -170,26 +161,24 @@ class Observation:
 
 
 @contextmanager
-def _watched(watch: Watch, module: torch.nn.Module, kept: Kept, notes: Notes | None) -> Iterator[None]:
+def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None]:
     with ExitStack() as around:
         around.enter_context(aside(module))
         around.enter_context(functions_tried(watch))
-        around.enter_context(_lengths_watched(notes))
+        around.enter_context(_lengths_watched())
         around.enter_context(Observer(watch))
         around.enter_context(Functions(watch, kept.note))
         yield
 
 
 @contextmanager
-def _lengths_watched(notes: Notes | None) -> Iterator[None]:
-    """Inside, the length of a tensor of rows is such a number, and that of a container is noted."""
+def _lengths_watched() -> Iterator[None]:
+    """Inside, the length of a tensor of rows is a number that knows it is one."""
     plain = builtins.len
 
     def length(value: Any, /) -> int:
         if isinstance(value, torch.Tensor) and value.dim():
             return value.size(0)
-        if notes is not None:
-            notes.measured(value)
         return plain(value)
 
     builtins.len = length

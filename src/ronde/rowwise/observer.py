@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rng.draws import is_random
-from ronde.rowwise import draws, normalize, repeat, views
+from ronde.rowwise import draws, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
+from ronde.rowwise.normalize import keeps_statistics
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
 from ronde.rowwise.verdict import HOST_READ, MixesRows, meet
@@ -22,6 +23,7 @@ from ronde.rowwise.watch import Away, Watch
 __all__ = ["Observer"]
 
 _READS = {"_local_scalar_dense", "is_nonzero", "equal", "item"}
+_STATISTICS = "statistics of a norm"
 _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
@@ -60,8 +62,8 @@ class Observer(TorchDispatchMode):
         self._check_words(op)
         if op.facts.written:
             _check_writes(watch, op)
-        if normalize.keeps_statistics(op) and not normalize.is_norm_of_batch(watch, op):
-            return normalize.carry_out_alone(watch, op)
+        if keeps_statistics(op):
+            raise MixesRows(f"it keeps {_STATISTICS}, which depends on the batch, on itself")
         return _carry_out(watch, op)
 
     def _note(self, op: Operation) -> None:
@@ -134,8 +136,6 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     name = op.facts.name
     if is_random(op.func, op.args, op.kwargs):
         return draws.carry_out(watch, op)
-    if normalize.is_norm_of_batch(watch, op):
-        return normalize.carry_out(watch, op)
     if not kinds:
         return _without_rows(watch, op, None)
     if kinds == {Drawn}:
@@ -185,7 +185,7 @@ def _new(watch: Watch, op: Operation) -> Any:
     """Memory that has nothing of the tensor that is asked for it, but for noise, which has its rows."""
     result = _without_rows(watch, op, None)
     label = op.marks[0]
-    if watch.makes_noise and type(label) is Label and label.order is not None:
+    if watch.makes_noise and type(label) is Label:
         watch.label(result, label.order, label.axis)
     return result
 

@@ -122,7 +122,7 @@ def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> No
 
 def _has_few(result: torch.Tensor, mark: Mark | None, few: torch.Tensor) -> bool:
     """Whether the few first rows of a result are as they were by themselves, where it has rows."""
-    if type(mark) is not Label or mark.order is None:
+    if type(mark) is not Label:
         return True
     return alike(mark.order.pick(result, mark.axis, 0), few)
 
@@ -142,9 +142,7 @@ def _form(op: Operation) -> Any:
 def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
     """Orders that the rows of results may have; None where rows meet whatever comes of it."""
     labels = op.labels
-    if any(label.order is None or not label.order.is_even for label in labels):
-        return None
-    orders = list({id(label.order): label.order for label in labels if label.order is not None}.values())
+    orders = list({id(label.order): label.order for label in labels}.values())
     if op.facts.name in ("cat", "stack") and labels:
         return _of_joined(watch, op, orders)
     if len({len(each) for each in orders}) < len(orders):
@@ -162,7 +160,7 @@ def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] 
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     if op.facts.name == "cat" and dim % labels[0].ids.dim() == labels[0].axis:
         filled = sum(operand.numel() > 0 for operand in op.operands)
-        rows = [label.order.rows for label in labels if label.order is not None]
+        rows = [label.order.rows for label in labels]
         return [watch.orders.of(torch.cat(rows))] if len(rows) == filled else None
     return orders if len(orders) == 1 else None
 
