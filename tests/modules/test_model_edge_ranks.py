@@ -107,13 +107,6 @@ _sequence: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 4, dtype=_
 _words: Callable[[], tuple[Any, ...]] = lambda: (torch.randint(0, 4, (7, 5)),)  # noqa: E731
 
 ROWWISE: dict[str, Model] = {
-    "frozen gradients by frequency": (
-        lambda: nn.Sequential(
-            nn.Embedding(4, 4, scale_grad_by_freq=True).requires_grad_(False), nn.Linear(4, 3)
-        ),
-        _words,
-        True,
-    ),
     "mlp": (_mlp, _x, True),
     "conv": (_conv, _images, True),
     "lstm": (Recurrent, _sequence, True),

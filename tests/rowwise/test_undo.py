@@ -10,7 +10,8 @@ import numpy
 import torch
 from torch import nn
 
-from ronde.rowwise.undo import Keeping, Undo
+from ronde.rowwise.labels import Marks
+from ronde.rowwise.undo import Undo
 from rowwise.one_rank import observe
 from rowwise.rowwise_cases import Written, linear, table
 
@@ -116,8 +117,8 @@ def test_generators_beside_a_module_are_as_before() -> None:
 def test_what_is_written_in_place_unobserved_is_as_before() -> None:
     module = Written(lambda self, x: x, count=torch.zeros(3))
     undo = Undo(module, ())
-    with Keeping(undo):
-        module.count[1:] += 1
+    undo.keep([module.count], Marks())
+    module.count[1:] += 1
     assert undo.changes() == "count"
     undo.unwind()
     assert module.count.tolist() == [0, 0, 0]

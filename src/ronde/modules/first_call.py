@@ -156,7 +156,7 @@ class FirstCalls:
         if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
             seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
-            if seen.steps is not None and not seen.steps.fits(batch.rows, 1):
+            if seen.verdict.sharded and seen.steps and not seen.steps.fits(batch.rows, 1):
                 return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=_ONE_ROW))
             return seen
         if self._is_tried_out(call):

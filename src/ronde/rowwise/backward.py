@@ -8,6 +8,7 @@ must be linear, too.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ronde.rowwise.repeat import matched
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["ends_recomputation", "functions_tried"]
+__all__ = ["applied_by", "ends_recomputation", "functions_tried"]
 
 MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
 # A power of two, which leaves digits alone, and large, for thresholds.
@@ -40,12 +41,9 @@ def ends_recomputation(error: Exception) -> bool:
 @contextmanager
 def functions_tried(watch: Watch) -> Iterator[None]:
     """Inside, functions of the script's are tried as they are applied."""
-    plain = torch.autograd.Function.__dict__["apply"]
 
-    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            return plain.__func__(kind, *args, **kwargs)
-
+    def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+        run = functools.partial(plain, **kwargs)
         if watch.away:
             if watch.ranks.normalizes(kind):
                 raise MixesRows(meet(kind.__name__))
@@ -55,6 +53,18 @@ def functions_tried(watch: Watch) -> Iterator[None]:
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
+
+    with applied_by(apply):
+        yield
+
+
+@contextmanager
+def applied_by(how: Callable[..., Any]) -> Iterator[None]:
+    """Inside, functions are applied so: it is given `apply` itself, the function's class, and arguments."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return how(functools.partial(plain.__func__, kind), kind, args, kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     try:

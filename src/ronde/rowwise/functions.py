@@ -64,8 +64,6 @@ class Functions(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor):
             if func == _shape or name in _LENGTHS:
                 return self._length(func, name, args, kwargs)
-            if name == "stride":
-                self._check_stride(args[0])
             self._check(func, name, args)
         if any(True for _ in counted.rows_in((args, kwargs))):
             return counted.call(self._watch, func, args, kwargs)
@@ -108,15 +106,6 @@ class Functions(TorchFunctionMode):
         if (called := self._watch.undo.called(tensor)) is not None:
             what = name if name != "__set__" else f".{func.__self__.__name__} ="
             raise MixesRows(f"it changes {called} ({what})")
-
-    def _check_stride(self, tensor: torch.Tensor) -> None:
-        """What lies outside of rows in memory is as far apart as there are rows."""
-        mark = self._watch.rows_of(tensor)
-        with torch._C.DisableTorchFunction():
-            if type(mark) is Label:
-                own = tensor.stride(mark.axis)
-                if any(tensor.stride(dim) > own for dim in range(tensor.dim()) if tensor.shape[dim] > 1):
-                    raise MixesRows(COUNTS)
 
     def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A length, a shape or a number of entries."""

@@ -43,7 +43,6 @@ class Order:
     def __init__(self, rows: torch.Tensor, counts: Counts) -> None:
         self.rows = rows
         self._counts = counts
-        self._few: Order | None = None
         self._places: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -83,12 +82,10 @@ class Order:
             return tensor.narrow(axis, int(places[0]), length)
         return tensor.index_select(axis, places.to(tensor.device))
 
-    @property
+    @functools.cached_property
     def few(self) -> Order:
         """The order of the few first rows."""
-        if self._few is None:
-            self._few = Order(self.rows[self.places(0)], self._counts)
-        return self._few
+        return Order(self.rows[self.places(0)], self._counts)
 
 
 class Orders:

@@ -35,7 +35,6 @@ class Observer(TorchDispatchMode):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
-        self._learns = torch.is_grad_enabled()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,7 +58,7 @@ class Observer(TorchDispatchMode):
         op = Operation(func, args, kwargs, watch.of)
         watch.sequence.steps.append(step_of(func, args, kwargs))
         _check_operands(watch, op)
-        self._check_words(op)
+        _check_words(op)
         if op.facts.written:
             _check_writes(watch, op)
         if keeps_statistics(op):
@@ -73,20 +72,11 @@ class Observer(TorchDispatchMode):
         if watch.away is not Away.NOTED:
             return
         watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
-        self._check_words(op)
+        _check_words(op)
         for target in op.written:
             name = watch.undo.name_of(target)
             if name is not None and not watch.marks.is_new(target):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-
-    def _check_words(self, op: Operation) -> None:
-        if op.facts.name not in ("embedding", "_embedding_bag") or not self._learns:
-            return
-        words = op.operands[0]
-        # What is made in the call may be so where autograd does not look: in a checkpoint's forward.
-        learnt = words.requires_grad or self._watch.marks.is_new(words)
-        if learnt and op.given(op.facts.names.index("scale_grad_by_freq")):
-            raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out without being handed over: a recurrent layer."""
@@ -102,6 +92,12 @@ class Observer(TorchDispatchMode):
                 raise MixesRows(meet(op.facts.name))
             if kinds:
                 repeat.mark_results(watch, op, result, repeat.learn(watch, op))
+
+
+def _check_words(op: Operation) -> None:
+    names = op.facts.names
+    if "scale_grad_by_freq" in names and op.given(names.index("scale_grad_by_freq")):
+        raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
 
 
 def _check_operands(watch: Watch, op: Operation) -> None:

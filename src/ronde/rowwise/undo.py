@@ -15,19 +15,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.patching.caller import is_users
-from ronde.rng.by_parts import carry_out as by_parts
-from ronde.rng.by_parts import is_made_of_others
 from ronde.rowwise.generators import GENERATORS, States
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
 from ronde.tensor.global_tensor import GlobalTensor
-from ronde.tensor.memory import tensors, written
 
-__all__ = ["Held", "Keeping", "Undo", "is_open"]
+__all__ = ["Held", "Undo", "is_open"]
 
 _DEPTH = 6
 # Classes whose own methods are called on what holds others, as those of a subclass may do anything.
@@ -220,8 +215,6 @@ class Undo:
         }
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
-        given = [tensor for _, tensor in self.arguments.tensors]
-        self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -247,10 +240,6 @@ class Undo:
         """Whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
 
-    def writes_on_arguments(self) -> bool:
-        """Whether attributes were set on a tensor among the arguments."""
-        return any(vars(tensor) != before for tensor, before in self._written_on)
-
     def changes(self) -> str:
         """What the call has changed of the module, or beside it; "" where nothing is another."""
         written = [name for place in self._before if (name := self._names.get(place)) is not None]
@@ -269,34 +258,6 @@ class Undo:
         self.arguments.restore()
         for states in self.generators:
             states.restore()
-
-
-class Keeping(TorchDispatchMode):
-    """Keeps what operations write to before they do."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, undo: Undo) -> None:
-        super().__init__()
-        self._undo, self._marks = undo, Marks()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_made_of_others(func):
-            return by_parts(self, func, args, kwargs)
-        if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            self.before(func, args, kwargs)
-            result = func(*args, **kwargs)
-            if not (func.is_view or func._schema.is_mutable):
-                for each in tensors(result):
-                    self._marks.made(each)
-            return result
-
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An operation is about to be carried out."""
-        self._undo.keep(written(func, args, kwargs), self._marks)
 
 
 _grad: Any = torch._C.TensorBase.grad
