@@ -73,21 +73,21 @@ class FirstCalls:
 
     def decide(self, plain: Callable[..., Any], call: Call) -> tuple[Verdict, Observed | None]:
         """The verdict on a call, and what came of it if it was observed for that."""
-        known, place = self._observations.find(call)
+        known, form, numbers = self._observations.find(call)
         if known is not None:
             # What a checkpoint computes again in backward is no call of the script's.
             again = torch._C._current_graph_task_id() != -1
             if (
                 again
                 or not known.verdict.sharded
-                or not known.is_due(call.batches[known.verdict.candidate].rows)
+                or not known.is_due(call.batches[known.verdict.candidate].rows, numbers)
             ):
                 return known.verdict, None
             seen = self._compared(plain, call, known)
             if seen is not None:
                 return known.verdict, seen
-            self._observations.forget(place, known)
-        given_up = self._observations.give_up(call, place)
+            form.forget(known)
+        given_up = self._observations.give_up(call, form)
         if given_up is not None:
             self._explanations.say(call, given_up)
             return given_up, None
@@ -95,9 +95,9 @@ class FirstCalls:
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
-        found = Known(verdict, {call.batches[0].rows}, seen.steps if verdict.sharded else None)
+        steps = seen.steps if verdict.sharded else None
         compared = self._is_compared(call, call.batches[verdict.candidate])
-        self._observations.keep(place, found, compared=compared)
+        form.learn(Known(verdict, {call.batches[0].rows}, steps, numbers), compared=compared)
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:
             self._second.add(call.module)

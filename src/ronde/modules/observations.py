@@ -2,8 +2,8 @@
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
 the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once calls with a few of its values were alike: then every later call is
-compared with the observed one.
+to call is left out of the form once calls with a few of its values were alike: then each call in which it has
+changed is compared with the observed one.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Known:
         rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
         calls: so many so far.
-        always: all calls are compared, as numbers were left out.
+        numbers: those of the last call.
     """
 
     verdict: Verdict
     rows: set[int]
-    steps: Sequence | None = None
+    steps: Sequence | None
+    numbers: tuple[Any, ...]
     calls: int = 1
-    always: bool = False
 
     def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
         """Whether a batch of so many rows, cut into such parts, is not another matter."""
@@ -74,15 +74,16 @@ class Known:
             return self.verdict.reason != COUNTS
         return all(self.steps.fits(whole, part) for part in parts)
 
-    def is_due(self, whole: int) -> bool:
+    def is_due(self, whole: int, numbers: tuple[Any, ...]) -> bool:
         """Whether this call is to be compared with the observed one."""
         self.calls += 1
-        new = whole not in self.rows
+        new = whole not in self.rows or numbers != self.numbers
         self.rows.add(whole)
-        return self.steps is not None and (self.always or new or self.calls & (self.calls - 1) == 0)
+        self.numbers = numbers
+        return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
 
 
-class _Form:
+class Form:
     """Calls that differ in numbers only.
 
     Attributes:
@@ -105,21 +106,25 @@ class _Form:
             return numbers
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
-    def learn(self, numbers: tuple[Any, ...], known: Known, *, compared: bool) -> None:
+    def learn(self, known: Known, *, compared: bool) -> None:
         """Remember one more, and leave out numbers that have made no difference.
 
         Args:
             compared: later calls like this one can be.
         """
-        self.known.setdefault(self.key(numbers), []).append(known)
-        self.values.append(numbers)
+        self.known.setdefault(self.key(known.numbers), []).append(known)
+        self.values.append(known.numbers)
         if known.steps is None or not compared:
             return
         if len(self.known) >= _FEW and self._are_alike():
             self.free |= self.changing()
-            self.known = {self.key(numbers): [known]}
+            self.known = {self.key(known.numbers): [known]}
         if self.free:  # of what follows from numbers that change only the operations are compared
-            known.steps, known.always = known.steps.without_numbers(), True
+            known.steps = known.steps.without_numbers()
+
+    def forget(self, known: Known) -> None:
+        """A later call was not like the observed one."""
+        self.known[self.key(known.numbers)].remove(known)
 
     def _are_alike(self) -> bool:
         """Whether all observed calls were."""
@@ -146,7 +151,7 @@ class Observations:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._context = calls, calls.context
         self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
-        self._forms: dict[Any, _Form] = {}
+        self._forms: dict[Any, Form] = {}
 
     def traits(self, module: torch.nn.Module) -> Traits:
         found = self._traits.get(module)
@@ -154,10 +159,10 @@ class Observations:
             found = self._traits[module] = Traits(module)
         return found
 
-    def find(self, call: Call) -> tuple[Known | None, Any]:
-        """What is known of calls like this one, and where what is found of it is to be kept."""
+    def find(self, call: Call) -> tuple[Known | None, Form, tuple[Any, ...]]:
+        """What is known of calls like this one, its form and its numbers."""
         traits = self.traits(call.module)
-        form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
+        form = self._forms.setdefault(_form(self._calls, traits, call), Form())
         numbers = (
             *traits.numbers(),
             *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
@@ -166,30 +171,20 @@ class Observations:
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
         known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
-        return known, (form, numbers)
+        return known, form, numbers
 
-    def give_up(self, call: Call, place: Any) -> Verdict | None:
+    def give_up(self, call: Call, form: Form) -> Verdict | None:
         """What is found of all further calls, once too many that differ in their numbers were observed."""
-        form, _ = place
         if len(form.values) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
-        form.given_up = Known(verdict, set())
+        form.given_up = Known(verdict, set(), None, ())
         return verdict
 
-    def forget(self, place: Any, known: Known) -> None:
-        """A later call was not like the observed one."""
-        form, numbers = place
-        form.known[form.key(numbers)].remove(known)
 
-    def keep(self, place: Any, known: Known, *, compared: bool) -> None:
-        form, numbers = place
-        form.learn(numbers, known, compared=compared)
-
-
-def _changes(traits: Traits, form: _Form) -> str:
+def _changes(traits: Traits, form: Form) -> str:
     verdicts = [each.verdict for each in form.all_known()]
-    if not any(each.sharded for each in verdicts):
+    if verdicts and not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
     places = sorted(form.changing() - form.free)
     if not places:
