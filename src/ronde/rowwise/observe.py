@@ -114,23 +114,22 @@ class Observation:
         kept.check(box)
         if watch.undo.generators[0].moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
-        found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
-        return box[0], self._with_marks(found)
-
-    def _with_marks(self, verdict: Verdict) -> Verdict:
-        watch = self._watch
-        return dataclasses.replace(
-            verdict,
-            joint=watch.joint,
-            batchless=watch.batchless and not watch.joint,
-            keeps=watch.undo.changes() if verdict.sharded else "",
-            apart=self._apart,
+        return box[0], self._verdict(
+            outputs=outputs,
+            draws=tuple(watch.draws),
+            same_as=same,
+            foreign=bool(watch.foreign),
+            keeps=watch.undo.changes(),
         )
 
+    def _verdict(self, reason: str = "", **found: Any) -> Verdict:
+        watch = self._watch
+        batchless = watch.batchless and not watch.joint
+        marks = {"joint": watch.joint, "batchless": batchless, "apart": self._apart}
+        return Verdict(not reason, reason, self._axes, **marks, **found)
+
     def _refused(self, reason: str) -> Verdict:
-        failed = self._watch.failed if reason.startswith(MIXES) else None
-        verdict = Verdict(False, reason, self._axes, raised=failed)
-        return self._with_marks(verdict)
+        return self._verdict(reason, raised=self._watch.failed if reason.startswith(MIXES) else None)
 
     def _failed(self, error: Exception) -> Verdict:
         if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
@@ -141,13 +140,11 @@ class Observation:
             return self._refused(f"its random draws cannot be cut ({error})")
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0][:120]}"
-        found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")
-        return dataclasses.replace(found, raised=error.with_traceback(None))
+        reason = f"it failed on {self._watch.counts.mine} rows ({said})"
+        return self._verdict(reason, raised=error.with_traceback(None))
 
     def _begin(self) -> None:
         watch = self._watch
-        if any(part._backward_hooks or part._backward_pre_hooks for part in self._module.modules()):
-            raise MixesRows("it has hooks, which are to see the whole batch")
         others = [value for value, axis in zip(self._values, self._axes, strict=True) if axis is None]
         for tensor in (*[each for _, each in watch.undo.module.tensors], *tensors(others)):
             if tensor.layout is torch.strided:
