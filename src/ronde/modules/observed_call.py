@@ -103,9 +103,9 @@ class _Ranks:
 
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if none of them has ended its observed call."""
-        if problem := self.agree(""):
-            raise Elsewhere(problem)
         with _disable_current_modes():
+            if problem := self.agree(""):
+                raise Elsewhere(problem)
             return work()
 
 

@@ -129,11 +129,11 @@ class Comparison(TorchDispatchMode):
     @contextmanager
     def _collective(self) -> Iterator[None]:
         """Around a collective in the midst of the call, if each rank goes the same way."""
-        if problem := self._ranks.agree(""):
-            self._problem, self._agreed = problem, True
-            raise _Differs
         before, self._away = self._away, True
         try:
+            if problem := self._ranks.agree(""):
+                self._problem, self._agreed = problem, True
+                raise _Differs
             yield
         finally:
             self._away = before

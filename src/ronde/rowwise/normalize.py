@@ -46,7 +46,9 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
         raise MixesRows("its batch norm is given rows of the batch as channels, or some of them")
     else:
         watch.joint = True
-        if problem := watch.ranks.agree(""):
+        with watch.looking_away():
+            problem = watch.ranks.agree("")
+        if problem:
             raise Elsewhere(problem)
     with watch.looking_away(Away.JOINED):
         result = run()

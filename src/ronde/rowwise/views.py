@@ -79,7 +79,9 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
     if name in ("view_as_complex", "real", "imag"):
         return [label.ids[..., 0] if name == "view_as_complex" else label.ids]
     if name == "view" and isinstance(op.args[1], torch.dtype):
-        return [_of_other_type(label, result)]
+        if label.ids.shape != result.shape:
+            raise MixesRows(meet("view"))
+        return [label.ids]
     if name in _RESHAPES:
         return [reshaped(label, result.shape)]
     if name == "as_strided":
@@ -93,14 +95,6 @@ def _strided(op: Operation, label: Label) -> torch.Tensor:
     offset = op.args[3] if len(op.args) > 3 else None
     ids = torch.empty_strided(tensor.shape, tensor.stride(), dtype=label.ids.dtype).copy_(label.ids)
     return ids.as_strided(size, stride, 0 if offset is None else offset - tensor.storage_offset())
-
-
-def _of_other_type(label: Label, result: torch.Tensor) -> torch.Tensor:
-    if label.ids.shape == result.shape:
-        return label.ids
-    if label.axis == result.dim() - 1:
-        raise MixesRows(meet("view"))
-    return label.ids[..., :1].expand(result.shape)
 
 
 def reshaped(label: Label, shape: Sequence[int]) -> torch.Tensor:
