@@ -17,7 +17,6 @@ from ronde.modules.observations import Call, Known, Observations
 from ronde.modules.observed_call import (
     Around,
     Observed,
-    Watching,
     compare,
     few_rows,
     in_checkpoint,
@@ -132,8 +131,8 @@ class FirstCalls:
             return Observed(known.verdict)
         made = self._observable(plain, call.module, call.given, known.verdict, batch)
         assert known.steps is not None
-        watching = Watching(self._around, self._observations.traits(call.module).outside)
-        return compare(made, watching, known.steps)
+        outside = self._observations.traits(call.module).outside
+        return compare(made, self._around, outside, known.steps)
 
     def _refused_at_once(self, call: Call) -> str:
         traits = self._observations.traits(call.module)
@@ -152,10 +151,10 @@ class FirstCalls:
             reason = "one of its arguments is a sparse matrix, which is not cut into rows"
             return Observed(Verdict(False, reason, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
-        watch = Watching(self._around, self._observations.traits(call.module).outside)
+        watched = self._around, self._observations.traits(call.module).outside
         if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
-            seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
+            seen = try_out(made, *watched, few_rows(whole, batch.axes, 2, batch.inner), 2)
             if seen.verdict.sharded and seen.steps and not seen.steps.fits(batch.rows, 1):
                 return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=_ONE_ROW))
             return seen
@@ -163,8 +162,8 @@ class FirstCalls:
             # What was searched for may be joined by what lies far apart.
             mine = made.cut.count(self._context.rank)
             rows = mine if batch.searched else min(self._calls.fewest(batch.rows), _FEW)
-            return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
-        return observe(made, watch)
+            return try_out(made, *watched, few_rows(made.given, batch.axes, rows, batch.inner), rows)
+        return observe(made, *watched)
 
     def _is_compared(self, call: Call, batch: Batch) -> bool:
         return self._calls.fewest(batch.rows) >= 2 and not self._is_tried_out(call)

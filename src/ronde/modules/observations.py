@@ -2,7 +2,7 @@
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
 the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once calls with a few of its values were alike: then each call in which it has
+to call is left out of the form once a few observed calls were alike: then each call in which it has
 changed is compared with the observed one.
 """
 
@@ -26,7 +26,7 @@ from ronde.tensor.tree import structure
 
 __all__ = ["Call", "Known", "Observations"]
 
-# So many values of a form's numbers are observed until those that change nothing are left out of it.
+# So many calls of a form are observed until numbers that change nothing are left out of it.
 _FEW = 3
 # So many are observed at most.
 _MANY = 16
@@ -89,16 +89,16 @@ class Form:
     Attributes:
         known: what was found, by the numbers, and for other sizes of the batch after another.
         free: numbers that make no difference, by their place.
-        values: the numbers of each observed call.
+        observed: all that was found.
         given_up: what is taken for known of calls that were not observed.
     """
 
-    __slots__ = ("free", "given_up", "known", "values")
+    __slots__ = ("free", "given_up", "known", "observed")
 
     def __init__(self) -> None:
         self.known: dict[Any, list[Known]] = {}
-        self.free: frozenset[int] = frozenset()
-        self.values: list[tuple[Any, ...]] = []
+        self.free: set[int] = set()
+        self.observed: list[Known] = []
         self.given_up: Known | None = None
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,14 +113,15 @@ class Form:
             compared: later calls like this one can be.
         """
         self.known.setdefault(self.key(known.numbers), []).append(known)
-        self.values.append(known.numbers)
+        self.observed.append(known)
         if known.steps is None or not compared:
             return
-        if len(self.known) >= _FEW and self._are_alike():
-            self.free |= self.changing()
-            self.known = {self.key(known.numbers): [known]}
-        if self.free:  # of what follows from numbers that change only the operations are compared
+        alike = len(self.observed) >= _FEW and self._are_alike()
+        if alike or self.free:  # of what follows from numbers that change only the operations are compared
             known.steps = known.steps.without_numbers()
+        if alike and (changing := self.changing()):
+            self.free |= changing
+            self.known = {self.key(known.numbers): [known]}
 
     def forget(self, known: Known) -> None:
         """A later call was not like the observed one."""
@@ -128,17 +129,14 @@ class Form:
 
     def _are_alike(self) -> bool:
         """Whether all observed calls were."""
-        every = self.all_known()
-        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
-        return len(verdicts) == 1 and len({_operations(each.steps) for each in every}) == 1
-
-    def all_known(self) -> list[Known]:
-        return [each for several in self.known.values() for each in several]
+        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.observed}
+        return len(verdicts) == 1 and len({_operations(each.steps) for each in self.observed}) == 1
 
     def changing(self) -> set[int]:
-        """The places of numbers that are not always the same."""
-        columns = enumerate(zip(*self.values, strict=True))
-        return {place for place, column in columns if any(each != column[0] for each in column)}
+        """The places of numbers that are not always the same, and not left out."""
+        columns = enumerate(zip(*(each.numbers for each in self.observed), strict=True))
+        changing = {place for place, column in columns if any(each != column[0] for each in column)}
+        return changing - self.free
 
 
 def _operations(steps: Sequence | None) -> Any:
@@ -175,7 +173,7 @@ class Observations:
 
     def give_up(self, call: Call, form: Form) -> Verdict | None:
         """What is found of all further calls, once too many that differ in their numbers were observed."""
-        if len(form.values) < _MANY:
+        if len(form.observed) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
         form.given_up = Known(verdict, set(), None, ())
@@ -183,13 +181,13 @@ class Observations:
 
 
 def _changes(traits: Traits, form: Form) -> str:
-    verdicts = [each.verdict for each in form.all_known()]
-    if verdicts and not any(each.sharded for each in verdicts):
+    verdicts = [each.verdict for each in form.observed]
+    if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
-    places = sorted(form.changing() - form.free)
+    places = sorted(form.changing())
     if not places:
         return "its operations are others from call to call"
-    names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
+    names = [traits.places[each].name if each < len(traits.places) else "an argument" for each in places]
     return f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))})"
 
 

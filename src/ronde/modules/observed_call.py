@@ -30,7 +30,6 @@ from ronde.tensor.tree import map_leaves
 __all__ = [
     "Around",
     "Observed",
-    "Watching",
     "compare",
     "few_rows",
     "in_checkpoint",
@@ -38,7 +37,10 @@ __all__ = [
     "try_out",
 ]
 
+# What is to stand around the call of the module.
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
+# Gives the variables that its code names, and what they hold.
+Outside = Callable[[], "list[tuple[str, Any]]"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,19 +60,6 @@ class Observed:
     stands: bool = False
     steps: Steps | None = None
     start: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Watching:
-    """How a call is watched.
-
-    Attributes:
-        around: what is to stand around the call of the module.
-        outside: gives the variables that its code names, and what they hold.
-    """
-
-    around: Around
-    outside: Callable[[], list[tuple[str, Any]]]
 
 
 @dataclasses.dataclass
@@ -109,7 +98,7 @@ class _Ranks:
             return work()
 
 
-def observe(call: ShardedCall, watching: Watching) -> Observed:
+def observe(call: ShardedCall, around: Around, outside: Outside) -> Observed:
     """Carry a call out and watch it. It stands if rows are independent, and is unwound if they are not.
 
     Args:
@@ -118,10 +107,10 @@ def observe(call: ShardedCall, watching: Watching) -> Observed:
     mine = call.cut.count(call.context.rank)
     ranks = _Ranks(call.context, call.cut.rows, mine)
     with drawing(call.context, call.stream, ranks.draws, call.cut):
-        return _observed(call, call.given, ranks, watching, stands=True)
+        return _observed(call, call.given, ranks, around, outside, stands=True)
 
 
-def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Observed:
+def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, rows: int) -> Observed:
     """Find out on a few rows what the verdict is, and unwind that; nothing stands.
 
     Args:
@@ -129,7 +118,7 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
     """
     ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows)
     with _aside() if in_checkpoint() else nullcontext():
-        return _observed(call, given, ranks, watching, stands=False)
+        return _observed(call, given, ranks, around, outside, stands=False)
 
 
 def in_checkpoint() -> bool:
@@ -143,19 +132,19 @@ def _aside() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda saved: (saved.detach(),), lambda packed: packed[0])
 
 
-def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
+def _observed(
+    call: ShardedCall, given: Any, ranks: _Ranks, around: Around, outside: Outside, *, stands: bool
+) -> Observed:
     said, start = HeldOutput(), now()
     args, kwargs = given
     with (
-        watching.around(Region.OBSERVED, call),
+        around(Region.OBSERVED, call),
         _together(call.context, ranks.together),
         said.holding(),
         effects_refused(),
     ):
         # Inside, where parameters that have passed the Enter edge are in the place of others.
-        observe_once = functools.partial(
-            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside
-        )
+        observe_once = functools.partial(Observation, call.module, given, call.verdict.inputs, ranks, outside)
         observation = observe_once()
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
         if verdict.sharded and not stands:
@@ -184,7 +173,7 @@ def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> s
     return verdict.keeps if verdict.sharded else "its state"
 
 
-def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:
+def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -> Observed | None:
     """Carry out a later call, and compare it with the observed one.
 
     None where it goes another way on some rank: it was unwound.
@@ -193,11 +182,11 @@ def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | N
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
     # What it normalizes is looked at, as in the observed call.
     call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
-    comparison = Comparison(call.module, call.given, ranks, steps, watching.outside())
+    comparison = Comparison(call.module, call.given, ranks, steps, outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
     with (
-        watching.around(Region.SHARDED, call),
+        around(Region.SHARDED, call),
         _together(context, comparison.together),
         said.holding(),
         call.drawing(call.cut),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 from torch.nn.modules import module as modules
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ronde.modules.named_places import Place, contents, named_places
 from ronde.modules.torchscript import is_training
@@ -94,18 +94,10 @@ class Traits:
         """The variables that its code names, and what they hold."""
         return contents(self.variables)
 
-    def name_of(self, place: int) -> str:
-        return self.places[place].name
-
     def is_lazy(self) -> bool:
         """Whether its first call makes layers."""
-        held = (
-            value
-            for own in self._own
-            for kind in ("_parameters", "_buffers")
-            for value in own.get(kind, {}).values()
-        )
-        return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in held)
+        held = (value for own in self._own for kind in _HELD for value in own.get(kind, {}).values())
+        return any(map(is_lazy, held))
 
 
 def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> str:

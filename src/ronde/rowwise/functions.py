@@ -77,7 +77,7 @@ class Functions(TorchFunctionMode):
             and not _keeps_statistics(args, kwargs)
         ):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
-            return repeat.carry_out_function(self._watch, op)
+            return repeat.carry_out(self._watch, op, function=True)
         return func(*args, **kwargs)
 
     def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:

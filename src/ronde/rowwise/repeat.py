@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ronde.rowwise.operation import Operation, replaced, tensors
 from ronde.rowwise.parts import PARTS, alike, is_real, ways
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["Found", "Learnt", "carry_out", "carry_out_function", "learn", "mark_results", "matched"]
+__all__ = ["Found", "Learnt", "carry_out", "learn", "mark_results", "matched"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,18 +66,14 @@ class Learnt:
 _ROWS_MEET = Learnt()
 
 
-def carry_out(watch: Watch, op: Operation) -> Any:
-    """The operation itself, of which the results are marked by what its parts show."""
-    learnt = learn(watch, op)
-    result = op.run()
-    mark_results(watch, op, result, learnt)
-    return result
+def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
+    """The operation itself, of which the results are marked by what its parts show.
 
-
-def carry_out_function(watch: Watch, op: Operation) -> Any:
-    """A function as one operation: those that it consists of are not looked at."""
+    Args:
+        function: it consists of others, which are not looked at.
+    """
     learnt = learn(watch, op)
-    with watch.looking_away(Away.NOTED):
+    with watch.looking_away(Away.NOTED) if function else nullcontext():
         result = op.run()
     mark_results(watch, op, result, learnt)
     return result
