@@ -273,7 +273,7 @@ def _regularized() -> Iterator[Any]:
 
 
 HAZARDS = {
-    "a weight is made": Hazard(_weighted(lambda: EqualLR(0.7)), "whole"),
+    "a weight is made": Hazard(_weighted(lambda: EqualLR(0.7)), "parts", _HOOKS),
     "a weight is made by its norm": Hazard(_weighted(lambda: _spectral), "right"),
     "a weight is made and used": Hazard(_regularized, "right"),
     "a weight is made by the count": Hazard(_weighted(lambda: Counting(0.7)), "right"),

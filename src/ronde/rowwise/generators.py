@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["GENERATORS", "Generators", "States"]
+__all__ = ["GENERATORS", "States"]
 
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 # Those of Python and numpy from which everybody draws.
@@ -18,7 +18,7 @@ _HOSTS = (random._inst, numpy.random.mtrand._rand)  # pyright: ignore[reportAttr
 
 
 class States:
-    """Of some generators."""
+    """Of some generators, as they are now."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
         self._states = [(each, _state(each)) for each in generators]
@@ -27,6 +27,11 @@ class States:
     def of_hosts(others: Iterable[Any]) -> States:
         """Of those of Python and numpy, and others."""
         return States((*_HOSTS, *others))
+
+    @staticmethod
+    def of_torch(others: Iterable[Any]) -> States:
+        """Of torch's own, and others."""
+        return States((*_torchs(), *others))
 
     def moved(self) -> bool:
         """Whether one was drawn from."""
@@ -39,28 +44,6 @@ class States:
     def restore(self) -> None:
         for each, state in self._states:
             _set_state(each, state)
-
-
-class Generators:
-    """All: torch's, those of Python and numpy, those that a module keeps, and those beside it.
-
-    Attributes:
-        others: those that are not torch's own, nor beside the module.
-    """
-
-    def __init__(self, kept: Iterable[Any], beside: Iterable[Any]) -> None:
-        self.others = States.of_hosts(kept)
-        self._rest = States((*_torchs(), *beside))
-
-    def now(self) -> Generators:
-        """The same generators as they are now."""
-        made = Generators((), ())
-        made.others, made._rest = self.others.now(), self._rest.now()
-        return made
-
-    def restore(self) -> None:
-        self._rest.restore()
-        self.others.restore()
 
 
 def _torchs() -> Iterator[torch.Generator]:

@@ -23,7 +23,6 @@ from ronde.modules import (
     batch_norm,
     compiled,
     fast_path,
-    own_backward,
     recompute,
     recurrent,
     torchscript,
@@ -217,7 +216,6 @@ class Session:
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
         recompute.install(patches, context)
-        own_backward.install(patches, context)
         compiled.install(patches, context, say)
         torchscript.install(patches)
         data, unmediated = self.plan.data, self.files.for_itself
