@@ -51,9 +51,6 @@ class Paths:
 
     Args:
         exempt: folders (or files) that no rank mediates; those of the system are added.
-
-    Attributes:
-        left: what the script made by `tempfile` and nobody removes for it.
     """
 
     def __init__(self, exempt: Iterable[str]) -> None:
@@ -61,7 +58,6 @@ class Paths:
         self._exempt = {*roots, *(os.path.realpath(root) for root in roots)}
         self._private: set[str] = set()
         self._aliases: dict[str, str] = {}
-        self.left: list[str] = []
 
     def locate(self, path: Any) -> str | None:
         """Absolute form of a path by its name on rank 0; None for what is not a path."""

@@ -6,19 +6,18 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ronde.comm.process_group import Comm
 from ronde.errors import PeerLost
 from ronde.files.callers import Callers
-from ronde.files.mirrors import Mirrors
 from ronde.files.overlay import Overlay, called
 from ronde.files.paths import Paths
+from ronde.trace.temporary_folder import TemporaryFolders
 
 __all__ = ["Outcome", "RankFiles"]
-
-T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -36,18 +35,17 @@ class RankFiles:
     Attributes:
         is_zero: this is rank 0.
         callers: tells whose call a file operation is.
-        overlay: what threads and processes have changed on this rank.
+        overlay: what this rank has instead of files that rank 0 writes.
         waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
         stopped: what is closed from now on is nobody's concern.
     """
 
-    def __init__(self, comm: Comm, paths: Paths, mirrors: Mirrors, shared: str | None) -> None:
+    def __init__(self, comm: Comm, paths: Paths, temporary: TemporaryFolders, shared: str | None) -> None:
         self.is_zero = comm.rank == 0
         self.paths = paths
-        self.mirrors = mirrors
         self.callers = Callers(alone=comm.world_size == 1)
-        self.overlay = Overlay(comm.rank, mirrors.folder, shared)
+        self.overlay = Overlay(comm.rank, temporary, paths.add_private, shared)
         self.waiting_for: str | None = None
         self.notes: list[str] = []
         self.stopped = True
@@ -63,7 +61,6 @@ class RankFiles:
         *,
         changed: Callable[[Any], Iterable[str]] | None = None,
         below: bool = True,
-        follow: bool = True,
         prepare: Callable[[], None] | None = None,
     ) -> Any:
         """Do `act` on rank 0 alone, when every rank has come; return or raise alike everywhere.
@@ -73,7 +70,6 @@ class RankFiles:
             act: its result goes to the other ranks.
             changed: the paths that it has changed, of what it returned; `located`, where that is not given.
             below: what lies in these is changed too.
-            follow: where they lead is changed, if they are links.
             prepare: done by the other ranks before rank 0 acts and after all it did before.
         """
         failure: Exception | None = None
@@ -88,11 +84,7 @@ class RankFiles:
             if not self.is_zero:
                 outcome = self._hear(operation, located)
             if outcome.failure is None:
-                named = self.paths.locate(outcome.path) or ""
-                for path in [named] if changed is None else changed(outcome.value):
-                    self.mirrors.forget(path)
-                    if self.callers.branched:  # what threads did to it before is past
-                        self.overlay.back(self.overlay.resolve(path, last=follow), below=below)
+                self._forget([outcome.path] if changed is None else changed(outcome.value), below)
             if self.is_zero:
                 self._share(outcome)
         failure = own or outcome.failure or failure
@@ -138,21 +130,21 @@ class RankFiles:
                 return path
             return self.overlay.target(found, keep=keep)
 
-    def look(
-        self,
-        path: Any,
-        act: Callable[[Any], T],
-        *,
-        follow: bool = True,
-        undo: Callable[[T], object] | None = None,
-    ) -> T:
-        """What `act` makes of where this rank has what is called `path`; see `Overlay.look`."""
+    @contextmanager
+    def reading(self, path: Any, *, follow: bool = True) -> Iterator[Any]:
+        """Where this rank has what is called `path`, as of this point of the script."""
+        located = self.mediated(path)
+        if located is not None:
+            self.before_reading(located)
         path = self.paths.renamed(path)
         found = self.found_aside(path, follow=follow)
         if found is None:
-            return act(path)
-        with self.callers.unmediated(), called({found: path, self.overlay.place(found): path}):
-            return self.overlay.look(found, lambda place: act(path if place == found else place), undo)
+            yield path
+            return
+        with self.callers.unmediated():
+            place = self.overlay.find(found)
+        with called({place: path, found: path}):
+            yield path if place == found else place
 
     def found_aside(self, path: Any, *, follow: bool = True) -> str | None:
         """The path without links, where this rank's threads may have something else there than is there."""
@@ -206,6 +198,13 @@ class RankFiles:
         """A process is about to start on all ranks: it must find what they have written."""
         if (self._open or self._unclosed) and self.callers.in_step():
             self._wait("start a process after writing to", "files")
+
+    def _forget(self, changed: Iterable[str], below: bool) -> None:
+        """All ranks have changed these: what this rank has instead is past."""
+        if self.callers.branched:
+            for path in changed:
+                for last in (False, True):  # a link, and where it leads
+                    self.overlay.back(self.overlay.resolve(path, last=last), below=below)
 
     def _wait(self, operation: str, located: str) -> None:
         with self.callers.unmediated():

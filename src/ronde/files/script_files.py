@@ -22,12 +22,10 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.files.changes import CHANGES, Changes
-from ronde.files.mirrors import Mirrors
 from ronde.files.native_writers import NATIVE_WRITERS, NativeWriter
 from ronde.files.opening import Opening
-from ronde.files.overlay import remove
 from ronde.files.paths import Paths
-from ronde.files.programs import PROGRAMS, WAITS, once, sharing, waiting
+from ronde.files.programs import PROGRAMS, WAITS, once, starting, waiting
 from ronde.files.questions import QUESTIONS, asking
 from ronde.files.rank_files import RankFiles
 from ronde.files.replacements import Replacements
@@ -71,8 +69,7 @@ class ScriptFiles:
         temporary: TemporaryFolders | None = None,
         shared: str | None = None,
     ) -> None:
-        mirrors = Mirrors(temporary or TemporaryFolders(), paths.add_private)
-        self._files = RankFiles(comm, paths, mirrors, shared)
+        self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared)
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
         self._late = LatePatches(self._of_libraries())
@@ -105,7 +102,7 @@ class ScriptFiles:
         files.stopped = False
         gc.callbacks.append(files.callers.on_collection)
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
-        opening = Opening(files, builtins.open, os.open, os.close)
+        opening = Opening(files, builtins.open, os.open)
         replacements.set(builtins, "open", functools.partial(_function, opening.open))
         self._patches.set(io, "open", builtins.open)
         replacements.set(os, "open", functools.partial(_function, opening.os_open))
@@ -130,18 +127,11 @@ class ScriptFiles:
         self._patches.restore()
         if self._files.callers.on_collection in gc.callbacks:
             gc.callbacks.remove(self._files.callers.on_collection)
-        self._files.mirrors.remove_all()
+        self._files.overlay.remove_all()
 
     def stop_waiting(self) -> None:
         """The script is at its end, maybe on this rank alone: what it leaves open is nobody's concern."""
         self._files.stopped = True
-
-    def remove_temporary(self) -> None:
-        """Remove what the script made by `tempfile` and left: rank 0's is the one to be found."""
-        if not self._files.is_zero:
-            with self.unmediated():
-                for path in self._files.paths.left:
-                    remove(path)
 
     def _install_starting(self, replacements: Replacements) -> None:
         """What starts threads, processes and programs."""
@@ -159,7 +149,7 @@ class ScriptFiles:
                 files.before_child()
                 files.callers.starts()
                 with self.unmediated():
-                    files.mirrors.folder()  # the process has the same
+                    files.overlay.folder()  # the process has the same
                 return plain(*args, **kwargs)
 
             return fork
@@ -167,7 +157,7 @@ class ScriptFiles:
         self._patches.set(threading.Thread, "start", start)
         replacements.set(os, "fork", forking)
         replacements.set(multiprocessing.util, "spawnv_passfds", forking)
-        replacements.set(subprocess.Popen, "__init__", functools.partial(sharing, files))
+        replacements.set(subprocess.Popen, "__init__", functools.partial(starting, files))
         for module, name in PROGRAMS:
             run = functools.partial(once, files, f"{module}.{name}")
             replacements.set(importlib.import_module(module), name, run)

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 from ronde.files.native_writers import NativeWriter
-from ronde.files.overlay import remove
 from ronde.files.rank_files import RankFiles
 from ronde.files.raw_files import Sink
 
@@ -64,11 +63,11 @@ class Serializers:
                 if self._files.is_zero:
                     return plain(tensors, filename, *args, **kwargs)
                 # No null device: it renames onto its target, which for root would replace the device.
-                place = self._files.mirrors.place("discarded")
+                place = self._files.overlay.scratch()
                 try:
                     return plain(tensors, place, *args, **kwargs)
                 finally:
-                    remove(place)
+                    os.unlink(place)
 
             return self._save(label, located, write, lambda: plain({}, filename))
 
@@ -99,7 +98,7 @@ class Serializers:
         return write
 
     def connect(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For `sqlite3.connect(database, ...)`: other ranks work on a mirror of the database."""
+        """For `sqlite3.connect(database, ...)`: other ranks work on a copy of the database."""
 
         @functools.wraps(plain)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,12 +115,10 @@ class Serializers:
                 name = database if place is path else f"file:{quote(place)}?{query}" if is_uri else place
                 return plain(name, *args, **kwargs)
 
-            located = self._files.mediated(path)
-            if located is None:
+            if self._files.mediated(path) is None:
                 for suffix in ("-journal", "-wal", "-shm"):  # they come and go
                     self._files.place_to_write(f"{path}{suffix}")
-                return at(self._files.place_to_write(path, keep=True))
-            return self._mirrored("sqlite3.connect", located, lambda: at(path), at, ("-wal", "-journal"))
+            return self._kept_open("sqlite3.connect", path, at, ("-wal", "-journal"))
 
         return connect
 
@@ -133,15 +130,10 @@ class Serializers:
             def at(place: Any) -> None:
                 return plain(file, place, mode, *args, **kwargs)
 
-            located = self._files.mediated(name)
-            if mode in (None, "r"):
-                if located is not None:
-                    self._files.before_reading(located)
-                    return at(self._files.mirrors.find(located) or self._files.paths.renamed(name))
-                return self._files.look(name, at)
-            if located is None:
-                return at(self._files.place_to_write(name, keep=mode not in ("w", "w-", "x")))
-            return self._mirrored("h5py.File", located, lambda: at(name), at)
+            if mode not in (None, "r"):
+                return self._kept_open("h5py.File", name, at)
+            with self._files.reading(name) as place:
+                return at(place)
 
         return initialize
 
@@ -163,19 +155,27 @@ class Serializers:
         self._files.once(label, located, try_open)
         return self._files.together(label, located, write)
 
-    def _mirrored(
-        self,
-        label: str,
-        located: str,
-        genuine: Callable[[], Any],
-        on_copy: Callable[[str], Any],
-        companions: tuple[str, ...] = (),
+    def _kept_open(
+        self, label: str, path: Any, at: Callable[[Any], Any], companions: tuple[str, ...] = ()
     ) -> Any:
-        """The library's object over the file on rank 0, over a mirror of it elsewhere."""
+        """What `at` makes over the file on rank 0, and over this rank's copy elsewhere.
+
+        The copy is read in place of the file until all ranks change that as a whole.
+
+        Args:
+            companions: suffixes of files beside it that belong to it.
+        """
+        located = self._files.mediated(path)
+        if located is None:
+            return at(self._files.place_to_write(path, keep=True))
         made: list[Any] = []
 
-        def mirror() -> None:
-            made.append(on_copy(self._files.mirrors.make(located, companions)))
+        def copy() -> None:
+            self._files.callers.branched = True
+            found = self._files.overlay.resolve(located, last=True)
+            for suffix in companions:
+                self._files.overlay.target(found + suffix, keep=True)
+            made.append(at(self._files.overlay.target(found, keep=True)))
 
-        self._files.once(label, located, lambda: made.append(genuine()), changed=lambda _: (), prepare=mirror)
+        self._files.once(label, located, lambda: made.append(at(path)), changed=lambda _: (), prepare=copy)
         return made[0]

@@ -18,22 +18,12 @@ __all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_user
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
-class _Known:
-    """Verdicts by file name: a question for every reading of the clock must cost nothing."""
-
-    files: dict[str, bool] = {}  # noqa: RUF012 - a cache of pure answers
-
-
+@functools.cache  # a question for every reading of the clock must cost nothing
 def is_script(filename: str) -> bool:
     """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
-    known = _Known.files.get(filename)
-    if known is None:
-        if filename.startswith("<"):  # what a notebook or `exec` runs has no file
-            known = not filename.startswith("<frozen")
-        else:
-            known = not is_library(os.path.abspath(filename))
-        _Known.files[filename] = known
-    return known
+    if filename.startswith("<"):  # what a notebook or `exec` runs has no file
+        return not filename.startswith("<frozen")
+    return not is_library(os.path.abspath(filename))
 
 
 def is_users(code: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-import secrets
 import threading
 import uuid
 import weakref
@@ -90,7 +89,10 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
         return make
 
     def urandom(size: int, /) -> bytes:
-        return entropy.randbytes(size) if called_by_script() and _on_main_thread() else plain_bytes(size)
+        # What `SystemRandom` and `secrets` give the script comes from here; libraries' tokens stay secrets.
+        if called_by_script("random", "secrets") and _on_main_thread():
+            return entropy.randbytes(size)
+        return plain_bytes(size)
 
     def seed_generator(generator: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None and generator is not entropy and called_by_script("random") and _on_main_thread():
@@ -99,29 +101,9 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
 
     patches.set(uuid, "uuid1", identifier(uuid.uuid1, 1))
     patches.set(uuid, "uuid4", identifier(uuid.uuid4, 4))
-    _install_system_random(patches, entropy)
     patches.set(os, "urandom", urandom)
+    patches.set(random, "_urandom", urandom)
     patches.set(random.Random, "seed", seed_generator)
-
-
-def _install_system_random(patches: Patches, entropy: random.Random) -> None:
-    """What the script asks of it, as numpy recommends for seeds; libraries' tokens stay secrets."""
-    system: Any = random.SystemRandom
-
-    def from_entropy(name: str) -> Any:
-        plain = getattr(system, name)
-
-        @functools.wraps(plain)
-        def draw(generator: Any, *args: Any, **kwargs: Any) -> Any:
-            if called_by_script("random", "secrets") and _on_main_thread():
-                return getattr(entropy, name)(*args, **kwargs)
-            return plain(generator, *args, **kwargs)
-
-        return draw
-
-    for name in ("random", "getrandbits", "randbytes"):
-        patches.set(system, name, from_entropy(name))
-    patches.set(secrets, "randbits", functools.partial(system.getrandbits, secrets.SystemRandom()))
 
 
 def _on_main_thread() -> bool:

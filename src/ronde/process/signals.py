@@ -21,8 +21,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
 from types import FrameType
 from typing import Any
@@ -93,8 +92,6 @@ class HandledSignals:
         self._handled = [0] * len(COUNTED)
         self._scripts: dict[int, Any] = {}
         self._overdue: set[int] = set()
-        # Those that the script is just sending to itself.
-        self._sent: set[int] = set()
         self._plain: Callable[[int], Any] = signal.getsignal
 
     def install(self, patches: Patches) -> None:
@@ -116,36 +113,31 @@ class HandledSignals:
 
         # Python's own handler raises KeyboardInterrupt, at which scripts save and leave, or stop training.
         self._scripts[signal.SIGINT] = signal.default_int_handler
-        self._install_sending(patches)
-        patches.set(signal, "signal", set_handler)
-        patches.set(signal, "getsignal", get_handler)
-
-    def _install_sending(self, patches: Patches) -> None:
-        """What a script sends to itself all ranks send at the same place, so it is handled there."""
         plain_raise, plain_kill = signal.raise_signal, os.kill
 
         @functools.wraps(plain_raise)
         def raise_signal(signalnum: int, /) -> None:
-            with self._sending(signalnum):
-                plain_raise(signalnum)
+            self._send(signalnum, lambda: plain_raise(signalnum))
 
         @functools.wraps(plain_kill)
         def kill(pid: int, sig: int, /) -> None:
-            with self._sending(sig) if pid == self._process else nullcontext():
+            if pid == self._process:
+                self._send(sig, lambda: plain_kill(pid, sig))
+            else:
                 plain_kill(pid, sig)
 
+        patches.set(signal, "signal", set_handler)
+        patches.set(signal, "getsignal", get_handler)
         patches.set(signal, "raise_signal", raise_signal)
         patches.set(os, "kill", kill)
 
-    @contextmanager
-    def _sending(self, number: int) -> Iterator[None]:
-        """Inside, the script sends itself this signal, which comes by the end."""
-        if number in _PLACES and self._in_step() and isinstance(self._plain(number), _Counting):
-            self._sent.add(number)
-        try:
-            yield
-        finally:
-            self._sent.discard(number)
+    def _send(self, number: int, send: Callable[[], None]) -> None:
+        """The script sends this to itself, as on all ranks at the same place: it is handled there."""
+        counting = self._plain(number)
+        if isinstance(counting, _Counting) and self._in_step():
+            counting.handler(number, _frame_of_script())
+        else:
+            send()
 
     def uninstall(self) -> None:
         """From here on signals are handled as they come; the functions are the register's to put back."""
@@ -156,8 +148,7 @@ class HandledSignals:
 
     def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
         """A signal has come that `handler` is for."""
-        if not self._in_step() or number in self._sent:
-            self._sent.discard(number)
+        if not self._in_step():
             handler(number, frame)
             return
         place = _PLACES[number]
