@@ -56,8 +56,18 @@ class Opening:
                 return self._open_at(place, file, mode, *layers, closefd)
         # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
         self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
-        name = os.fspath(self._files.paths.renamed(file))
-        raw = self._raw(name, located, "".join(letter for letter in mode if letter in "rwax+"))
+        letters = "".join(letter for letter in mode if letter in "rwax+")
+        keys: list[str] = []
+
+        def descriptor(path: Any, flags: int) -> int:
+            opened, key = self._together(f"open ({letters})", path, located, flags, 0o666, named=False)
+            keys.append(key)
+            return opened
+
+        kind = RawFile if self._files.is_zero or "+" in mode else NullFile
+        raw = kind(os.fspath(file), letters, opener=descriptor)
+        self._files.opened(keys[0])
+        raw.on_close = lambda: self._files.closed(keys[0])
         return layered(raw, mode, *layers)
 
     def _open_at(self, place: Any, file: Any, *rest: Any) -> Any:
@@ -68,25 +78,6 @@ class Opening:
             getattr(raw, "raw", raw).name = file
         return opened
 
-    def _raw(self, name: str | bytes, located: str, mode: str) -> RawFile:
-        opened: list[RawFile] = []
-
-        def act() -> tuple[str, int]:
-            opened.append(RawFile(name, mode))  # pyright: ignore[reportArgumentType]
-            return os.path.realpath(located), os.fstat(opened[0].fileno()).st_size
-
-        def copy() -> None:
-            place = self._files.overlay.scratch(located if mode[0] in "ra" else "")
-            opened.append(RawFile(place, mode.replace("x", "w")))
-            os.unlink(place)
-
-        key, size = self._files.once(f"open ({mode})", located, act, prepare=copy if "+" in mode else None)
-        raw = opened[0] if opened else NullFile(mode, size)
-        raw.name = name  # pyright: ignore[reportAttributeAccessIssue]
-        self._files.opened(key)
-        raw.on_close = lambda: self._files.closed(key)
-        return raw
-
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Stands in for `os.open`."""
         if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
@@ -96,13 +87,23 @@ class Opening:
                 return self._os_open(place, flags, mode)
         located = self._files.mediated(path)
         if located is not None:
-            return self._descriptor(self._files.paths.renamed(path), located, flags, mode)
+            opened, key = self._together("os.open", path, located, flags, mode)
+            # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
+            self._files.opened(key, closes=False)
+            return opened
         anew = bool(flags & os.O_EXCL)
         place = self._files.place_to_write(path, keep=not flags & os.O_TRUNC, follow=not anew)
         with called({place: path}):
             return self._os_open(place, flags, mode)
 
-    def _descriptor(self, path: Any, located: str, flags: int, mode: int) -> int:
+    def _together(
+        self, operation: str, path: Any, located: str, flags: int, mode: int, *, named: bool = True
+    ) -> tuple[int, str]:
+        """A descriptor of the file on rank 0, and of one beside it elsewhere; and what the file is known by.
+
+        Args:
+            named: it keeps its name, because file locks take one without for a lock that was removed.
+        """
         opened: list[int] = []
         places: list[str] = []
 
@@ -114,12 +115,11 @@ class Opening:
             places.append(self._files.overlay.scratch(located))
 
         reads = bool(flags & os.O_RDWR) and not flags & os.O_TRUNC
-        key, size = self._files.once("os.open", located, act, prepare=copy if reads else None)
-        # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
-        self._files.opened(key, closes=False)
+        key, size = self._files.once(operation, located, act, prepare=copy if reads else None)
         if not opened:
-            # A file with a name, because file locks take one without for a lock that was removed.
             with self._files.callers.unmediated():
                 place = places[0] if places else self._files.overlay.scratch(size=size)
-            opened.append(self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND)))
-        return opened[0]
+                opened.append(self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND | os.O_CLOEXEC)))
+                if not named:
+                    os.unlink(place)
+        return opened[0], key

@@ -20,7 +20,6 @@ from ronde.trace.temporary_folder import TemporaryFolders, open_up, remove_tree
 
 __all__ = ["Overlay", "called", "remove"]
 
-_MOST_LINKS = 40
 _MARK = "\x01"
 """Behind the name of a path that rank 0's threads have made."""
 
@@ -55,7 +54,7 @@ class Overlay:
         if self._folder is None:
             with self._lock:
                 if self._folder is None:
-                    folder = self._temporary.new()
+                    folder = os.path.realpath(self._temporary.new())
                     self._made(folder)
                     self._folder = folder
         return self._folder
@@ -80,24 +79,12 @@ class Overlay:
         Args:
             last: the last name is followed too.
         """
-        if self._is_zero and last:
-            return os.path.realpath(located)
-        found, links = "/", 0
-        rest = located.split("/")[::-1]
-        while rest:
-            name = rest.pop()
-            if name in ("", "."):
-                continue
-            inner = os.path.dirname(found) if name == ".." else os.path.join(found, name)
-            place = inner if self._is_zero else self._own(inner) or inner
-            if (rest or last) and os.path.islink(place) and links < _MOST_LINKS:
-                links += 1
-                text = os.readlink(place)
-                found = "/" if text.startswith("/") else found
-                rest += text.split("/")[::-1]
-            else:
-                found = inner
-        return found
+        if not self._is_zero:
+            tree = self.place("")
+            located = _straight(tree + located, last).removeprefix(tree)
+            if os.path.lexists(tree + located):
+                return located
+        return _straight(located, last)
 
     def find(self, path: str) -> str:
         """Where this rank has it; what is not there for it would lie in its tree."""
@@ -225,6 +212,11 @@ def remove(place: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
     elif os.path.lexists(place):
         os.unlink(place)
+
+
+def _straight(path: str, last: bool) -> str:
+    above, name = os.path.split(path)
+    return os.path.realpath(path) if last else os.path.join(os.path.realpath(above), name)
 
 
 def _and_above(path: str) -> Iterator[str]:

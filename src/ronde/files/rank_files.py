@@ -36,7 +36,6 @@ class RankFiles:
         is_zero: this is rank 0.
         callers: tells whose call a file operation is.
         overlay: what this rank has instead of files that rank 0 writes.
-        waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
         notes: sentences for the user about what was made right without being asked.
         stopped: what is closed from now on is nobody's concern.
     """
@@ -46,7 +45,6 @@ class RankFiles:
         self.paths = paths
         self.callers = Callers(alone=comm.world_size == 1)
         self.overlay = Overlay(comm.rank, temporary, paths.add_private, shared)
-        self.waiting_for: str | None = None
         self.notes: list[str] = []
         self.stopped = True
         self._comm = comm
@@ -74,11 +72,11 @@ class RankFiles:
         """
         failure: Exception | None = None
         with self.callers.unmediated():
-            self._barrier(operation, located)
+            self._barrier()
             if prepare is not None:
                 if not self.is_zero:
                     _, failure = _tried(prepare)
-                self._barrier(operation, located)
+                self._barrier()
             value, own = _tried(act) if self.is_zero else (None, None)
             outcome = Outcome(operation, located, value, _portable(own))
             if not self.is_zero:
@@ -86,22 +84,21 @@ class RankFiles:
             if outcome.failure is None:
                 self._forget([outcome.path] if changed is None else changed(outcome.value), below)
             if self.is_zero:
-                self._share(outcome)
+                self._comm.broadcast_object(outcome)
         failure = own or outcome.failure or failure
         if failure is not None:
             raise failure
         return outcome.value
 
-    def alike(self, operation: str, act: Callable[[], Any], of: str = "") -> Any:
+    def alike(self, operation: str, act: Callable[[], Any]) -> Any:
         """What `act` returns or raises on rank 0, on every rank; it changes no file that is known here."""
-        return self.once(operation, of or operation, act, changed=lambda _: ())
+        return self.once(operation, operation, act, changed=lambda _: ())
 
     def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
         """Do `act` on every rank at once; raise rank 0's failure on all."""
         with self.callers.unmediated():
-            self.waiting_for = f"all ranks to {operation} {located!r}"
             value, own = _tried(act)
-            shared = self._share(Outcome(operation, located, None, _portable(own)))
+            shared = self._comm.broadcast_object(Outcome(operation, located, None, _portable(own)))
         failure = own or shared.failure
         if failure is not None:
             raise failure
@@ -136,7 +133,6 @@ class RankFiles:
         located = self.mediated(path)
         if located is not None:
             self.before_reading(located)
-        path = self.paths.renamed(path)
         found = self.found_aside(path, follow=follow)
         if found is None:
             yield path
@@ -156,8 +152,7 @@ class RankFiles:
 
     def asks_for_more(self) -> bool:
         """Whether a question may have another answer than that of the files as they are."""
-        changed = self._open or self._unclosed or self.paths.has_aliases
-        return bool(changed) or (not self.is_zero and self.callers.looks_aside())
+        return bool(self._open or self._unclosed) or (not self.is_zero and self.callers.looks_aside())
 
     def made_by_threads(self, name: str) -> bool:
         """Whether this is a file that threads or processes of the script have made or changed."""
@@ -182,7 +177,7 @@ class RankFiles:
             return
         self._open -= Counter([key])
         if sys.exc_info()[0] is None:
-            self._wait("close", key)
+            self._wait()
         else:  # one rank may have failed alone
             self._unclosed.add(key)
 
@@ -192,12 +187,12 @@ class RankFiles:
             with self.callers.unmediated():
                 key = os.path.realpath(located)
             if key in self._open or key in self._unclosed:
-                self._wait("read", located)
+                self._wait()
 
     def before_child(self) -> None:
         """A process is about to start on all ranks: it must find what they have written."""
         if (self._open or self._unclosed) and self.callers.in_step():
-            self._wait("start a process after writing to", "files")
+            self._wait()
 
     def _forget(self, changed: Iterable[str], below: bool) -> None:
         """All ranks have changed these: what this rank has instead is past."""
@@ -206,37 +201,30 @@ class RankFiles:
                 for last in (False, True):  # a link, and where it leads
                     self.overlay.back(self.overlay.resolve(path, last=last), below=below)
 
-    def _wait(self, operation: str, located: str) -> None:
+    def _wait(self) -> None:
         with self.callers.unmediated():
-            self._barrier(operation, located)
+            self._barrier()
 
     def _hear(self, operation: str, located: str) -> Outcome:
-        outcome = self._share(None)
-        if not isinstance(outcome, Outcome) or outcome.operation != operation:
-            met = isinstance(outcome, Outcome)
+        outcome = self._comm.broadcast_object(None)
+        met = isinstance(outcome, Outcome)
+        # What each rank has named in its own way in one folder is one file; another folder is another run.
+        if not met or (outcome.operation, _folder(outcome.path)) != (operation, _folder(located)):
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
                 f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
                 f"the ranks take different paths through the script."
             )
         if outcome.path != located:
-            self.paths.add_alias(located, outcome.path)
             self.note(
-                f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
-                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
+                f"File names differ between ranks (a process id in them?): {located!r} of rank "
+                f"{self._comm.rank} is not there; rank 0 wrote {outcome.path!r}."
             )
         return outcome
 
-    def _barrier(self, operation: str, located: str) -> None:
-        self.waiting_for = f"all ranks to {operation} {located!r}"
+    def _barrier(self) -> None:
         self._comm.barrier()
         self._unclosed.clear()
-        self.waiting_for = None
-
-    def _share(self, outcome: Outcome | None) -> Any:
-        shared = self._comm.broadcast_object(outcome)
-        self.waiting_for = None
-        return shared
 
 
 def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -244,6 +232,9 @@ def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return action(), None
     except Exception as failure:
         return None, failure
+
+
+_folder = os.path.dirname
 
 
 def _portable(failure: Exception | None) -> Exception | None:

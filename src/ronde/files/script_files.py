@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -58,6 +57,10 @@ class ScriptFiles:
         whole: makes a value whole that lies in parts on the ranks; collective.
         temporary: where this rank keeps files of its own.
         shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
+
+    Attributes:
+        notes: sentences for the user about what was made right without being asked.
+        in_step, unmediated, for_itself: of `Callers`.
     """
 
     def __init__(
@@ -70,31 +73,16 @@ class ScriptFiles:
         shared: str | None = None,
     ) -> None:
         self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared)
+        self.notes = self._files.notes
+        callers = self._files.callers
+        self.in_step, self.unmediated, self.for_itself = (
+            callers.in_step,
+            callers.unmediated,
+            callers.for_itself,
+        )
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
         self._late = LatePatches(self._of_libraries())
-
-    @property
-    def waiting_for(self) -> str | None:
-        """What this rank is waiting for at this moment, in words."""
-        return self._files.waiting_for
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences for the user about what was made right without being asked."""
-        return self._files.notes
-
-    def in_step(self) -> bool:
-        """Whether the code that runs now is the script's own, which all ranks run together."""
-        return self._files.callers.in_step()
-
-    def unmediated(self) -> AbstractContextManager[None]:
-        """Inside, file operations are ronde's own."""
-        return self._files.callers.unmediated()
-
-    def for_itself(self) -> AbstractContextManager[None]:
-        """For code that ranks do not run in step, such as loading different samples."""
-        return self._files.callers.for_itself()
 
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""

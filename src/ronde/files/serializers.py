@@ -41,7 +41,6 @@ class Serializers:
             located = self._files.mediated(f)
             if located is None:
                 return plain(obj, self._files.place_to_write(f), *args, **kwargs)
-            f = self._files.paths.renamed(f)
             target = f if self._files.is_zero else Sink()
             return self._save(
                 "torch.save", located, lambda: plain(obj, target, *args, **kwargs), lambda: plain(None, f)
@@ -57,7 +56,6 @@ class Serializers:
             located = self._files.mediated(filename)
             if located is None:
                 return plain(tensors, self._files.place_to_write(filename), *args, **kwargs)
-            filename = self._files.paths.renamed(filename)
 
             def write() -> Any:
                 if self._files.is_zero:
