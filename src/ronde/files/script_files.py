@@ -159,7 +159,7 @@ class ScriptFiles:
         serializers, patches = self._serializers, self._patches
 
         def safetensors(module: ModuleType) -> None:
-            save = serializers.file_save(f"{module.__name__}.save_file", vars(module)["save_file"])
+            save = serializers.save_file(f"{module.__name__}.save_file", vars(module)["save_file"])
             patches.set(module, "save_file", save)
 
         def sqlite(module: ModuleType) -> None:

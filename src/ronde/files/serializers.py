@@ -7,10 +7,12 @@ serialize at the same time; only rank 0's bytes go to the file.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
 from ronde.files.native_writers import NativeWriter
 from ronde.files.rank_files import RankFiles
@@ -33,43 +35,60 @@ class Serializers:
         self._files = files
         self._whole = whole
 
-    def torch_save(self, plain: Callable[..., None]) -> Callable[..., None]:
-        """For `torch.save(obj, f, ...)`."""
+    def together(
+        self,
+        label: str,
+        argument: str,
+        instead: Callable[[], AbstractContextManager[Any]],
+        plain: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        """For a function that all ranks carry out together.
+
+        Args:
+            argument: the path of the file, or the file.
+            instead: what another rank than 0 writes to.
+        """
+        signature = inspect.signature(plain)
 
         @functools.wraps(plain)
-        def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-            located = self._files.mediated(f)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            path = given.arguments[argument]
+            located = self._files.mediated(path)
             if located is None:
-                return plain(obj, self._files.place_to_write(f), *args, **kwargs)
-            target = f if self._files.is_zero else Sink()
-            return self._save(
-                "torch.save", located, lambda: plain(obj, target, *args, **kwargs), lambda: plain(None, f)
-            )
-
-        return save
-
-    def file_save(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For `save_file(tensors, filename, ...)` of safetensors."""
-
-        @functools.wraps(plain)
-        def save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            located = self._files.mediated(filename)
-            if located is None:
-                return plain(tensors, self._files.place_to_write(filename), *args, **kwargs)
+                given.arguments[argument] = self._files.place_to_write(path)
+                return plain(*given.args, **given.kwargs)
 
             def write() -> Any:
-                if self._files.is_zero:
-                    return plain(tensors, filename, *args, **kwargs)
-                # No null device: it renames onto its target, which for root would replace the device.
-                place = self._files.overlay.scratch()
-                try:
-                    return plain(tensors, place, *args, **kwargs)
-                finally:
-                    os.unlink(place)
+                with nullcontext(path) if self._files.is_zero else instead() as target:
+                    given.arguments[argument] = target
+                    return plain(*given.args, **given.kwargs)
 
-            return self._save(label, located, write, lambda: plain({}, filename))
+            def try_open() -> None:
+                os.close(os.open(located, os.O_WRONLY | os.O_CREAT, 0o666))
+
+            # Found out later, the others would be left alone in what they do together.
+            self._files.once(label, located, try_open)
+            return self._files.together(label, located, write)
 
         return save
+
+    def torch_save(self, plain: Callable[..., None]) -> Callable[..., None]:
+        return self.together("torch.save", "f", Sink, plain)
+
+    def save_file(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """For that of safetensors."""
+
+        @contextmanager
+        def instead() -> Iterator[str]:
+            # No null device: it renames onto its target, which for root would replace the device.
+            place = self._files.overlay.scratch()
+            try:
+                yield place
+            finally:
+                os.unlink(place)
+
+        return self.together(label, "filename", instead, plain)
 
     def native(self, label: str, writer: NativeWriter, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For a function that returns a plain value; it may write into a folder."""
@@ -100,18 +119,16 @@ class Serializers:
 
         @functools.wraps(plain)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            is_uri = bool(kwargs.get("uri")) and str(database).startswith("file:")
             path, query = database, ""
-            if is_uri:
-                path, _, query = str(database).removeprefix("file:").partition("?")
-            if path in ("", ":memory:") or any(
-                flag in query for flag in ("mode=ro", "mode=memory", "immutable=1")
+            if kwargs.get("uri") and str(database).startswith("file:"):
+                path, _, query = unquote(str(database)).removeprefix("file:").partition("?")
+            if path in ("", ":memory:") or not {"mode=ro", "mode=memory", "immutable=1"}.isdisjoint(
+                query.split("&")
             ):
                 return plain(database, *args, **kwargs)
 
             def at(place: Any) -> Any:
-                name = database if place is path else f"file:{quote(place)}?{query}" if is_uri else place
-                return plain(name, *args, **kwargs)
+                return plain(place, *args, **{**kwargs, "uri": False})
 
             if self._files.mediated(path) is None:
                 for suffix in ("-journal", "-wal", "-shm"):  # they come and go
@@ -134,24 +151,6 @@ class Serializers:
                 return at(place)
 
         return initialize
-
-    def _save(self, label: str, located: str, write: Callable[[], Any], complain: Callable[[], Any]) -> Any:
-        """Let all ranks serialize together, when rank 0 has found that it can write at all.
-
-        Found out later, the others would be left alone in the collectives of serializing.
-
-        Args:
-            complain: fails as `write` would where the file cannot be opened.
-        """
-
-        def try_open() -> None:
-            try:
-                os.close(os.open(located, os.O_WRONLY | os.O_CREAT, 0o666))
-            except OSError:
-                complain()
-
-        self._files.once(label, located, try_open)
-        return self._files.together(label, located, write)
 
     def _kept_open(
         self, label: str, path: Any, at: Callable[[Any], Any], companions: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -77,16 +76,9 @@ def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0)
     )
 
 
-def call_site(own_file: Callable[[str], bool]) -> str:
-    """File and line of the nearest caller outside ronde, the same on every rank.
-
-    Args:
-        own_file: whether a file is this rank's alone, with a name of its own; its callers are asked.
-    """
+def call_site() -> str:
+    """File and line of the nearest caller outside ronde."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.startswith(RONDE) or own_file(file)):
-            break
+    while frame is not None and frame.f_code.co_filename.startswith(RONDE):
         frame = frame.f_back
     return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

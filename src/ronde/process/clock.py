@@ -38,17 +38,10 @@ class Circumstances:
     Args:
         agree: how ranks come to one value; a collective.
         in_step: whether the code that runs now is run by all ranks together.
-        own_file: whether the file at a path is this rank's alone, and called otherwise on others.
     """
 
-    def __init__(
-        self,
-        agree: Agree,
-        in_step: Callable[[], bool],
-        own_file: Callable[[str], bool] | None = None,
-    ) -> None:
+    def __init__(self, agree: Agree, in_step: Callable[[], bool]) -> None:
         self._agree_on = agree
-        self._own_file = own_file or (lambda _: False)
         self._in_step = lambda: not self._ended and in_step()
         self._ended = False
 
@@ -64,7 +57,7 @@ class Circumstances:
         self._ended = True
 
     def _agree(self, what: str, value: Any) -> Any:
-        return self._agree_on(f"{what} at {call_site(self._own_file)}", value)
+        return self._agree_on(f"{what} at {call_site()}", value)
 
     def _clock(self, name: str, plain: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(plain)

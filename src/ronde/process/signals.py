@@ -26,7 +26,7 @@ from time import monotonic, sleep  # bound here: the module's own are replaced f
 from types import FrameType
 from typing import Any
 
-from ronde.patching.caller import called_by_script, is_script
+from ronde.patching.caller import called_by_script
 from ronde.patching.patches import Patches
 from ronde.process.signal_board import SignalBoard
 
@@ -56,15 +56,12 @@ _LOOK_AGAIN_S = 0.05
 Handler = Callable[[int, FrameType | None], Any]
 
 
-class _Counting:
-    """What the interpreter calls in the place of the script's handler."""
+class _Counting(functools.partial[None]):
+    """What the interpreter calls in the place of the script's handler, which is its first argument."""
 
-    def __init__(self, signals: HandledSignals, handler: Handler) -> None:
-        self.handler = handler
-        self._signals = signals
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._signals.receive(number, frame, self.handler)
+    @property
+    def handler(self) -> Handler:
+        return self.args[0]
 
 
 class HandledSignals:
@@ -104,7 +101,7 @@ class HandledSignals:
                     self._scripts[signalnum] = handler
                 # A library that has had one of its own for a while puts the script's back.
                 if handler == self._scripts.get(signalnum) and self._counts(handler):
-                    handler = _Counting(self, handler)
+                    handler = _Counting(self.receive, handler)
             return _own(plain(signalnum, handler))
 
         @functools.wraps(self._plain)
@@ -135,7 +132,7 @@ class HandledSignals:
         """The script sends this to itself, as on all ranks at the same place: it is handled there."""
         counting = self._plain(number)
         if isinstance(counting, _Counting) and self._in_step():
-            counting.handler(number, _frame_of_script())
+            counting.handler(number, sys._getframe())
         else:
             send()
 
@@ -146,7 +143,7 @@ class HandledSignals:
         if board is not None:
             board.close()
 
-    def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
+    def receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         """A signal has come that `handler` is for."""
         if not self._in_step():
             handler(number, frame)
@@ -212,7 +209,7 @@ class HandledSignals:
             self._handled[place] = count
             counting = self._plain(number)
             if isinstance(counting, _Counting):
-                counting.handler(number, frame or _frame_of_script())
+                counting.handler(number, frame or sys._getframe())
 
     def _in_step(self) -> bool:
         """In another thread nobody sets handlers, and a fork (a worker that loads samples) is not in step."""
@@ -252,10 +249,3 @@ class HandledSignals:
 def _own(handler: Any) -> Any:
     """What the script has given, where there is something of ours in its place."""
     return handler.handler if isinstance(handler, _Counting) else handler
-
-
-def _frame_of_script() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_script(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame

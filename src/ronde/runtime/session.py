@@ -126,7 +126,7 @@ class Session:
             terminal=config.terminal,
         )
         self.agreement = Agreement(comm)
-        self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
         self._started = Started(self._in_step, self._watch_values)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
