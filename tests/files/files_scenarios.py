@@ -543,11 +543,14 @@ def safetensors_files(ranks: Ranks) -> Any:
 
 @scenario
 def names_that_differ_by_rank(ranks: Ranks) -> Any:
-    """A file that is put into place is rank 0's."""
-    temporary = f"best.pt.{os.getpid()}"
+    """A file that is put into place is rank 0's, and one that stays is read by either name."""
+    temporary, log = f"best.pt.{os.getpid()}", f"log-{os.getpid()}"
     torch.save(3, temporary)
     os.replace(temporary, "best.pt")
-    return [torch.load("best.pt"), os.path.exists(temporary), os.listdir(".")]
+    Path(log).write_text("log")
+    answers = [torch.load("best.pt"), Path(log).read_text(), os.path.exists(log), len(os.listdir("."))]
+    os.rename(log, "log")
+    return [*answers, sorted(os.listdir("."))]
 
 
 @scenario

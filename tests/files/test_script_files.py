@@ -382,7 +382,7 @@ def test_names_that_differ(other: One) -> None:
     other.ranks.outcome = Outcome("os.mkdir", os.path.abspath("run-7"))
     os.mkdir("run-8")
     (note,) = other.script_files.notes
-    assert note.startswith("File names differ between ranks (a process id in them?)")
+    assert note.startswith("File names differ between ranks (a time or a process id in them?)")
     with pytest.raises(PeerLost, match=r"Rank 1 came to os.mkdir .*run-8/a' while rank 0 came to os.mkdir"):
         os.mkdir("run-8/a")
 

@@ -13,6 +13,8 @@ from ronde.files.raw_files import NullFile, RawFile, layered
 __all__ = ["Opening"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
+"""By the letter of a mode, as `open` has them."""
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 
@@ -57,17 +59,12 @@ class Opening:
         # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
         self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
         letters = "".join(letter for letter in mode if letter in "rwax+")
-        keys: list[str] = []
-
-        def descriptor(path: Any, flags: int) -> int:
-            opened, key = self._together(f"open ({letters})", path, located, flags, 0o666, named=False)
-            keys.append(key)
-            return opened
-
-        kind = RawFile if self._files.is_zero or "+" in mode else NullFile
-        raw = kind(os.fspath(file), letters, opener=descriptor)
-        self._files.opened(keys[0])
-        raw.on_close = lambda: self._files.closed(keys[0])
+        flags = _FLAGS[letters.replace("+", "")] | (os.O_RDWR if "+" in mode else os.O_WRONLY) | os.O_CLOEXEC
+        opened, key = self._together(f"open ({letters})", file, located, flags, 0o666, named=False)
+        raw = (RawFile if self._files.is_zero or "+" in mode else NullFile)(opened, letters)
+        raw.name = os.fspath(file)  # pyright: ignore[reportAttributeAccessIssue]
+        self._files.opened(key)
+        raw.on_close = lambda: self._files.closed(key)
         return layered(raw, mode, *layers)
 
     def _open_at(self, place: Any, file: Any, *rest: Any) -> Any:

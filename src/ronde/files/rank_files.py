@@ -50,6 +50,7 @@ class RankFiles:
         self._comm = comm
         self._open: Counter[str] = Counter()
         self._unclosed: set[str] = set()
+        self._aliases: dict[str, str] = {}
 
     def once(
         self,
@@ -133,6 +134,7 @@ class RankFiles:
         located = self.mediated(path)
         if located is not None:
             self.before_reading(located)
+            path = self._aliases.get(located, path)
         found = self.found_aside(path, follow=follow)
         if found is None:
             yield path
@@ -152,7 +154,9 @@ class RankFiles:
 
     def asks_for_more(self) -> bool:
         """Whether a question may have another answer than that of the files as they are."""
-        return bool(self._open or self._unclosed) or (not self.is_zero and self.callers.looks_aside())
+        return bool(self._open or self._unclosed or self._aliases) or (
+            not self.is_zero and self.callers.looks_aside()
+        )
 
     def made_by_threads(self, name: str) -> bool:
         """Whether this is a file that threads or processes of the script have made or changed."""
@@ -208,7 +212,7 @@ class RankFiles:
     def _hear(self, operation: str, located: str) -> Outcome:
         outcome = self._comm.broadcast_object(None)
         met = isinstance(outcome, Outcome)
-        # What each rank has named in its own way in one folder is one file; another folder is another run.
+        # Files of one folder that ranks have named each in its own way are one.
         if not met or (outcome.operation, _folder(outcome.path)) != (operation, _folder(located)):
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
@@ -216,9 +220,10 @@ class RankFiles:
                 f"the ranks take different paths through the script."
             )
         if outcome.path != located:
+            self._aliases[located] = outcome.path
             self.note(
-                f"File names differ between ranks (a process id in them?): {located!r} of rank "
-                f"{self._comm.rank} is not there; rank 0 wrote {outcome.path!r}."
+                f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
+                f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
             )
         return outcome
 

@@ -10,7 +10,6 @@ import io
 import multiprocessing.util
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -74,12 +73,9 @@ class ScriptFiles:
     ) -> None:
         self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared)
         self.notes = self._files.notes
-        callers = self._files.callers
-        self.in_step, self.unmediated, self.for_itself = (
-            callers.in_step,
-            callers.unmediated,
-            callers.for_itself,
-        )
+        self.in_step = self._files.callers.in_step
+        self.unmediated = self._files.callers.unmediated
+        self.for_itself = self._files.callers.for_itself
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
         self._late = LatePatches(self._of_libraries())
@@ -88,7 +84,9 @@ class ScriptFiles:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
         files, replacements = self._files, Replacements(self._patches)
         files.stopped = False
-        gc.callbacks.append(files.callers.on_collection)
+        collection = files.callers.on_collection
+        gc.callbacks.append(collection)
+        self._patches.undo(lambda: gc.callbacks.remove(collection))
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
         opening = Opening(files, builtins.open, os.open)
         replacements.set(builtins, "open", functools.partial(_function, opening.open))
@@ -103,18 +101,16 @@ class ScriptFiles:
             replacements.set(os, name, functools.partial(asking, files))
         for name in MAKERS:
             replacements.set(tempfile, name, functools.partial(making, files))
-        replacements.set(torch, "save", self._serializers.torch_save)
+        replacements.set(torch, "save", functools.partial(self._serializers.torch_save, "torch.save"))
         self._install_starting(replacements)
         replacements.spread()
         self._late.install()
+        self._patches.undo(self._late.uninstall)
 
     def uninstall(self) -> None:
         """Put everything back; files still open stay what they are."""
         self._files.stopped = True
-        self._late.uninstall()
         self._patches.restore()
-        if self._files.callers.on_collection in gc.callbacks:
-            gc.callbacks.remove(self._files.callers.on_collection)
         self._files.overlay.remove_all()
 
     def stop_waiting(self) -> None:
@@ -158,36 +154,30 @@ class ScriptFiles:
         """What is replaced in modules when they are imported."""
         serializers, patches = self._serializers, self._patches
 
-        def safetensors(module: ModuleType) -> None:
-            save = serializers.save_file(f"{module.__name__}.save_file", vars(module)["save_file"])
-            patches.set(module, "save_file", save)
+        def replacing(make: Callable[[str, Any], Any], path: str) -> Callable[[ModuleType], None]:
+            def patch(module: ModuleType) -> None:
+                *above, name = path.split(".")
+                owner: Any = functools.reduce(getattr, above, module)
+                plain = getattr(owner, name, None)  # not every version of the library has each
+                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
+                    return
+                made = make(f"{module.__name__}.{path}", plain)
+                is_static = isinstance(vars(owner).get(name), staticmethod)
+                patches.set(owner, name, staticmethod(made) if is_static else made)
 
-        def sqlite(module: ModuleType) -> None:
-            connect = serializers.connect(vars(module)["connect"])
-            patches.set(module, "connect", connect)
-            patches.set(sys.modules["sqlite3.dbapi2"], "connect", connect)
-
-        def hdf5(module: ModuleType) -> None:
-            file = vars(module)["File"]
-            patches.set(file, "__init__", serializers.hdf5(file.__init__))
+            return patch
 
         def native(writers: tuple[NativeWriter, ...], module: ModuleType) -> None:
             for writer in writers:
-                *path, last = writer.name.split(".")
-                owner: Any = functools.reduce(getattr, path, module)
-                plain = getattr(owner, last, None)  # not every version of the library has each
-                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
-                    continue
-                write: Any = serializers.native(f"{module.__name__}.{writer.name}", writer, plain)
-                is_static = isinstance(vars(owner).get(last), staticmethod)
-                patches.set(owner, last, staticmethod(write) if is_static else write)
+                replacing(functools.partial(serializers.native, writer), writer.name)(module)
 
         return {
             **{name: functools.partial(native, writers) for name, writers in NATIVE_WRITERS.items()},
-            "safetensors.torch": safetensors,
-            "safetensors.numpy": safetensors,
-            "sqlite3": sqlite,
-            "h5py": hdf5,
+            "safetensors.torch": replacing(serializers.save_file, "save_file"),
+            "safetensors.numpy": replacing(serializers.save_file, "save_file"),
+            "sqlite3.dbapi2": replacing(serializers.connect, "connect"),
+            "sqlite3": replacing(serializers.connect, "connect"),
+            "h5py": replacing(serializers.hdf5, "File.__init__"),
             "tensorboard.summary.writer.event_file_writer": functools.partial(
                 patch_tensorboard, self._files, patches
             ),

@@ -73,8 +73,8 @@ class Serializers:
 
         return save
 
-    def torch_save(self, plain: Callable[..., None]) -> Callable[..., None]:
-        return self.together("torch.save", "f", Sink, plain)
+    def torch_save(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
+        return self.together(label, "f", Sink, plain)
 
     def save_file(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For that of safetensors."""
@@ -90,7 +90,7 @@ class Serializers:
 
         return self.together(label, "filename", instead, plain)
 
-    def native(self, label: str, writer: NativeWriter, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def native(self, writer: NativeWriter, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For a function that returns a plain value; it may write into a folder."""
 
         @functools.wraps(plain)
@@ -114,7 +114,7 @@ class Serializers:
 
         return write
 
-    def connect(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def connect(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For `sqlite3.connect(database, ...)`: other ranks work on a copy of the database."""
 
         @functools.wraps(plain)
@@ -133,11 +133,11 @@ class Serializers:
             if self._files.mediated(path) is None:
                 for suffix in ("-journal", "-wal", "-shm"):  # they come and go
                     self._files.place_to_write(f"{path}{suffix}")
-            return self._kept_open("sqlite3.connect", path, at, ("-wal", "-journal"))
+            return self._kept_open(label, path, at, ("-wal", "-journal"))
 
         return connect
 
-    def hdf5(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def hdf5(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
         """For `h5py.File.__init__(self, name, mode="r", ...)`."""
 
         @functools.wraps(plain)
@@ -146,7 +146,7 @@ class Serializers:
                 return plain(file, place, mode, *args, **kwargs)
 
             if mode not in (None, "r"):
-                return self._kept_open("h5py.File", name, at)
+                return self._kept_open(label, name, at)
             with self._files.reading(name) as place:
                 return at(place)
 
