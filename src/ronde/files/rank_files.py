@@ -213,7 +213,8 @@ class RankFiles:
         outcome = self._comm.broadcast_object(None)
         met = isinstance(outcome, Outcome)
         # Files of one folder that ranks have named each in its own way are one.
-        if not met or (outcome.operation, _folder(outcome.path)) != (operation, _folder(located)):
+        alike = met and os.path.dirname(outcome.path) == os.path.dirname(located)
+        if not alike or outcome.operation != operation:
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
                 f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
@@ -237,9 +238,6 @@ def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return action(), None
     except Exception as failure:
         return None, failure
-
-
-_folder = os.path.dirname
 
 
 def _portable(failure: Exception | None) -> Exception | None:

@@ -20,6 +20,8 @@ from ronde.files.raw_files import Sink
 
 __all__ = ["OF_ALL_RANKS", "Serializers"]
 
+_COMPANIONS = ("", "-wal", "-journal")
+"""What the names of files end in that belong to a database."""
 OF_ALL_RANKS = "_ronde_of_all_ranks"
 """A function has another by this name, which all ranks are to call before rank 0 calls it alone."""
 
@@ -130,10 +132,7 @@ class Serializers:
             def at(place: Any) -> Any:
                 return plain(place, *args, **{**kwargs, "uri": False})
 
-            if self._files.mediated(path) is None:
-                for suffix in ("-journal", "-wal", "-shm"):  # they come and go
-                    self._files.place_to_write(f"{path}{suffix}")
-            return self._kept_open(label, path, at, ("-wal", "-journal"))
+            return self._kept_open(label, path, at)
 
         return connect
 
@@ -152,15 +151,10 @@ class Serializers:
 
         return initialize
 
-    def _kept_open(
-        self, label: str, path: Any, at: Callable[[Any], Any], companions: tuple[str, ...] = ()
-    ) -> Any:
+    def _kept_open(self, label: str, path: Any, at: Callable[[Any], Any]) -> Any:
         """What `at` makes over the file on rank 0, and over this rank's copy elsewhere.
 
         The copy is read in place of the file until all ranks change that as a whole.
-
-        Args:
-            companions: suffixes of files beside it that belong to it.
         """
         located = self._files.mediated(path)
         if located is None:
@@ -170,9 +164,8 @@ class Serializers:
         def copy() -> None:
             self._files.callers.branched = True
             found = self._files.overlay.resolve(located, last=True)
-            for suffix in companions:
-                self._files.overlay.target(found + suffix, keep=True)
-            made.append(at(self._files.overlay.target(found, keep=True)))
+            places = [self._files.overlay.target(found + suffix, keep=True) for suffix in _COMPANIONS]
+            made.append(at(places[0]))
 
         self._files.once(label, located, lambda: made.append(at(path)), changed=lambda _: (), prepare=copy)
         return made[0]

@@ -24,7 +24,7 @@ MAKERS = ("mkstemp", "mkdtemp", "mktemp", "NamedTemporaryFile", "TemporaryFile")
 def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
     """`plain`, done by every rank for itself; what it made is private to the rank from then on."""
     signature = inspect.signature(plain)
-    name = plain.__name__
+    name, among = plain.__name__, os.path.realpath(tempfile.gettempdir())
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,9 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         located = files.paths.locate(given.get("dir"))
         stays = name in ("mkstemp", "mkdtemp") or not given.get("delete", True)
-        if located is not None and stays and not _is_passing(files, located):
+        # What is made among temporary files is meant to go away, rather than to be found by the user.
+        passes = located is None or files.paths.is_exempt(located) or located == among
+        if stays and not passes:
             if not beside:
                 names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
                 names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
@@ -47,8 +49,3 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return make
-
-
-def _is_passing(files: RankFiles, located: str) -> bool:
-    """Whether what is made in this folder is meant to go away, rather than to be found by the user."""
-    return files.paths.is_exempt(located) or located == os.path.realpath(tempfile.gettempdir())
