@@ -10,6 +10,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -137,12 +138,7 @@ def _launch(
     )
     sys.argv = ["ronde", *arguments]
 
-    def launch() -> None:
-        from ronde.cli import main
-
-        main()
-
-    _become(launch, environment)
+    _become(lambda: runpy.run_module("ronde", run_name="__main__"), environment)
 
 
 class _ForkedRank:
