@@ -183,7 +183,7 @@ def _work() -> None:
     main()
 
 
-def _become(program: Callable[[], None], environment: Mapping[str, str]) -> None:
+def _become(program: Callable[[], object], environment: Mapping[str, str]) -> None:
     """Be an interpreter that was just started with this program, to its end; never returns."""
     code: Any = 1
     try:
@@ -199,7 +199,7 @@ def _become(program: Callable[[], None], environment: Mapping[str, str]) -> None
         os._exit(1 if code is None else code)
 
 
-def _ended(program: Callable[[], None]) -> int | None:
+def _ended(program: Callable[[], object]) -> int | None:
     """The exit code of a program; None when it was interrupted."""
     try:
         program()
