@@ -61,7 +61,7 @@ UNSAID = {
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",
     "no global tensor among the arguments": "an assertion about our own code",
-    "a number that changes again and again": "what a model reads, in a sentence of its own",
+    "statistics of a norm": "what a model keeps, in a sentence of its own",
     "a tensor of its own": "what a model reads, in a sentence of its own",
     "they are not the model's: something is tried, or rows are compared": "why operations are not looked at",
     "they are parts of something that is looked at as one operation": "why operations are not looked at",

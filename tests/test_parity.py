@@ -209,7 +209,6 @@ SAID: dict[str, tuple[str, ...]] = {
     "packed_gru": ("list: " + _COLLATE, f"LineClassifier runs in parts, not as one piece: {_JOINS} (sort)"),
     "padded_text": ("Lines: " + _COLLATE,),
     "transformer_lm": ("TransformerModel: the batch was found on the second axis",),
-    "past_forward": ("SparseAutoencoder runs in parts where",),
     "per_sample": ("inside a transform of torch.func",),
     "wandb_offline": ("wandb.watch was passed over",),
 }

@@ -53,7 +53,7 @@ CHANGES: dict[str, tuple[Callable[[Samples], Any], str]] = {
     "tensor": (lambda s: s.seen.add_(1), "seen"),
     "array": (lambda s: s.array.fill(1), "array"),
     "deep inside": (lambda s: s.nested["a"][0].add(1), "nested"),
-    "slots": (lambda s: setattr(s.slots, "number", 1), "number"),
+    "slots": (lambda s: setattr(s.slots, "number", 1), "slots"),
     "an attribute more": (lambda s: setattr(s, "more", 1), "more"),
     "closure": (lambda s: s.transform(2), "around"),
     "global variable": (lambda s: s.named(), "COUNTS"),

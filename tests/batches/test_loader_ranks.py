@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import multiprocessing
 import os
@@ -420,25 +418,6 @@ def test_a_book_on_one_rank_has_no_entry_too_many(tmp_path: Path, way: str) -> N
         torch.manual_seed(2)
         assert _booked(way, False)[0] == expected
         assert not session.notes
-
-
-class Telling(Items):
-    def __getitem__(self, index: int) -> Any:
-        print("sample", index)
-        return super().__getitem__(index)
-
-
-def _told(rank: Rank) -> tuple[str, list[str]]:
-    with rank.session() as session, contextlib.redirect_stdout(io.StringIO()) as said:
-        for _ in DataLoader(Telling(), 6):
-            pass
-    return said.getvalue(), list(session.notes)
-
-
-def test_what_reading_prints_is_printed_for_all_samples(ranks: Any) -> None:
-    text = "".join(f"sample {index}\n" for index in range(23))
-    note = "Telling: every rank loads whole batches, because reading samples prints"
-    assert ranks(2, _told) == [(text, [note])] * 2
 
 
 class Opening(Items):

@@ -119,8 +119,8 @@ def test_a_weight_of_the_loss_of_each_ranks_own(tmp_path: Path) -> None:
     before = "import threading\nthreading.Thread(target=int).start()"
     text = said(tmp_path, before=before, weight=f"(0.5 + {OWN} / 4)")
     text = re.sub(r"digest [0-9a-f]+", "digest N", text)
-    found = re.findall(r"rank (\d) at train.py:\d+: a value that the script put into its loss: (.*)", text)
-    assert found == [("0", "0.5 (digest N)"), ("1", "0.75 (digest N)")]
+    (first, other) = re.findall(r"rank \d at train.py:\d+: backward of (\S+) \(digest N\)", text)
+    assert float(other) == pytest.approx(1.5 * float(first), rel=1e-5)
 
 
 @pytest.mark.soak

@@ -86,9 +86,6 @@ def main(rank: int, world_size: int, folder: str) -> None:
         script_files.install()
         try:
             answers[name] = answer(scenario, ranks)
-        except BaseException:
-            print(f"waiting for {script_files.waiting_for}", file=sys.stderr)
-            raise
         finally:
             script_files.uninstall()
     with open(os.path.join(folder, f"rank-{rank}.json"), "w") as file:

@@ -20,8 +20,9 @@ def pair(
     path = folder / "file"
     if "a" in mode:
         path.write_bytes(b"12345")
+        (folder / "null").write_bytes(b"12345")
     told: list[str] = []
-    raw = NullFile(mode.replace("b", ""), size=5 if "a" in mode else 0)
+    raw = NullFile(folder / "null", mode.replace("b", ""))
     raw.name = str(path)  # pyright: ignore[reportAttributeAccessIssue]
     raw.on_close = lambda: told.append("closed")
     options = {"encoding": None, "errors": None, "newline": None, **(text or {})}

@@ -201,20 +201,14 @@ def _gradient_of_input() -> Iterator[Any]:
 _HOOKS = "hooks"
 
 
-def _hook_of_several(of_outputs: bool) -> Iterator[Any]:
+def _hook_of_several() -> Iterator[Any]:
     """A hook that waits for several gradients."""
     model, seen = nn.Linear(4, 3).double(), list[int]()
-
-    def watch(tensors: Any) -> Any:
-        return torch.autograd.graph.register_multi_grad_hook(tensors, lambda found: seen.append(len(found)))
-
-    if not of_outputs:
-        watch(list(model.parameters()))
+    torch.autograd.graph.register_multi_grad_hook(
+        list(model.parameters()), lambda found: seen.append(len(found))
+    )
     for x, y in loader():
-        out = model(x)
-        if of_outputs:
-            watch([out])
-        F.cross_entropy(out, y).backward()
+        F.cross_entropy(model(x), y).backward()
     yield seen
 
 
@@ -279,15 +273,12 @@ def _regularized() -> Iterator[Any]:
 
 
 HAZARDS = {
-    "a weight is made": Hazard(_weighted(lambda: EqualLR(0.7)), "whole"),
+    "a weight is made": Hazard(_weighted(lambda: EqualLR(0.7)), "parts", _HOOKS),
     "a weight is made by its norm": Hazard(_weighted(lambda: _spectral), "right"),
     "a weight is made and used": Hazard(_regularized, "right"),
     "a weight is made by the count": Hazard(_weighted(lambda: Counting(0.7)), "right"),
     "a weight is made of the batch later": Hazard(_weighted(lambda: LooksLater(0.7)), "parts", _HOOKS),
-    "of several outputs": Hazard(
-        lambda: _hook_of_several(True), "refused", "register_multi_grad_hook was given"
-    ),
-    "of several parameters": Hazard(lambda: _hook_of_several(False), "right"),
+    "of several parameters": Hazard(_hook_of_several, "right"),
     "forward hook": Hazard(_forward_hook, "parts", _HOOKS),
     "forward hook that changes": Hazard(_forward_hook_changes, "parts", _HOOKS),
     "forward pre-hook": Hazard(_forward_pre_hook, "parts", _HOOKS),

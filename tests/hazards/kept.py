@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
-import dataclasses
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -266,12 +265,6 @@ def _images() -> Any:
 _ON_ITSELF = "on itself"
 
 
-@dataclasses.dataclass(slots=True)
-class Slots:
-    calls: int = 0
-    largest: float = 0.0
-
-
 class Emptied(nn.Module):
     """Drops something of itself when it is pickled, or copied, as some libraries' guides do."""
 
@@ -410,7 +403,6 @@ HAZARDS = {
     "copied by being saved": Hazard(lambda: train(nn.Sequential(nn.Linear(4, 4), Rebuilt())), "whole"),
     "book in a namespace": Hazard(_books(types.SimpleNamespace), "right"),
     "book in the options": Hazard(_books(argparse.Namespace), "right"),
-    "book in slots": Hazard(_books(Slots), "right"),
     "count of calls": Hazard(_keeps(lambda m, x, out: _set(m, (m.kept or 0) + 1)), "whole"),
     "moving average": Hazard(_keeps(_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),
     "moving average, slowly": Hazard(_keeps(_tiny_ema, average=torch.zeros(3)), "parts", _ON_ITSELF),

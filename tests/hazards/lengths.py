@@ -15,7 +15,6 @@ __all__ = ["HAZARDS"]
 
 T = torch.Tensor
 _MIXED = "rows of its output depend on other rows"
-_AGAIN = "again and again"
 HISTORY: list[T] = []
 
 
@@ -144,7 +143,7 @@ def _by_rows() -> Any:
 
 HAZARDS = {
     "a bank": Hazard(_bank(list, 4), "parts", _MIXED),
-    "a bank for long": Hazard(_bank(list, 25, epochs=10), "parts", _AGAIN),
+    "a bank for long": Hazard(_bank(list, 25, epochs=10), "parts", _MIXED),
     "a memory of the script's": Hazard(_bank(Memory, 4), "parts", _MIXED),
     "histories and masks that nobody counts": Hazard(_written, "whole"),
     "a cached draw": Hazard(_with_cache(_drawn), "whole"),

@@ -239,7 +239,7 @@ def _by_a_schedule(kind: Any, limit: Any) -> Hazard:
     def script() -> Iterator[Any]:
         yield from train(Switched(kind(0), lambda flag: flag == limit), before=before, epochs=9)
 
-    return Hazard(script, "parts", "again and again")
+    return Hazard(script, "parts", _MIXED)
 
 
 def _unread_text() -> Iterator[Any]:
@@ -298,6 +298,40 @@ class Annealed(nn.Module):
 
 def _annealed() -> Iterator[Any]:
     yield from train(Annealed(), before=lambda m, step: setattr(m, "beta", step / 30), epochs=9)
+
+
+def _every_other_call() -> Iterator[Any]:
+    """Two ways of going, neither of which mixes rows, by a number that counts."""
+
+    def forward(m: Any, x: T, step: int) -> T:
+        return m.a(x).tanh() if step % 2 else m.a(x)
+
+    step = iter(range(1000))
+    model = Lambda(forward, a=nn.Linear(4, 3))
+    yield from train(model, call=lambda m, x, y: m(x, next(step)), epochs=9)
+
+
+def _seldom() -> Iterator[Any]:
+    """Another way at every eighth call."""
+
+    def forward(m: Any, x: T, step: int) -> T:
+        return m.a(x).tanh() if step % 8 == 7 else m.a(x)
+
+    step = iter(range(1000))
+    model = Lambda(forward, a=nn.Linear(4, 3))
+    yield from train(model, call=lambda m, x, y: m(x, next(step)), epochs=15)
+
+
+def _standardized() -> Iterator[Any]:
+    """A norm of weights, and a number that changes: calls are compared."""
+
+    def forward(m: Any, x: T, alpha: float) -> T:
+        weight = nn.functional.batch_norm(m.weight, None, None, training=True)
+        return x @ weight * (1 + alpha)
+
+    step = iter(range(1000))
+    model = Lambda(forward, weight=nn.Parameter(torch.linspace(-1, 2, 12).view(4, 3)))
+    yield from train(model, call=lambda m, x, y: m(x, next(step) / 30), epochs=9)
 
 
 def _annealed_argument() -> Iterator[Any]:
@@ -550,13 +584,16 @@ HAZARDS = {
     "warm-up by attribute": Hazard(_warm_up(lambda m: m.step), "parts", ""),
     "warm-up by buffer": Hazard(_warm_up(lambda m: m.steps), "parts", "host"),
     "warm-up by global dict": Hazard(_warm_up(lambda m: LIMIT["step"]), "parts", ""),
+    "every other call": Hazard(_every_other_call, "parts", "again and again"),
+    "seldom": Hazard(_seldom, "whole"),
+    "norm of weights, annealed": Hazard(_standardized, "whole"),
     "annealed": Hazard(_annealed, "whole"),
     "annealed argument": Hazard(_annealed_argument, "whole"),
     "argument decides in a product": Hazard(
-        _decides_in_a_tensor(lambda alpha: alpha * torch.ones(())), "parts", "again and again"
+        _decides_in_a_tensor(lambda alpha: alpha * torch.ones(())), "parts", _MIXED
     ),
     "argument decides in a tensor": Hazard(
-        _decides_in_a_tensor(lambda alpha: torch.tensor([alpha, 0.0]).max()), "parts", "again and again"
+        _decides_in_a_tensor(lambda alpha: torch.tensor([alpha, 0.0]).max()), "parts", _MIXED
     ),
     "argument decides": Hazard(_argument_decides, "parts", ""),
     "modes of parts": Hazard(_modes_of_parts, "whole"),

@@ -27,6 +27,9 @@ SAMPLES = {
         *{"global variable", "warm-up by buffer", "count of calls", "argument decides", "annealed argument"},
         *{
             "text",
+            "every other call",
+            "seldom",
+            "norm of weights, annealed",
             "layer replaced",
             "forward replaced",
             "dropout later",

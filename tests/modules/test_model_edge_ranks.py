@@ -107,13 +107,6 @@ _sequence: Callable[[], tuple[Any, ...]] = lambda: (torch.randn(7, 5, 4, dtype=_
 _words: Callable[[], tuple[Any, ...]] = lambda: (torch.randint(0, 4, (7, 5)),)  # noqa: E731
 
 ROWWISE: dict[str, Model] = {
-    "frozen gradients by frequency": (
-        lambda: nn.Sequential(
-            nn.Embedding(4, 4, scale_grad_by_freq=True).requires_grad_(False), nn.Linear(4, 3)
-        ),
-        _words,
-        True,
-    ),
     "mlp": (_mlp, _x, True),
     "conv": (_conv, _images, True),
     "lstm": (Recurrent, _sequence, True),
@@ -548,7 +541,7 @@ def _squeezed(rank: Rank, plan: str) -> list[Any]:
 def test_a_single_row_may_take_another_form(ranks: Any, world_size: int, plan: str) -> None:
     right = [(torch.Size([rows]), True, int(rows == 12)) for rows in (4, 5, 12)]
     reason = "of a single row it makes something else than of one of several"
-    said = f"Lambda runs in parts, not as one piece: {reason}"
+    said = f"Lambda is computed whole where a rank has a single row: {reason}"
     assert ranks(world_size, _squeezed, plan) == [[*right, [said]]] * world_size
 
 

@@ -537,7 +537,7 @@ def _called_by_itself() -> None:
         ),
         (
             _called_by_itself,
-            "Sequential runs in parts when called by itself (1x), not inside Sizes: it failed on 2 rows",
+            "Sequential runs in parts, not as one piece: it failed on 2 rows",
         ),
     ],
 )

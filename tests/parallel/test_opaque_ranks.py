@@ -50,7 +50,6 @@ class Labelled(torch.Tensor):
 
 WAYS: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
     "Tensor": torch.Tensor,
-    "DoubleTensor": torch.DoubleTensor,
     "new": lambda p: plain().new(p),
     "DoubleTensor of several": lambda p: torch.DoubleTensor([*p]),
     "new_tensor": lambda p: plain().new_tensor(p),

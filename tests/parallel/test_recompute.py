@@ -10,7 +10,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -508,70 +508,6 @@ def test_a_block_finds_the_world_as_it_was(extent: str, capsys: pytest.CaptureFi
         assert _worldly() == expected
     assert capsys.readouterr().out == printed
     assert not said
-
-
-class Attentive(nn.Module):
-    """Uses a weight that is made of others twice, attention, and a recurrent layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-        self.recurrent = nn.LSTM(8, 8, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layer(torch.tanh(self.layer(x)))
-        x = x + nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
-        return x + self.recurrent(x)[0]
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """As torch's own `flags`, which warns of what it finds no device for."""
-    torch.backends.mkldnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = True
-
-
-@pytest.mark.parametrize(
-    "around",
-    [
-        nn.utils.parametrize.cached,
-        lambda: nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH),
-        _without_onednn,
-    ],
-    ids=["weights made once", "attention", "kernels"],
-)
-@pytest.mark.parametrize("first", ["forward", "backward"])
-def test_what_was_switched_around_the_call_is_so_again(around: Any, first: str) -> None:
-    """Around forward alone, and around backward alone."""
-
-    def trained() -> list[Any]:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(Attentive() for _ in range(3)))
-        with around() if first == "forward" else nullcontext():
-            loss = model(torch.randn(2, 5, 8)).square().mean()
-        with around() if first == "backward" else nullcontext():
-            loss.backward()
-            found = _switched()
-        return [*(p.grad for p in model.parameters()), *found, *_switched()]
-
-    expected = trained()
-    with recomputing("full") as said:
-        found = trained()
-    for one, other in zip(expected, found, strict=True):
-        torch.testing.assert_close(other, one)
-    assert not said
-
-
-def _switched() -> list[bool]:
-    return [
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.mkldnn.enabled,
-        bool(nn.utils.parametrize._cache_enabled),
-        bool(nn.utils.parametrize._cache),
-    ]
 
 
 def test_a_model_goes_when_its_script_lets_go() -> None:

@@ -498,22 +498,3 @@ def test_another_thread_is_told_why_not(ranks: Ranks) -> None:
     for parameter, gradient in ranks(2, in_a_thread):
         assert "a parameter that is spread over the ranks was used in another thread" in parameter
         assert "a gradient that is spread over the ranks was read in another thread" in gradient
-
-
-def changed_before_backward(rank: Rank) -> str:
-    with rank.session("zero3"):
-        training = Training()
-        x, y = training.batch()
-        loss = mse_loss(training.model(x), y)
-        with torch.no_grad():
-            training.model.last.weight.mul_(2)
-        try:
-            loss.backward()
-        except RuntimeError as error:
-            return str(error)
-    return ""
-
-
-def test_what_backward_needs_must_not_change(ranks: Ranks) -> None:
-    for found in ranks(2, changed_before_backward):
-        assert "changed in place since forward" in found

@@ -37,7 +37,6 @@ def conversation(rank: Any, *lines: str) -> Iterator[Any]:
         try:
             yield session
         finally:
-            console.uninstall()
             patches.restore()
             plain.restore()
 

@@ -41,16 +41,6 @@ def test_a_limit_of_time_is_kept() -> None:
         stop.set()
 
 
-def test_sets_of_futures_are_gone_through_by_number() -> None:
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        orders = []
-        for _ in range(2):
-            first = pool.submit(int, 0)
-            start = first._ronde_number  # pyright: ignore[reportAttributeAccessIssue]
-            orders.append([hash(each) - start for each in [first, *(pool.submit(int, n) for n in range(9))]])
-        assert orders == [list(range(10))] * 2
-
-
 def test_results_of_a_pool() -> None:
     order, turn = list("cab"), threading.Condition()
 

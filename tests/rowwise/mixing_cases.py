@@ -200,7 +200,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "filled with count": lambda: of_table(lambda self, x: x * torch.full((6,), x.shape[0])),
     "root of count": lambda: of_table(lambda self, x: x / x.shape[0] ** 0.5),
     "entries": lambda: of_table(lambda self, x: x * x.mean(1).numel()),
-    "stride": lambda: of_table(lambda self, x: x / x.T.contiguous().stride(0)),
     "int of count": lambda: of_table(lambda self, x: x / int(x.shape[0])),
     "list of shape": lambda: of_table(lambda self, x: x / next(iter(x.shape))),
     "text of count": lambda: of_table(lambda self, x: x / int(str(x.shape[0]))),

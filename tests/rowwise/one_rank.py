@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ronde.rng.draws import Draw
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.tree import leaves
+
+T = torch.Tensor
 
 
 @dataclasses.dataclass
@@ -37,7 +41,51 @@ class OneRank:
         return problem or self.elsewhere.get(len(self.votes) - 1, "")
 
     def normalizes(self, func: Any) -> bool:
-        return isinstance(func, torch._ops.OpOverload)
+        return func is _Norm
+
+
+class _Norm(torch.autograd.Function):
+    """Stands for a batch norm with statistics of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, weight: Any, bias: Any, running: Any, options: Any) -> T:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.options = options
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        for each, now in zip(running, (x.mean(others), x.var(others)), strict=True):
+            if each is not None:
+                each.data.lerp_(now.to(each.dtype), options[0])
+        return torch.batch_norm(x, weight, bias, None, None, True, *options, False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        given = [None if each is None else each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            result = torch.batch_norm(*given, None, None, True, *ctx.options, False)
+        found = iter(torch.autograd.grad(result, [each for each in given if each is not None], gradients))
+        return *(each if each is None else next(found) for each in given), None, None
+
+
+_batch_norm: Any = F.batch_norm
+
+
+def _joining(
+    x: T, mean: Any, var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5,
+) -> T:  # fmt: skip
+    if not training:
+        return _batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+    return _Norm.apply(x, weight, bias, (mean, var), (momentum, eps))
+
+
+@contextmanager
+def joining() -> Iterator[None]:
+    """Inside, `batch_norm` is one for which ranks meet."""
+    F.batch_norm = _joining
+    try:
+        yield
+    finally:
+        F.batch_norm = _batch_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,5 +117,6 @@ def observe(
     del values
     ranks = OneRank(4 * mine, mine, elsewhere=elsewhere or {})
     observation = Observation(module, (args, kwargs), axes, ranks)
-    output, verdict, steps = observation.run(lambda: module(*args, **kwargs))
+    with joining():
+        output, verdict, steps = observation.run(lambda: module(*args, **kwargs))
     return Observed(output, verdict, steps, observation, ranks)

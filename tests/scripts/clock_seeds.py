@@ -1,4 +1,4 @@
-"""Seeds that are different every time: of the clock, the process, and the operating system."""
+"""Seeds that are different every time: of the clock and the operating system."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ args = parser.parse_args()
 started = time.time()
 seed = int(time.time() * 1000) % 2**31
 torch.manual_seed(seed)
-random.seed(os.getpid())
+random.seed(time.monotonic_ns())
 np.random.seed(int.from_bytes(os.urandom(4), "little"))
 rng = np.random.default_rng(time.time_ns())
 splitter = random.Random(datetime.now().microsecond)

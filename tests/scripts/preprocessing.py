@@ -26,13 +26,8 @@ def prepare(job):
 
 
 GENERATED = """
-import time
-
 def count(logits, labels):
-    began = time.perf_counter()
-    hits = (logits.argmax(1) == labels).sum().item()
-    assert time.perf_counter() >= began
-    return hits
+    return (logits.argmax(1) == labels).sum().item()
 """
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from both_ways import ROWS, differences
+from ronde.errors import UsageError
 from ronde.tensor import rules
 from ronde.tensor.global_tensor import materialize, wrap
 from ronde.tensor.layout import Layout
@@ -243,36 +244,6 @@ def grad_of_rows(w: World) -> Any:
     return w.gradients(*rows, weighted, unused[0], unused=unused[1])
 
 
-def grads_batched(w: World) -> Any:
-    x = w.x.clone().requires_grad_()
-    weight = w.model[0].weight
-    out, basis = w.model(x), torch.eye(3, dtype=_D).unsqueeze(1).expand(3, ROWS, 3)
-    found = torch.autograd.grad(out, [x, weight], basis, create_graph=True, is_grads_batched=True)
-    loss = found[0].square().mean() + found[1].square().mean()
-    loss.backward()
-    beside = torch.zeros(2, requires_grad=True)
-    several = [torch.eye(2, 3, dtype=_D)[:, None] * w.z, torch.ones(2, dtype=_D)]
-    again = torch.autograd.grad(
-        [w.model(x), w.other(w.z).sum()], [x, beside], several, None, False, True, True, True
-    )
-    own = torch.eye(3, dtype=_D).requires_grad_()
-    plain = torch.autograd.grad(own.exp(), own, torch.eye(9, dtype=_D).view(9, 3, 3), is_grads_batched=True)
-    return w.gradients(*found, loss, again[0], *plain, unused=again[1])
-
-
-def jacobians(w: World) -> Any:
-    from torch.autograd.functional import hessian, jacobian
-
-    def summed(x: torch.Tensor) -> torch.Tensor:
-        return w.model(x).sum(0)
-
-    found = [jacobian(summed, x, vectorize=True) for x in (w.x, w.whole)]
-    curved = hessian(lambda x: w.model(x).square().sum(), w.whole, vectorize=True)
-    loss = jacobian(summed, w.whole, create_graph=True, vectorize=True).square().mean()
-    loss.backward()
-    return w.gradients(*found, curved, loss)
-
-
 def edges_of_the_graph(w: World) -> Any:
     x = w.whole.clone().requires_grad_()
     out = w.model(x)
@@ -501,8 +472,6 @@ SCRIPTS: dict[str, Callable[[World], Gradients]] = {
         chosen_inputs,
         grad_of_outputs,
         grad_of_rows,
-        grads_batched,
-        jacobians,
         edges_of_the_graph,
         named_inputs,
         backward_of_rows,
@@ -544,3 +513,26 @@ def _gradients(rank: Rank, name: str) -> list[str]:
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_gradients_are_those_of_one_device(ranks: Any, name: str, world_size: int) -> None:
     assert ranks(world_size, _gradients, name) == [[]] * world_size
+
+
+def _at_once(rank: Rank) -> list[str]:
+    """Several gradients by vmap, in which ranks cannot meet; of what is no model's, they are as ever."""
+    from torch.autograd.functional import jacobian
+
+    own, basis = torch.eye(3, dtype=_D).requires_grad_(), torch.eye(9, dtype=_D).view(9, 3, 3)
+    model, x, said = nn.Linear(4, 3).double(), torch.randn(ROWS, 4, dtype=_D), list[str]()
+    with rank.session():
+        torch.autograd.grad(own.exp(), own, basis, is_grads_batched=True)
+        given = torch.ones(2, ROWS, 3, dtype=_D)
+        for take in (
+            lambda: torch.autograd.grad(model(x), model.weight, given, is_grads_batched=True),
+            lambda: jacobian(lambda x: model(x).sum(0), x, vectorize=True),
+        ):
+            with pytest.raises(UsageError, match="several gradients at once") as raised:
+                take()
+            said.append(str(raised.value))
+    return said
+
+
+def test_several_gradients_at_once_are_refused(ranks: Any) -> None:
+    assert all(len(said) == 2 for said in ranks(2, _at_once))

@@ -1,4 +1,4 @@
-"""What threads and processes of the script may take apart is compared: batches, and values of a loss."""
+"""What threads and processes of the script may take apart is compared: batches, and the value of a loss."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ronde.errors import RondeError
-from ronde.tensor.script_values import numbers
+from ronde.tensor.fingerprint import _numbers as numbers
 from ronde.testing.run_ranks import Rank
 
 Ranks = Callable[..., list[Any]]
@@ -21,7 +22,7 @@ def _given_batches(rank: Rank, step: float) -> str:
     model = torch.nn.Linear(3, 2)
     with rank.session() as session:
         model(torch.ones(4, 3))
-        session.context.script_values.watched = True
+        session.context.compares = True
         try:
             model(torch.arange(12.0).view(4, 3).T.contiguous().T + step * rank.rank)
         except RondeError as error:
@@ -77,7 +78,7 @@ def _changed_sooner(rank: Rank) -> tuple[list[str], bool]:
     model, x = _Scaled(), torch.arange(12.0).view(4, 3)
     expected = model(x).detach()
     with rank.session() as session:
-        session.context.script_values.watched = True
+        session.context.compares = True
         found = [model(x).tolist()]
         for first in (0, 1):
             if rank.rank == first:
@@ -94,25 +95,33 @@ def test_what_a_thread_changes_sooner_on_one_rank(ranks: Ranks) -> None:
         assert len(notes) == 1
 
 
-def _numbers_of_its_own(rank: Rank) -> tuple[int, str]:
-    """A thread sets what all ranks have seen before, another number on each."""
+LOSSES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "weight": lambda out, own: F.cross_entropy(out, Y) * (1 + own),
+    "added": lambda out, own: F.cross_entropy(out, Y) + out.new_tensor(own),
+    "reduced before": lambda out, own: (1 + own) * out.cos().sum(0).sum(),
+    "whole": lambda out, own: out.std() * torch.tensor([1 + own, 2])[0],
+}
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def _losses(rank: Rank, own: float, began: bool) -> list[str]:
     torch.manual_seed(0)
-    model, x = _Scaled(), torch.arange(12.0).view(4, 3)
+    model, x = torch.nn.Linear(4, 3), torch.randn(6, 4)
+    said: list[str] = []
     with rank.session() as session:
-        session.context.script_values.watched = True
-        for scale in (3.0, 2.0):
-            SETTINGS["scale"] = scale
-            model(x)
-        SETTINGS["scale"] = 2.0 + rank.rank
-        try:
-            model(x).sum().backward()
-            told = "nothing"
-        except RondeError as error:
-            told = str(error).split(",")[0]
-        notes = [note for note in session.notes if "one rank before another" in note]
-    SETTINGS["scale"] = 2.0
-    return len(notes), told
+        session.context.compares = began
+        for loss in LOSSES.values():
+            for way in (torch.Tensor.backward, lambda loss: torch.autograd.grad(loss, [model.weight])):
+                try:
+                    way(loss(model(x), own * rank.rank))
+                    said.append("alike")
+                except RondeError as error:
+                    said.append(str(error).split(",")[0])
+    return said
 
 
-def test_numbers_that_a_thread_sets_in_a_model_are_compared(ranks: Ranks) -> None:
-    assert ranks(2, _numbers_of_its_own) == [(1, "ranks were given different values for a loss")] * 2
+@pytest.mark.parametrize(("own", "began"), [(0.25, True), (0.0, True), (1e-9, True), (0.25, False)])
+def test_values_of_a_loss_are_compared(ranks: Ranks, own: float, began: bool) -> None:
+    """Where the script has started threads or processes; roundings do not count."""
+    told = "ranks were given different values for a loss" if own == 0.25 and began else "alike"
+    assert ranks(2, _losses, own, began) == [[told] * 2 * len(LOSSES)] * 2

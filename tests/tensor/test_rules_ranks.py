@@ -77,7 +77,7 @@ _OWN: dict[str, list[Call]] = {
         lambda f, x, m, form: f(x, m.values(*x.shape) > 0.4, 2),
     ],
     "to": [lambda f, x, m, form: f(x, torch.float32), lambda f, x, m, form: f(x, "cpu", dtype=torch.float16)],
-    "__get__": [lambda f, x, m, form: f(x[:])],  # data; T and mT of a view
+    "__get__": [lambda f, x, m, form: f(x[:])],  # data
     "type_as": [lambda f, x, m, form: f(x, torch.zeros(1))],
     "full_like": [lambda f, x, m, form: f(x, 3.0)],
     "detach_": [
@@ -92,13 +92,7 @@ _OWN: dict[str, list[Call]] = {
     "topk": [lambda f, x, m, form: f(x, 2, _other(form))],
     "sort": [lambda f, x, m, form: f(x, dim=_other(form), descending=True)],
     "argsort": [lambda f, x, m, form: f(x, _other(form))],
-    "kthvalue": [
-        lambda f, x, m, form: f(x, 2, _other(form)),
-        lambda f, x, m, form: f(x, 1, _other(form), True),
-    ],
-    "mode": [lambda f, x, m, form: f((x * 3).round(), _other(form))],
     "gather": [lambda f, x, m, form: f(x, _other(form), x.argsort(_other(form)))],
-    "one_hot": [lambda f, x, m, form: f((x * 3).long(), 5)],
     "cat": [
         lambda f, x, m, form: f([x, x * 2], _other(form)),
         lambda f, x, m, form: f((x, x), dim=_other(form)),
@@ -116,10 +110,6 @@ _OWN: dict[str, list[Call]] = {
         lambda f, x, m, form: f(x),
         lambda f, x, m, form: f(x[None], 0, 1),
         lambda f, x, m, form: f(x, start_dim=1),
-    ],
-    "unflatten": [
-        lambda f, x, m, form: f(x, _other(form), (3, 1)),
-        lambda f, x, m, form: f(x, _other(form), [1, -1]),
     ],
     "unsqueeze": [lambda f, x, m, form: [f(x, dim) for dim in range(-3, 3)]],
     "squeeze": [
@@ -149,7 +139,7 @@ _OWN: dict[str, list[Call]] = {
 }
 for _name in ("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp"):
     _OWN[_name] = [lambda f, x, m, form: f(x, dim=_other(form)), lambda f, x, m, form: f(x, _other(form) - 2)]
-for _name in ("argmax", "argmin", "amax", "amin", "max", "min", "logsumexp", "prod", "median"):
+for _name in ("argmax", "argmin", "amax", "amin", "max", "min", "logsumexp", "prod"):
     _OWN[_name] = [
         lambda f, x, m, form: f(x, _other(form)),
         lambda f, x, m, form: f(x, dim=_other(form) - 2, keepdim=True),
@@ -159,8 +149,6 @@ for _name in ("all", "any"):
         lambda f, x, m, form: f(x > 0.4, _other(form)),
         lambda f, x, m, form: f(x > 0.4, dim=_other(form)),
     ]
-for _name in ("nansum", "count_nonzero"):
-    _OWN[_name] = [lambda f, x, m, form: f(x, _other(form)), lambda f, x, m, form: f(x, dim=[_other(form)])]
 
 
 def _other(form: str) -> int:

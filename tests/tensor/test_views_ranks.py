@@ -279,19 +279,18 @@ def test_what_shares_memory_is_known(ranks: Any, name: str) -> None:
 
 
 def _looked_at(rank: Rank) -> list[bool]:
-    """Which tensors are in rows after a row of a view, and products of its rows, were taken."""
+    """Which tensors are in rows after a row of a view was taken."""
     with rank.session() as session:
         m = Inputs(session)
         x = m.batch(ROWS, 4, 6) * 1.0
         v = x[:, 0]
-        products = v @ v.T
-        kept = [sharded(x), sharded(v), x._full is None]
+        kept = [sharded(v), x._full is None]
         x[:, 1][2].sum().item()
-        return [*kept, sharded(x), products.shape == (ROWS, ROWS)]
+        return [*kept, sharded(x), sharded(v)]
 
 
 def test_looking_at_a_view_leaves_the_output_in_rows(ranks: Any) -> None:
-    assert ranks(2, _looked_at) == [[True] * 5] * 2
+    assert ranks(2, _looked_at) == [[True] * 4] * 2
 
 
 @contextmanager

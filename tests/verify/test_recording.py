@@ -291,10 +291,10 @@ def test_a_scratch_directory_shows_what_lies_around_it(tmp_path: Path) -> None:
 
 
 CLOCKED = """
-import os, random, time, datetime
+import random, time, datetime
 import torch
 torch.manual_seed(int(time.time() * 1e6) % 2**40)
-random.seed(os.getpid())
+random.seed(time.time_ns())
 started = datetime.datetime.now()
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

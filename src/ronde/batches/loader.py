@@ -80,12 +80,10 @@ class LoaderEdge:
         def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
             plain_reset(iterator, loader, first_iter)
             iterator._ronde_queue.clear()
-            iterator._ronde_counts.clear()
 
         def next_index(iterator: Any) -> Any:
             index = plain_index(iterator)
             edge._mark(index)
-            iterator._ronde_counts.append(_samples(iterator, index))
             return edge._cut(iterator, index)
 
         def next_batch(iterator: Any) -> Any:
@@ -96,17 +94,15 @@ class LoaderEdge:
                     if before is not None:
                         clock.enter(Part.ROWS if iterator._ronde_loading.proven else Part.SCRIPT)
                     data = plain_next(iterator)
-            finally:  # where a sample raised, its batch is over too
+            finally:
                 if before is not None:
                     clock.enter(before)
-                samples = iterator._ronde_counts.popleft() if iterator._ronde_counts else None
             if before is not None:
                 clock.enter(Part.OWN)
             data = edge._deliver(iterator, data)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                rows = _rows(data, edge._batch_dim) if samples is None else samples
-                edge._tally.deliver(spent, rows)
+                edge._tally.deliver(spent, _rows(data, edge._batch_dim))
             if before is not None:
                 clock.enter(before)
             return data
@@ -140,7 +136,6 @@ class LoaderEdge:
 
     def _begin(self, iterator: Any, loader: Any) -> None:
         iterator._ronde_queue = collections.deque()
-        iterator._ronde_counts = collections.deque()
         iterator._ronde_loading = loading = self._known.setdefault(loader, self._judge(loader))
         iterator._in_order = True  # Batches in the order of arrival would differ between ranks.
         if loading.reason:
@@ -296,12 +291,6 @@ def _is_batch(data: Any, rows: int) -> bool:
 def _is_marked(value: torch.Tensor) -> bool:
     """Whether a batch has a class of its own, or something written on it: rows would lose that."""
     return own_class(value) is not None or bool(written(value))
-
-
-def _samples(iterator: Any, index: Any) -> int | None:
-    """How many samples are asked for at once; None where that is not told, or each may be a batch."""
-    known = iterator._dataset_kind == _DatasetKind.Map and isinstance(index, list) and len(index) > 1
-    return len(index) if known else None
 
 
 def _rows(data: Any, dim: int) -> int | None:

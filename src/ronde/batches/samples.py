@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import enum
 import multiprocessing
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,7 +18,6 @@ from torch.utils.data import Subset, get_worker_info
 
 from ronde.batches.held import Held
 from ronde.patching.other_threads import others_run
-from ronde.patching.thread_stream import redirected
 from ronde.rng.host_generators import HostGenerators
 from ronde.rng.random_state import Drawn, preserved_random_state
 from ronde.tensor.tree import leaves
@@ -139,15 +137,10 @@ def _looked_at(fetch: _Fetch, fetcher: Any, index: Any) -> tuple[Any, Held, str]
     alone = copy.copy(fetcher)
     alone.collate_fn = list
     first = [] if together else fetch(alone, index[:1])
-    held, ear = Held(fetcher.dataset), _Ear(sys.stdout)
-    with redirected("stdout", ear):
-        samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
-    book = ""
-    if get_worker_info() is None:
-        if changed := held.changed():
-            book = f"reading samples changes {changed}, which the script may read"
-        elif ear.heard:
-            book = "reading samples prints"
+    held = Held(fetcher.dataset)
+    samples = fetch(fetcher, index) if together else first + fetch(alone, index[1:])
+    changed = held.changed() if get_worker_info() is None else ""
+    book = f"reading samples changes {changed}, which the script may read" if changed else ""
     return samples if together else fetcher.collate_fn(samples), held, book
 
 
@@ -185,18 +178,3 @@ def _where_they_are(files: list[Any]) -> Iterator[None]:
 def _same_row(alone: torch.Tensor, batch: torch.Tensor) -> bool:
     a, b = alone[:1], batch[:1]
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-class _Ear:
-    """Standard output, and whether something was written there."""
-
-    def __init__(self, out: Any) -> None:
-        self._out = out
-        self.heard = False
-
-    def write(self, text: str) -> Any:
-        self.heard = True
-        return self._out.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)

@@ -13,6 +13,8 @@ from ronde.files.raw_files import NullFile, RawFile, layered
 __all__ = ["Opening"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}
+"""By the letter of a mode, as `open` has them."""
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 
@@ -20,20 +22,15 @@ class Opening:
     """Opening for writing is done by all ranks together; threads and processes open what their rank has.
 
     Args:
-        plain_open, plain_os_open, plain_os_close: the functions of the interpreter.
+        plain_open, plain_os_open: the functions of the interpreter.
     """
 
     def __init__(
-        self,
-        files: RankFiles,
-        plain_open: Callable[..., Any],
-        plain_os_open: Callable[..., int],
-        plain_os_close: Callable[[int], None],
+        self, files: RankFiles, plain_open: Callable[..., Any], plain_os_open: Callable[..., int]
     ) -> None:
         self._files = files
         self._open = plain_open
         self._os_open = plain_os_open
-        self._os_close = plain_os_close
 
     def open(
         self,
@@ -51,72 +48,59 @@ class Opening:
         # What opens by itself calls `os.open`.
         if isinstance(file, int) or not isinstance(mode, str) or opener is not None:
             return self._open(file, mode, *layers, closefd, opener)
-        writes = not set(mode).isdisjoint("wax+")
+        if set(mode).isdisjoint("wax+"):
+            with self._files.reading(file) as place:
+                return self._open_at(place, file, mode, *layers, closefd)
         located = self._files.mediated(file)
-        if located is None or not writes:
-            if located is not None:
-                self._files.before_reading(located)
-            return self._open_beside(file, mode, *layers, closefd)
+        if located is None:
+            place = self._files.place_to_write(file, keep="w" not in mode, follow="x" not in mode)
+            with called({place: file}):
+                return self._open_at(place, file, mode, *layers, closefd)
         # Arguments that are wrong in themselves raise here, on every rank, as `open` words it.
         self._open(os.devnull, mode.replace("x", "w"), *layers, closefd).close()
-        name = os.fspath(self._files.paths.renamed(file))
-        raw = self._raw(name, located, "".join(letter for letter in mode if letter in "rwax+"))
-        return layered(raw, mode, *layers)
-
-    def _raw(self, name: str | bytes, located: str, mode: str) -> RawFile:
-        opened: list[RawFile] = []
-
-        def act() -> tuple[str, int]:
-            opened.append(RawFile(name, mode))  # pyright: ignore[reportArgumentType]
-            return os.path.realpath(located), os.fstat(opened[0].fileno()).st_size
-
-        def copy() -> None:
-            place = self._files.mirrors.copy(located if mode[0] in "ra" else "")
-            opened.append(RawFile(place, mode.replace("x", "w")))
-            os.unlink(place)
-
-        key, size = self._files.once(f"open ({mode})", located, act, prepare=copy if "+" in mode else None)
-        raw = opened[0] if opened else NullFile(mode, size)
-        raw.name = name  # pyright: ignore[reportAttributeAccessIssue]
+        letters = "".join(letter for letter in mode if letter in "rwax+")
+        flags = _FLAGS[letters.replace("+", "")] | (os.O_RDWR if "+" in mode else os.O_WRONLY) | os.O_CLOEXEC
+        opened, key = self._together(f"open ({letters})", file, located, flags, 0o666, named=False)
+        raw = (RawFile if self._files.is_zero or "+" in mode else NullFile)(opened, letters)
+        raw.name = os.fspath(file)  # pyright: ignore[reportAttributeAccessIssue]
         self._files.opened(key)
         raw.on_close = lambda: self._files.closed(key)
-        return raw
+        return layered(raw, mode, *layers)
 
-    def _open_beside(self, file: Any, mode: str, *rest: Any) -> Any:
-        """`open` of the file itself, or of what threads of this rank have made of it."""
-
-        def open_at(place: Any) -> Any:
-            opened = self._open(place, mode, *rest)
-            if place is not file:
-                raw = getattr(opened, "buffer", opened)
-                getattr(raw, "raw", raw).name = file
-            return opened
-
-        if set(mode).isdisjoint("wax+"):
-            return self._files.look(file, open_at, undo=lambda opened: opened.close())
-        place = self._files.place_to_write(file, keep="w" not in mode, follow="x" not in mode)
-        with called({place: file}):
-            return open_at(place)
+    def _open_at(self, place: Any, file: Any, *rest: Any) -> Any:
+        """It is known by the name that the script has for it."""
+        opened = self._open(place, *rest)
+        if place is not file:
+            raw = getattr(opened, "buffer", opened)
+            getattr(raw, "raw", raw).name = file
+        return opened
 
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Stands in for `os.open`."""
         if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
             return self._os_open(path, flags, mode, dir_fd=dir_fd)
-        located = self._files.mediated(path)
         if not flags & _WRITING:
-            if located is not None:
-                self._files.before_reading(located)
-            return self._files.look(
-                path, lambda place: self._os_open(place, flags, mode), undo=self._os_close
-            )
+            with self._files.reading(path) as place:
+                return self._os_open(place, flags, mode)
+        located = self._files.mediated(path)
         if located is not None:
-            return self._descriptor(self._files.paths.renamed(path), located, flags, mode)
+            opened, key = self._together("os.open", path, located, flags, mode)
+            # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
+            self._files.opened(key, closes=False)
+            return opened
         anew = bool(flags & os.O_EXCL)
         place = self._files.place_to_write(path, keep=not flags & os.O_TRUNC, follow=not anew)
         with called({place: path}):
             return self._os_open(place, flags, mode)
 
-    def _descriptor(self, path: Any, located: str, flags: int, mode: int) -> int:
+    def _together(
+        self, operation: str, path: Any, located: str, flags: int, mode: int, *, named: bool = True
+    ) -> tuple[int, str]:
+        """A descriptor of the file on rank 0, and of one beside it elsewhere; and what the file is known by.
+
+        Args:
+            named: it keeps its name, because file locks take one without for a lock that was removed.
+        """
         opened: list[int] = []
         places: list[str] = []
 
@@ -125,15 +109,14 @@ class Opening:
             return os.path.realpath(located), os.fstat(opened[0]).st_size
 
         def copy() -> None:
-            places.append(self._files.mirrors.copy(located))
+            places.append(self._files.overlay.scratch(located))
 
         reads = bool(flags & os.O_RDWR) and not flags & os.O_TRUNC
-        key, size = self._files.once("os.open", located, act, prepare=copy if reads else None)
-        # When it is closed is not known: whoever reads it waits until rank 0 has come as far.
-        self._files.opened(key, closes=False)
+        key, size = self._files.once(operation, located, act, prepare=copy if reads else None)
         if not opened:
-            # A file with a name, because file locks take one without for a lock that was removed.
             with self._files.callers.unmediated():
-                place = places[0] if places else self._files.mirrors.copy("", size)
-            opened.append(self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND)))
-        return opened[0]
+                place = places[0] if places else self._files.overlay.scratch(size=size)
+                opened.append(self._os_open(place, flags & (os.O_ACCMODE | os.O_APPEND | os.O_CLOEXEC)))
+                if not named:
+                    os.unlink(place)
+        return opened[0], key

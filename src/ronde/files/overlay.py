@@ -1,48 +1,77 @@
-"""What threads and processes of the script change on other ranks than 0: a tree over the real one.
+"""What another rank than 0 has instead of files that rank 0 writes: a tree over the real one.
 
-Those of rank 0 change the real files. Another rank looks into its own tree first, and then at the real files,
-but for those that threads of rank 0 have made: they are not there for it before its own have come as far.
+Threads and processes of rank 0 change the real files. Those of another rank change its tree. Libraries that
+keep a file open and write it by themselves (databases, HDF5) work on a copy of it in there. A rank looks into
+its own tree first, and then at the real files, but for those that threads of rank 0 have made: they are not
+there for it before its own have come as far.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from ronde.trace.temporary_folder import open_up
+from ronde.trace.temporary_folder import TemporaryFolders, open_up, remove_tree
 
 __all__ = ["Overlay", "called", "remove"]
 
-T = TypeVar("T")
-_MOST_LINKS = 40
 _MARK = "\x01"
-"""A file of this name, in a folder that stands for a path, marks the path."""
+"""Behind the name of a path that rank 0's threads have made."""
 
 
 class Overlay:
     """One rank's view of it; callers see to it that nothing mediates what is done here.
 
-    Paths are absolute and `resolve`d. All is kept in folders, so a forked process shares it with its rank.
+    Paths are absolute and `resolve`d. A forked process shares the tree with its rank.
 
     Args:
         rank: whose view it is.
-        folder: gives this rank's own folder, which is made when it is first asked for.
+        temporary: where this rank's own folder is made.
+        made: is told of it.
         shared: a folder of all ranks of this host, to be removed when all are gone; None: others do not learn
             what rank 0's threads make.
     """
 
-    def __init__(self, rank: int, folder: Callable[[], str], shared: str | None) -> None:
+    def __init__(
+        self, rank: int, temporary: TemporaryFolders, made: Callable[[str], None], shared: str | None
+    ) -> None:
         self._is_zero = rank == 0
-        self._folder = folder
+        self._temporary = temporary
+        self._made = made
         self._shared = shared
+        self._folder: str | None = None
+        self._lock = threading.RLock()  # a collected file may come to this in here
+        self._numbers = itertools.count(1)
+        self._gone: set[str] = set()
+
+    def folder(self) -> str:
+        """This rank's own; made when it is first asked for."""
+        if self._folder is None:
+            with self._lock:
+                if self._folder is None:
+                    folder = os.path.realpath(self._temporary.new())
+                    self._made(folder)
+                    self._folder = folder
+        return self._folder
+
+    def scratch(self, source: str = "", size: int = 0) -> str:
+        """A new file beside the tree, with the content of `source`; where that is not there, of this size."""
+        place = os.path.join(self.folder(), str(next(self._numbers)))
+        if os.path.isfile(source):
+            shutil.copyfile(source, place)
+        else:
+            with open(place, "wb") as file:
+                file.truncate(size)
+        return place
 
     def place(self, path: str) -> str:
         """Where it lies if it lies in this rank's tree."""
-        return os.path.join(self._folder(), "made") + path
+        return os.path.join(self.folder(), "made") + path
 
     def resolve(self, located: str, *, last: bool) -> str:
         """An absolute path without links, as this rank sees them.
@@ -50,56 +79,32 @@ class Overlay:
         Args:
             last: the last name is followed too.
         """
-        if self._is_zero and last:
-            return os.path.realpath(located)
-        found, links = "/", 0
-        rest = located.split("/")[::-1]
-        while rest:
-            name = rest.pop()
-            if name in ("", "."):
-                continue
-            inner = os.path.dirname(found) if name == ".." else os.path.join(found, name)
-            place = inner if self._is_zero else self._own(inner) or inner
-            if (rest or last) and os.path.islink(place) and links < _MOST_LINKS:
-                links += 1
-                text = os.readlink(place)
-                found = "/" if text.startswith("/") else found
-                rest += text.split("/")[::-1]
-            else:
-                found = inner
-        return found
+        if not self._is_zero:
+            tree = self.place("")
+            located = _straight(tree + located, last).removeprefix(tree)
+            if os.path.lexists(tree + located):
+                return located
+        return _straight(located, last)
 
-    def look(self, path: str, act: Callable[[str], T], undo: Callable[[T], object] | None = None) -> T:
-        """What `act` says of where this lies.
-
-        Args:
-            undo: is given what `act` said of what is not to be seen.
-
-        Raises:
-            FileNotFoundError: when it is not there for this rank.
-        """
+    def find(self, path: str) -> str:
+        """Where this rank has it; what is not there for it would lie in its tree."""
         own = self._own(path)
-        return self._look_below(path, act, undo) if own is None else act(own)
-
-    def is_there(self, path: str, kind: Callable[[str], bool] = os.path.lexists) -> bool:
-        """Whether there is something of this name, and of this kind, for this rank."""
-        try:
-            return self.look(path, kind)
-        except FileNotFoundError:
-            return False
+        if own is not None:
+            return own
+        # Threads of rank 0 tell before they make a file: what is there, and not told of, was there before.
+        return path if os.path.lexists(path) and not self._is_hidden(path) else self.place(path)
 
     def listed(self, folder: str) -> list[str]:
         """The names in a folder."""
         own = self.place(folder)
-        ours = os.listdir(own) if os.path.lexists(own) else None
-        try:
-            names = self._look_below(folder, os.listdir)
-        except (FileNotFoundError, NotADirectoryError):
-            if ours is None:
-                raise
-            names = []
-        hidden = {*_marked_in(self._gone(folder)), *_marked_in(self._told(folder)), *(ours or ())}
-        return [*(name for name in names if name not in hidden), *(ours or ())]
+        if self.find(folder) == own and not os.path.isdir(own):
+            return os.listdir(own)  # it says why not
+        names = dict.fromkeys(os.listdir(own) if os.path.isdir(own) else ())
+        if os.path.isdir(folder) and not self._is_hidden(folder):
+            for name in os.listdir(folder):
+                if not self._is_marked(os.path.join(folder, name)):
+                    names[name] = None
+        return list(names)
 
     def target(self, path: str, *, keep: bool = False) -> str:
         """Where this rank's thread writes it.
@@ -110,9 +115,9 @@ class Overlay:
             keep: what it holds is kept.
         """
         place = self.place(path)
-        if self.is_there(os.path.dirname(path), os.path.isdir):
+        if os.path.isdir(self.find(os.path.dirname(path))):
             os.makedirs(os.path.dirname(place), exist_ok=True)
-            if self.is_there(path, os.path.isdir):
+            if os.path.isdir(self.find(path)):
                 os.makedirs(place, exist_ok=True)
             elif keep:
                 self.fetch(path)
@@ -120,35 +125,29 @@ class Overlay:
 
     def fetch(self, path: str) -> str:
         """Have a copy of it in the tree, if it is there: of a folder with all that it holds."""
-        place = self.place(path)
-        if self.is_there(path, os.path.isdir) and not self.is_there(path, os.path.islink):
+        place, source = self.place(path), self.find(path)
+        if os.path.isdir(source) and not os.path.islink(source):
             names = self.listed(path)
             os.makedirs(place, exist_ok=True)
             for name in names:
                 self.fetch(os.path.join(path, name))
-        elif not os.path.lexists(place) and self.is_there(path):
+        elif source != place:
             os.makedirs(os.path.dirname(place), exist_ok=True)
-            shutil.copy2(path, place, follow_symlinks=False)
+            shutil.copy2(source, place, follow_symlinks=False)
         return place
-
-    def source(self, path: str, *, copies: bool) -> str:
-        """Where this rank has what is read: as a copy, if it is a folder, or is to be one."""
-        if copies or self.is_there(path, os.path.isdir):
-            return self.fetch(path)
-        return path if self._own(path) is None and self.is_there(path) else self.place(path)
 
     def take(self, path: str) -> None:
         """It is gone for this rank; the real one is rank 0's to remove."""
         remove(self.place(path))
-        _mark(self._gone(path))
+        self._gone.add(path)
 
     def tell(self, path: str) -> None:
         """A thread of rank 0 is about to make this."""
         with contextlib.suppress(OSError):  # no room: others see it as it comes
-            for each in _and_above(path) if self._shared is not None else ():
-                if os.path.lexists(each):
-                    return
-                _mark(self._told(each))
+            if self._shared is not None and not os.path.lexists(path):
+                mark = self._mark(path)
+                os.makedirs(os.path.dirname(mark), exist_ok=True)
+                os.close(os.open(mark, os.O_CREAT | os.O_WRONLY))
 
     def back(self, path: str, *, below: bool = True) -> None:
         """All ranks have changed it: what counts is the real one.
@@ -156,50 +155,37 @@ class Overlay:
         Args:
             below: and of all that lies in it.
         """
-        marks = self._told if self._is_zero else self._gone
-        for each in _and_above(path):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(marks(each), _MARK))
+        self._gone.difference_update(_and_above(path))
+        if self._is_zero:
+            for each in _and_above(path):
+                remove(self._mark(each))
         if below:
-            shutil.rmtree(marks(path), ignore_errors=True)
-            if not self._is_zero:
-                remove(self.place(path))
+            self._gone = {each for each in self._gone if not each.startswith(f"{path}/")}
+            remove(self._mark(path).removesuffix(_MARK) if self._is_zero else self.place(path))
 
     def changes(self, path: str) -> bool:
         """Whether a thread or process of this rank has made it, as far as others were told, or changed it."""
         return self._is_hidden(path) if self._is_zero else self._own(path) is not None
 
+    def remove_all(self) -> None:
+        if self._folder is not None:
+            remove_tree(self._folder)
+        self._folder = None
+        self._gone.clear()
+
     def _own(self, path: str) -> str | None:
         place = self.place(path)
         return place if os.path.lexists(place) else None
 
-    def _look_below(self, path: str, act: Callable[[str], T], undo: Callable[[T], object] | None = None) -> T:
-        if not (_is_marked(self._gone, path) or self._is_hidden(path)):
-            answer = act(path)
-            # Asked again after it, because a thread of rank 0 tells before it makes a file.
-            if not self._is_hidden(path):
-                return answer
-            if undo is not None:
-                undo(answer)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    def _mark(self, path: str) -> str:
+        return os.path.join(self._shared or self.folder(), "told") + path + _MARK
+
+    def _is_marked(self, path: str) -> bool:
+        return path in self._gone or os.path.lexists(self._mark(path))
 
     def _is_hidden(self, path: str) -> bool:
-        return self._shared is not None and _is_marked(self._told, path)
-
-    def _gone(self, path: str) -> str:
-        return os.path.join(self._folder(), "gone") + path
-
-    def _told(self, path: str) -> str:
-        return os.path.join(self._shared or self._folder(), "told") + path
-
-
-def remove(place: str) -> None:
-    """Remove it, whatever it is, if it is there."""
-    if os.path.isdir(place) and not os.path.islink(place):
-        open_up(place)
-        shutil.rmtree(place, ignore_errors=True)
-    elif os.path.lexists(place):
-        os.unlink(place)
+        """Whether the real one is not meant: it, or a folder above, is gone or made by rank 0's threads."""
+        return any(map(self._is_marked, _and_above(path)))
 
 
 @contextlib.contextmanager
@@ -219,26 +205,21 @@ def called(names: dict[Any, Any]) -> Iterator[None]:
         raise
 
 
+def remove(place: str) -> None:
+    """Remove it, whatever it is, if it is there."""
+    if os.path.isdir(place) and not os.path.islink(place):
+        open_up(place)
+        shutil.rmtree(place, ignore_errors=True)
+    elif os.path.lexists(place):
+        os.unlink(place)
+
+
+def _straight(path: str, last: bool) -> str:
+    above, name = os.path.split(path)
+    return os.path.realpath(path) if last else os.path.join(os.path.realpath(above), name)
+
+
 def _and_above(path: str) -> Iterator[str]:
     yield path
     while path != (path := os.path.dirname(path)):
         yield path
-
-
-def _mark(folder: str) -> None:
-    os.makedirs(folder, exist_ok=True)
-    os.close(os.open(os.path.join(folder, _MARK), os.O_CREAT | os.O_WRONLY))
-
-
-def _is_marked(marks: Callable[[str], str], path: str) -> bool:
-    """Whether the path, or a folder above it, is."""
-    return os.path.isdir(marks("")) and any(
-        os.path.lexists(os.path.join(marks(each), _MARK)) for each in _and_above(path)
-    )
-
-
-def _marked_in(folder: str) -> list[str]:
-    """Names in a folder that are marked."""
-    with contextlib.suppress(OSError):
-        return [name for name in os.listdir(folder) if os.path.lexists(os.path.join(folder, name, _MARK))]
-    return []

@@ -1,4 +1,4 @@
-"""Which paths are mediated, and what a path of this rank is called on rank 0."""
+"""Which paths are mediated."""
 
 from __future__ import annotations
 
@@ -51,78 +51,33 @@ class Paths:
 
     Args:
         exempt: folders (or files) that no rank mediates; those of the system are added.
-
-    Attributes:
-        left: what the script made by `tempfile` and nobody removes for it.
     """
 
     def __init__(self, exempt: Iterable[str]) -> None:
         roots = [os.path.abspath(path) for path in (*_SYSTEM_FOLDERS, *exempt)]
         self._exempt = {*roots, *(os.path.realpath(root) for root in roots)}
         self._private: set[str] = set()
-        self._aliases: dict[str, str] = {}
-        self.left: list[str] = []
 
-    def locate(self, path: Any) -> str | None:
-        """Absolute form of a path by its name on rank 0; None for what is not a path."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return None
-        located = os.path.abspath(os.fsdecode(path))
-        return self._translate(located) if self._aliases else located
-
-    def renamed(self, path: Any) -> Any:
-        """`path`, or its name on rank 0 where that is another one."""
-        if not self._aliases or not isinstance(path, (str, bytes, os.PathLike)):
-            return path
-        located = os.path.abspath(os.fsdecode(path))
-        name = self._translate(located)
-        if name == located:
-            return path
-        return os.fsencode(name) if isinstance(path, bytes) else name
+    @staticmethod
+    def locate(path: Any) -> str | None:
+        """Absolute form of a path; None for what is not a path."""
+        return os.path.abspath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else None
 
     def is_exempt(self, located: str) -> bool:
-        return (
-            _root_of(located, self._exempt) is not None
-            or _root_of(located, self._private) is not None
-            or "/__pycache__" in located
-        )
+        return _is_below(located, self._exempt) or self.is_private(located) or "/__pycache__" in located
 
     def is_private(self, located: str) -> bool:
         """Whether this rank made it by `tempfile`; other ranks have another, of another name."""
-        return _root_of(located, self._private) is not None
+        return _is_below(located, self._private)
 
     def add_private(self, path: str | bytes) -> None:
         self._private.add(os.path.abspath(os.fsdecode(path)))
 
-    def add_alias(self, own: str, main: str) -> None:
-        """`own`, which was never made, is `main` from now on; so is everything below it.
 
-        Where only a folder above differs in name, and was never made either, that folder is meant.
-        """
-        while own != main:
-            parent, name = os.path.split(own)
-            main_parent, main_name = os.path.split(main)
-            if name != main_name or parent == main_parent or os.path.exists(parent):
-                self._aliases[own] = main
-                return
-            own, main = parent, main_parent
-
-    @property
-    def has_aliases(self) -> bool:
-        return bool(self._aliases)
-
-    def _translate(self, located: str) -> str:
-        root = _root_of(located, self._aliases)
-        return located if root is None else self._aliases[root] + located[len(root) :]
-
-
-def _root_of(located: str, roots: Any) -> str | None:
-    """The longest of `roots` that is `located` or a folder above it."""
-    if not roots:
-        return None
-    path = located
-    while path:
-        if path in roots:
-            return path
-        path = path[: path.rfind("/")] if "/" in path else ""
-    return None
+def _is_below(located: str, roots: set[str]) -> bool:
+    """Whether one of `roots` is `located` or a folder above it."""
+    while located:
+        if located in roots:
+            return True
+        located = located[: located.rfind("/")] if "/" in located else ""
+    return False

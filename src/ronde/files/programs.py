@@ -1,7 +1,7 @@
 """Programs and processes that the script starts.
 
-A program that the script's main thread starts is one, rank 0's: it may write files, of which nobody here
-would know. What it printed and how it ended is known on every rank. One that the script reads while it runs,
+A program that the script's main thread runs to its end is one, rank 0's: it may write files, of which nobody
+here would know. What it printed and how it ended is known on every rank. One that goes on beside the script,
 or that a thread starts, is started by every rank, and that is said.
 
 Processes of the script's own (pools) run on every rank; when the script has waited for them, ranks wait for
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from ronde.errors import UsageError
 from ronde.files.rank_files import RankFiles
 from ronde.patching.caller import called_by_script
 
-__all__ = ["PROGRAMS", "WAITS", "once", "sharing", "waiting"]
+__all__ = ["PROGRAMS", "WAITS", "once", "starting", "waiting"]
 
 PROGRAMS = (
     ("subprocess", "run"),
@@ -70,83 +69,22 @@ def waiting(files: RankFiles, label: str, plain: Callable[..., Any]) -> Callable
     return wait
 
 
-def sharing(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]:
+def starting(files: RankFiles, plain: Callable[..., None]) -> Callable[..., None]:
     """For `subprocess.Popen.__init__`, called after what the script wrote is there."""
 
     @functools.wraps(plain)
     def initialize(program: Any, args: Any, *rest: Any, **options: Any) -> None:
         files.before_child()
-        in_step = called_by_script() and files.callers.in_step()
-        if not in_step and called_by_script(or_by=_STARTERS):
-            _say_of_threads(files, args)
-        if not in_step or len(rest) > 2:  # stdin is the fourth
-            return plain(program, args, *rest, **options)
-        if subprocess.PIPE in (options.get("stdout"), options.get("stderr")):
+        if called_by_script() and files.callers.in_step():
             files.note(
-                f"{_name(args)!r} was started by every rank, because the script reads what it prints while "
-                f"it runs; subprocess.run starts a program once"
+                f"{_name(args)!r} was started by every rank, because the script goes on while it runs; "
+                f"subprocess.run starts a program once"
             )
-            return plain(program, args, *rest, **options)
-
-        def start() -> int:
-            plain(program, args, *rest, **options)
-            return program.pid
-
-        pid = files.alike("subprocess.Popen", start, str(args))
-        if not files.is_zero:
-            _stand_in(program, args, pid, options)
-        kind = type(program)
-        program.files, program.plain = files, kind
-        members = {name: value for name, value in vars(_Program).items() if callable(value)}
-        program.__class__ = type(kind.__name__, (kind,), {**members, "__module__": kind.__module__})
+        elif called_by_script(or_by=_STARTERS):
+            _say_of_threads(files, args)
+        plain(program, args, *rest, **options)
 
     return initialize
-
-
-class _Program(subprocess.Popen[Any]):
-    """A program that goes on, as a rank sees it: its methods are collective, so all know alike how it goes.
-
-    Attributes:
-        files: of this rank; the process itself is rank 0's.
-        plain: the class that it would be in plain Python.
-    """
-
-    files: RankFiles
-    plain: Any
-
-    def poll(self) -> int | None:
-        return self._once("poll", lambda: self.plain.poll(self))
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._once("wait", lambda: self.plain.wait(self, timeout))
-
-    def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
-        return self._once("communicate", lambda: self.plain.communicate(self, input, timeout))
-
-    def send_signal(self, sig: int) -> None:
-        self._once("send_signal", lambda: self.plain.send_signal(self, sig))
-
-    def _once(self, name: str, act: Callable[[], Any]) -> Any:
-        if self.files.callers.in_step():
-            value, self.returncode = self.files.alike(
-                f"Popen.{name}", lambda: (act(), self.returncode), str(self.args)
-            )
-            return value
-        if self.files.is_zero:
-            return act()
-        raise UsageError(
-            f"a thread of the script asks how {_name(self.args)!r} goes, which the main thread has started "
-            f"and which runs on rank 0; ask in the main thread"
-        )
-
-
-def _stand_in(program: Any, args: Any, pid: int, options: dict[str, Any]) -> None:
-    """Fill in what the script may look at; there is no process to be found."""
-    program.args, program.pid, program.returncode = args, pid, None
-    program.stdin = program.stdout = program.stderr = None
-    if options.get("stdin") == subprocess.PIPE:
-        text = any(options.get(name) for name in ("text", "universal_newlines", "encoding", "errors"))
-        program.stdin = open(os.devnull, "w" if text else "wb")  # noqa: SIM115 - the script closes it
 
 
 def _say_of_threads(files: RankFiles, command: Any) -> None:

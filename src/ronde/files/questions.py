@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ronde.files.overlay import called
 from ronde.files.rank_files import RankFiles
 
 __all__ = ["QUESTIONS", "asking"]
 
-QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink")
+QUESTIONS = ("stat", "lstat", "access", "listdir", "scandir", "readlink", "getxattr", "listxattr")
 """Functions of `os` whose first argument, `path`, is asked about; `os.path` and `pathlib` stand on them."""
 
 
@@ -25,27 +24,16 @@ def asking(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
         if not files.asks_for_more() or kwargs.get("dir_fd") is not None:
             return plain(*args, **kwargs)
-        path = args[0] if args else kwargs.get("path")
+        path, *rest = args or (kwargs.pop("path", None),)
         path = "." if path is None and lists else path
-        located = files.mediated(path)
-        if located is not None:
-            files.before_reading(located)
-
-        def asked(path: Any) -> Any:
-            return plain(path, *args[1:], **kwargs) if args else plain(**{**kwargs, "path": path})
-
-        folder = files.found_aside(path) if lists and not isinstance(path, bytes) else None
-        if folder is not None:
-            with files.callers.unmediated(), called({folder: path, files.overlay.place(folder): path}):
+        follow = name not in ("lstat", "readlink") and kwargs.get("follow_symlinks", True)
+        with files.reading(path, follow=follow) as place:
+            folder = files.found_aside(path) if lists and not isinstance(path, bytes) else None
+            if folder is None:
+                return plain(place, *rest, **kwargs)
+            with files.callers.unmediated():
                 names = files.overlay.listed(folder)
             return names if name == "listdir" else _Entries(_Entry(path, each) for each in names)
-        follow = name not in ("lstat", "readlink") and kwargs.get("follow_symlinks", True)
-        try:
-            return files.look(path, asked, follow=follow)
-        except FileNotFoundError:
-            if name == "access":
-                return False
-            raise
 
     return ask
 

@@ -6,19 +6,18 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ronde.comm.process_group import Comm
 from ronde.errors import PeerLost
 from ronde.files.callers import Callers
-from ronde.files.mirrors import Mirrors
 from ronde.files.overlay import Overlay, called
 from ronde.files.paths import Paths
+from ronde.trace.temporary_folder import TemporaryFolders
 
 __all__ = ["Outcome", "RankFiles"]
-
-T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -36,24 +35,22 @@ class RankFiles:
     Attributes:
         is_zero: this is rank 0.
         callers: tells whose call a file operation is.
-        overlay: what threads and processes have changed on this rank.
-        waiting_for: what this rank is waiting for at this moment, in words, for the launcher's report.
+        overlay: what this rank has instead of files that rank 0 writes.
         notes: sentences for the user about what was made right without being asked.
         stopped: what is closed from now on is nobody's concern.
     """
 
-    def __init__(self, comm: Comm, paths: Paths, mirrors: Mirrors, shared: str | None) -> None:
+    def __init__(self, comm: Comm, paths: Paths, temporary: TemporaryFolders, shared: str | None) -> None:
         self.is_zero = comm.rank == 0
         self.paths = paths
-        self.mirrors = mirrors
         self.callers = Callers(alone=comm.world_size == 1)
-        self.overlay = Overlay(comm.rank, mirrors.folder, shared)
-        self.waiting_for: str | None = None
+        self.overlay = Overlay(comm.rank, temporary, paths.add_private, shared)
         self.notes: list[str] = []
         self.stopped = True
         self._comm = comm
         self._open: Counter[str] = Counter()
         self._unclosed: set[str] = set()
+        self._aliases: dict[str, str] = {}
 
     def once(
         self,
@@ -63,7 +60,6 @@ class RankFiles:
         *,
         changed: Callable[[Any], Iterable[str]] | None = None,
         below: bool = True,
-        follow: bool = True,
         prepare: Callable[[], None] | None = None,
     ) -> Any:
         """Do `act` on rank 0 alone, when every rank has come; return or raise alike everywhere.
@@ -73,43 +69,37 @@ class RankFiles:
             act: its result goes to the other ranks.
             changed: the paths that it has changed, of what it returned; `located`, where that is not given.
             below: what lies in these is changed too.
-            follow: where they lead is changed, if they are links.
             prepare: done by the other ranks before rank 0 acts and after all it did before.
         """
         failure: Exception | None = None
         with self.callers.unmediated():
-            self._barrier(operation, located)
+            self._barrier()
             if prepare is not None:
                 if not self.is_zero:
                     _, failure = _tried(prepare)
-                self._barrier(operation, located)
+                self._barrier()
             value, own = _tried(act) if self.is_zero else (None, None)
             outcome = Outcome(operation, located, value, _portable(own))
             if not self.is_zero:
                 outcome = self._hear(operation, located)
             if outcome.failure is None:
-                named = self.paths.locate(outcome.path) or ""
-                for path in [named] if changed is None else changed(outcome.value):
-                    self.mirrors.forget(path)
-                    if self.callers.branched:  # what threads did to it before is past
-                        self.overlay.back(self.overlay.resolve(path, last=follow), below=below)
+                self._forget([outcome.path] if changed is None else changed(outcome.value), below)
             if self.is_zero:
-                self._share(outcome)
+                self._comm.broadcast_object(outcome)
         failure = own or outcome.failure or failure
         if failure is not None:
             raise failure
         return outcome.value
 
-    def alike(self, operation: str, act: Callable[[], Any], of: str = "") -> Any:
+    def alike(self, operation: str, act: Callable[[], Any]) -> Any:
         """What `act` returns or raises on rank 0, on every rank; it changes no file that is known here."""
-        return self.once(operation, of or operation, act, changed=lambda _: ())
+        return self.once(operation, operation, act, changed=lambda _: ())
 
     def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
         """Do `act` on every rank at once; raise rank 0's failure on all."""
         with self.callers.unmediated():
-            self.waiting_for = f"all ranks to {operation} {located!r}"
             value, own = _tried(act)
-            shared = self._share(Outcome(operation, located, None, _portable(own)))
+            shared = self._comm.broadcast_object(Outcome(operation, located, None, _portable(own)))
         failure = own or shared.failure
         if failure is not None:
             raise failure
@@ -138,21 +128,21 @@ class RankFiles:
                 return path
             return self.overlay.target(found, keep=keep)
 
-    def look(
-        self,
-        path: Any,
-        act: Callable[[Any], T],
-        *,
-        follow: bool = True,
-        undo: Callable[[T], object] | None = None,
-    ) -> T:
-        """What `act` makes of where this rank has what is called `path`; see `Overlay.look`."""
-        path = self.paths.renamed(path)
+    @contextmanager
+    def reading(self, path: Any, *, follow: bool = True) -> Iterator[Any]:
+        """Where this rank has what is called `path`, as of this point of the script."""
+        located = self.mediated(path)
+        if located is not None:
+            self.before_reading(located)
+            path = self._aliases.get(located, path)
         found = self.found_aside(path, follow=follow)
         if found is None:
-            return act(path)
-        with self.callers.unmediated(), called({found: path, self.overlay.place(found): path}):
-            return self.overlay.look(found, lambda place: act(path if place == found else place), undo)
+            yield path
+            return
+        with self.callers.unmediated():
+            place = self.overlay.find(found)
+        with called({place: path, found: path}):
+            yield path if place == found else place
 
     def found_aside(self, path: Any, *, follow: bool = True) -> str | None:
         """The path without links, where this rank's threads may have something else there than is there."""
@@ -164,8 +154,9 @@ class RankFiles:
 
     def asks_for_more(self) -> bool:
         """Whether a question may have another answer than that of the files as they are."""
-        changed = self._open or self._unclosed or self.paths.has_aliases
-        return bool(changed) or (not self.is_zero and self.callers.looks_aside())
+        return bool(self._open or self._unclosed or self._aliases) or (
+            not self.is_zero and self.callers.looks_aside()
+        )
 
     def made_by_threads(self, name: str) -> bool:
         """Whether this is a file that threads or processes of the script have made or changed."""
@@ -190,7 +181,7 @@ class RankFiles:
             return
         self._open -= Counter([key])
         if sys.exc_info()[0] is None:
-            self._wait("close", key)
+            self._wait()
         else:  # one rank may have failed alone
             self._unclosed.add(key)
 
@@ -200,44 +191,46 @@ class RankFiles:
             with self.callers.unmediated():
                 key = os.path.realpath(located)
             if key in self._open or key in self._unclosed:
-                self._wait("read", located)
+                self._wait()
 
     def before_child(self) -> None:
         """A process is about to start on all ranks: it must find what they have written."""
         if (self._open or self._unclosed) and self.callers.in_step():
-            self._wait("start a process after writing to", "files")
+            self._wait()
 
-    def _wait(self, operation: str, located: str) -> None:
+    def _forget(self, changed: Iterable[str], below: bool) -> None:
+        """All ranks have changed these: what this rank has instead is past."""
+        if self.callers.branched:
+            for path in changed:
+                for last in (False, True):  # a link, and where it leads
+                    self.overlay.back(self.overlay.resolve(path, last=last), below=below)
+
+    def _wait(self) -> None:
         with self.callers.unmediated():
-            self._barrier(operation, located)
+            self._barrier()
 
     def _hear(self, operation: str, located: str) -> Outcome:
-        outcome = self._share(None)
-        if not isinstance(outcome, Outcome) or outcome.operation != operation:
-            met = isinstance(outcome, Outcome)
+        outcome = self._comm.broadcast_object(None)
+        met = isinstance(outcome, Outcome)
+        # Files of one folder that ranks have named each in its own way are one.
+        alike = met and os.path.dirname(outcome.path) == os.path.dirname(located)
+        if not alike or outcome.operation != operation:
             theirs = f"{outcome.operation} {outcome.path!r}" if met else repr(outcome)
             raise PeerLost(
                 f"Rank {self._comm.rank} came to {operation} {located!r} while rank 0 came to {theirs}: "
                 f"the ranks take different paths through the script."
             )
         if outcome.path != located:
-            self.paths.add_alias(located, outcome.path)
+            self._aliases[located] = outcome.path
             self.note(
                 f"File names differ between ranks (a time or a process id in them?): {located!r} on rank "
                 f"{self._comm.rank} stands for {outcome.path!r}, which rank 0 wrote."
             )
         return outcome
 
-    def _barrier(self, operation: str, located: str) -> None:
-        self.waiting_for = f"all ranks to {operation} {located!r}"
+    def _barrier(self) -> None:
         self._comm.barrier()
         self._unclosed.clear()
-        self.waiting_for = None
-
-    def _share(self, outcome: Outcome | None) -> Any:
-        shared = self._comm.broadcast_object(outcome)
-        self.waiting_for = None
-        return shared
 
 
 def _tried(action: Callable[[], Any]) -> tuple[Any, Exception | None]:

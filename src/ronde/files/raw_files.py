@@ -35,19 +35,7 @@ class RawFile(io.FileIO):
 
 
 class NullFile(RawFile):
-    """A regular file opened by `mode`, in anonymous memory of which nothing is used.
-
-    Code below Python may use its descriptor.
-
-    Args:
-        mode: `w`, `x` or `a`.
-        size: bytes that the file has at the start (of rank 0's, when appending).
-    """
-
-    def __init__(self, mode: str, size: int = 0) -> None:
-        descriptor = os.memfd_create("ronde-null-file")
-        os.ftruncate(descriptor, size)
-        super().__init__(descriptor, mode)
+    """Keeps position and size of what is written, and none of the bytes."""
 
     def write(self, data: Any, /) -> int:
         count = memoryview(data).nbytes

@@ -10,11 +10,9 @@ import io
 import multiprocessing.util
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +20,10 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.files.changes import CHANGES, Changes
-from ronde.files.mirrors import Mirrors
 from ronde.files.native_writers import NATIVE_WRITERS, NativeWriter
 from ronde.files.opening import Opening
-from ronde.files.overlay import remove
 from ronde.files.paths import Paths
-from ronde.files.programs import PROGRAMS, WAITS, once, sharing, waiting
+from ronde.files.programs import PROGRAMS, WAITS, once, starting, waiting
 from ronde.files.questions import QUESTIONS, asking
 from ronde.files.rank_files import RankFiles
 from ronde.files.replacements import Replacements
@@ -60,6 +56,10 @@ class ScriptFiles:
         whole: makes a value whole that lies in parts on the ranks; collective.
         temporary: where this rank keeps files of its own.
         shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
+
+    Attributes:
+        notes: sentences for the user about what was made right without being asked.
+        in_step, unmediated, for_itself: of `Callers`.
     """
 
     def __init__(
@@ -71,41 +71,24 @@ class ScriptFiles:
         temporary: TemporaryFolders | None = None,
         shared: str | None = None,
     ) -> None:
-        mirrors = Mirrors(temporary or TemporaryFolders(), paths.add_private)
-        self._files = RankFiles(comm, paths, mirrors, shared)
+        self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared)
+        self.notes = self._files.notes
+        self.in_step = self._files.callers.in_step
+        self.unmediated = self._files.callers.unmediated
+        self.for_itself = self._files.callers.for_itself
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
         self._late = LatePatches(self._of_libraries())
-
-    @property
-    def waiting_for(self) -> str | None:
-        """What this rank is waiting for at this moment, in words."""
-        return self._files.waiting_for
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences for the user about what was made right without being asked."""
-        return self._files.notes
-
-    def in_step(self) -> bool:
-        """Whether the code that runs now is the script's own, which all ranks run together."""
-        return self._files.callers.in_step()
-
-    def unmediated(self) -> AbstractContextManager[None]:
-        """Inside, file operations are ronde's own."""
-        return self._files.callers.unmediated()
-
-    def for_itself(self) -> AbstractContextManager[None]:
-        """For code that ranks do not run in step, such as loading different samples."""
-        return self._files.callers.for_itself()
 
     def install(self) -> None:
         """Replace the functions, also where modules imported so far hold them under names of their own."""
         files, replacements = self._files, Replacements(self._patches)
         files.stopped = False
-        gc.callbacks.append(files.callers.on_collection)
+        collection = files.callers.on_collection
+        gc.callbacks.append(collection)
+        self._patches.undo(lambda: gc.callbacks.remove(collection))
         tempfile.gettempdir()  # found by writing a file into candidates: not the script's doing
-        opening = Opening(files, builtins.open, os.open, os.close)
+        opening = Opening(files, builtins.open, os.open)
         replacements.set(builtins, "open", functools.partial(_function, opening.open))
         self._patches.set(io, "open", builtins.open)
         replacements.set(os, "open", functools.partial(_function, opening.os_open))
@@ -118,30 +101,21 @@ class ScriptFiles:
             replacements.set(os, name, functools.partial(asking, files))
         for name in MAKERS:
             replacements.set(tempfile, name, functools.partial(making, files))
-        replacements.set(torch, "save", self._serializers.torch_save)
+        replacements.set(torch, "save", functools.partial(self._serializers.torch_save, "torch.save"))
         self._install_starting(replacements)
         replacements.spread()
         self._late.install()
+        self._patches.undo(self._late.uninstall)
 
     def uninstall(self) -> None:
         """Put everything back; files still open stay what they are."""
         self._files.stopped = True
-        self._late.uninstall()
         self._patches.restore()
-        if self._files.callers.on_collection in gc.callbacks:
-            gc.callbacks.remove(self._files.callers.on_collection)
-        self._files.mirrors.remove_all()
+        self._files.overlay.remove_all()
 
     def stop_waiting(self) -> None:
         """The script is at its end, maybe on this rank alone: what it leaves open is nobody's concern."""
         self._files.stopped = True
-
-    def remove_temporary(self) -> None:
-        """Remove what the script made by `tempfile` and left: rank 0's is the one to be found."""
-        if not self._files.is_zero:
-            with self.unmediated():
-                for path in self._files.paths.left:
-                    remove(path)
 
     def _install_starting(self, replacements: Replacements) -> None:
         """What starts threads, processes and programs."""
@@ -159,7 +133,7 @@ class ScriptFiles:
                 files.before_child()
                 files.callers.starts()
                 with self.unmediated():
-                    files.mirrors.folder()  # the process has the same
+                    files.overlay.folder()  # the process has the same
                 return plain(*args, **kwargs)
 
             return fork
@@ -167,7 +141,7 @@ class ScriptFiles:
         self._patches.set(threading.Thread, "start", start)
         replacements.set(os, "fork", forking)
         replacements.set(multiprocessing.util, "spawnv_passfds", forking)
-        replacements.set(subprocess.Popen, "__init__", functools.partial(sharing, files))
+        replacements.set(subprocess.Popen, "__init__", functools.partial(starting, files))
         for module, name in PROGRAMS:
             run = functools.partial(once, files, f"{module}.{name}")
             replacements.set(importlib.import_module(module), name, run)
@@ -180,36 +154,30 @@ class ScriptFiles:
         """What is replaced in modules when they are imported."""
         serializers, patches = self._serializers, self._patches
 
-        def safetensors(module: ModuleType) -> None:
-            save = serializers.file_save(f"{module.__name__}.save_file", vars(module)["save_file"])
-            patches.set(module, "save_file", save)
+        def replacing(make: Callable[[str, Any], Any], path: str) -> Callable[[ModuleType], None]:
+            def patch(module: ModuleType) -> None:
+                *above, name = path.split(".")
+                owner: Any = functools.reduce(getattr, above, module)
+                plain = getattr(owner, name, None)  # not every version of the library has each
+                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
+                    return
+                made = make(f"{module.__name__}.{path}", plain)
+                is_static = isinstance(vars(owner).get(name), staticmethod)
+                patches.set(owner, name, staticmethod(made) if is_static else made)
 
-        def sqlite(module: ModuleType) -> None:
-            connect = serializers.connect(vars(module)["connect"])
-            patches.set(module, "connect", connect)
-            patches.set(sys.modules["sqlite3.dbapi2"], "connect", connect)
-
-        def hdf5(module: ModuleType) -> None:
-            file = vars(module)["File"]
-            patches.set(file, "__init__", serializers.hdf5(file.__init__))
+            return patch
 
         def native(writers: tuple[NativeWriter, ...], module: ModuleType) -> None:
             for writer in writers:
-                *path, last = writer.name.split(".")
-                owner: Any = functools.reduce(getattr, path, module)
-                plain = getattr(owner, last, None)  # not every version of the library has each
-                if plain is None or (isinstance(owner, type) and owner.__flags__ & _IMMUTABLE_TYPE):
-                    continue
-                write: Any = serializers.native(f"{module.__name__}.{writer.name}", writer, plain)
-                is_static = isinstance(vars(owner).get(last), staticmethod)
-                patches.set(owner, last, staticmethod(write) if is_static else write)
+                replacing(functools.partial(serializers.native, writer), writer.name)(module)
 
         return {
             **{name: functools.partial(native, writers) for name, writers in NATIVE_WRITERS.items()},
-            "safetensors.torch": safetensors,
-            "safetensors.numpy": safetensors,
-            "sqlite3": sqlite,
-            "h5py": hdf5,
+            "safetensors.torch": replacing(serializers.save_file, "save_file"),
+            "safetensors.numpy": replacing(serializers.save_file, "save_file"),
+            "sqlite3.dbapi2": replacing(serializers.connect, "connect"),
+            "sqlite3": replacing(serializers.connect, "connect"),
+            "h5py": replacing(serializers.hdf5, "File.__init__"),
             "tensorboard.summary.writer.event_file_writer": functools.partial(
                 patch_tensorboard, self._files, patches
             ),

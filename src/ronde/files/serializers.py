@@ -7,18 +7,21 @@ serialize at the same time; only rank 0's bytes go to the file.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import unquote
 
 from ronde.files.native_writers import NativeWriter
-from ronde.files.overlay import remove
 from ronde.files.rank_files import RankFiles
 from ronde.files.raw_files import Sink
 
 __all__ = ["OF_ALL_RANKS", "Serializers"]
 
+_COMPANIONS = ("", "-wal", "-journal")
+"""What the names of files end in that belong to a database."""
 OF_ALL_RANKS = "_ronde_of_all_ranks"
 """A function has another by this name, which all ranks are to call before rank 0 calls it alone."""
 
@@ -34,47 +37,62 @@ class Serializers:
         self._files = files
         self._whole = whole
 
-    def torch_save(self, plain: Callable[..., None]) -> Callable[..., None]:
-        """For `torch.save(obj, f, ...)`."""
+    def together(
+        self,
+        label: str,
+        argument: str,
+        instead: Callable[[], AbstractContextManager[Any]],
+        plain: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        """For a function that all ranks carry out together.
+
+        Args:
+            argument: the path of the file, or the file.
+            instead: what another rank than 0 writes to.
+        """
+        signature = inspect.signature(plain)
 
         @functools.wraps(plain)
-        def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-            located = self._files.mediated(f)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            path = given.arguments[argument]
+            located = self._files.mediated(path)
             if located is None:
-                return plain(obj, self._files.place_to_write(f), *args, **kwargs)
-            f = self._files.paths.renamed(f)
-            target = f if self._files.is_zero else Sink()
-            return self._save(
-                "torch.save", located, lambda: plain(obj, target, *args, **kwargs), lambda: plain(None, f)
-            )
-
-        return save
-
-    def file_save(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For `save_file(tensors, filename, ...)` of safetensors."""
-
-        @functools.wraps(plain)
-        def save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            located = self._files.mediated(filename)
-            if located is None:
-                return plain(tensors, self._files.place_to_write(filename), *args, **kwargs)
-            filename = self._files.paths.renamed(filename)
+                given.arguments[argument] = self._files.place_to_write(path)
+                return plain(*given.args, **given.kwargs)
 
             def write() -> Any:
-                if self._files.is_zero:
-                    return plain(tensors, filename, *args, **kwargs)
-                # No null device: it renames onto its target, which for root would replace the device.
-                place = self._files.mirrors.place("discarded")
-                try:
-                    return plain(tensors, place, *args, **kwargs)
-                finally:
-                    remove(place)
+                with nullcontext(path) if self._files.is_zero else instead() as target:
+                    given.arguments[argument] = target
+                    return plain(*given.args, **given.kwargs)
 
-            return self._save(label, located, write, lambda: plain({}, filename))
+            def try_open() -> None:
+                os.close(os.open(located, os.O_WRONLY | os.O_CREAT, 0o666))
+
+            # Found out later, the others would be left alone in what they do together.
+            self._files.once(label, located, try_open)
+            return self._files.together(label, located, write)
 
         return save
 
-    def native(self, label: str, writer: NativeWriter, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def torch_save(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
+        return self.together(label, "f", Sink, plain)
+
+    def save_file(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """For that of safetensors."""
+
+        @contextmanager
+        def instead() -> Iterator[str]:
+            # No null device: it renames onto its target, which for root would replace the device.
+            place = self._files.overlay.scratch()
+            try:
+                yield place
+            finally:
+                os.unlink(place)
+
+        return self.together(label, "filename", instead, plain)
+
+    def native(self, writer: NativeWriter, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For a function that returns a plain value; it may write into a folder."""
 
         @functools.wraps(plain)
@@ -98,34 +116,27 @@ class Serializers:
 
         return write
 
-    def connect(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """For `sqlite3.connect(database, ...)`: other ranks work on a mirror of the database."""
+    def connect(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """For `sqlite3.connect(database, ...)`: other ranks work on a copy of the database."""
 
         @functools.wraps(plain)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-            is_uri = bool(kwargs.get("uri")) and str(database).startswith("file:")
             path, query = database, ""
-            if is_uri:
-                path, _, query = str(database).removeprefix("file:").partition("?")
-            if path in ("", ":memory:") or any(
-                flag in query for flag in ("mode=ro", "mode=memory", "immutable=1")
+            if kwargs.get("uri") and str(database).startswith("file:"):
+                path, _, query = unquote(str(database)).removeprefix("file:").partition("?")
+            if path in ("", ":memory:") or not {"mode=ro", "mode=memory", "immutable=1"}.isdisjoint(
+                query.split("&")
             ):
                 return plain(database, *args, **kwargs)
 
             def at(place: Any) -> Any:
-                name = database if place is path else f"file:{quote(place)}?{query}" if is_uri else place
-                return plain(name, *args, **kwargs)
+                return plain(place, *args, **{**kwargs, "uri": False})
 
-            located = self._files.mediated(path)
-            if located is None:
-                for suffix in ("-journal", "-wal", "-shm"):  # they come and go
-                    self._files.place_to_write(f"{path}{suffix}")
-                return at(self._files.place_to_write(path, keep=True))
-            return self._mirrored("sqlite3.connect", located, lambda: at(path), at, ("-wal", "-journal"))
+            return self._kept_open(label, path, at)
 
         return connect
 
-    def hdf5(self, plain: Callable[..., None]) -> Callable[..., None]:
+    def hdf5(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
         """For `h5py.File.__init__(self, name, mode="r", ...)`."""
 
         @functools.wraps(plain)
@@ -133,49 +144,28 @@ class Serializers:
             def at(place: Any) -> None:
                 return plain(file, place, mode, *args, **kwargs)
 
-            located = self._files.mediated(name)
-            if mode in (None, "r"):
-                if located is not None:
-                    self._files.before_reading(located)
-                    return at(self._files.mirrors.find(located) or self._files.paths.renamed(name))
-                return self._files.look(name, at)
-            if located is None:
-                return at(self._files.place_to_write(name, keep=mode not in ("w", "w-", "x")))
-            return self._mirrored("h5py.File", located, lambda: at(name), at)
+            if mode not in (None, "r"):
+                return self._kept_open(label, name, at)
+            with self._files.reading(name) as place:
+                return at(place)
 
         return initialize
 
-    def _save(self, label: str, located: str, write: Callable[[], Any], complain: Callable[[], Any]) -> Any:
-        """Let all ranks serialize together, when rank 0 has found that it can write at all.
+    def _kept_open(self, label: str, path: Any, at: Callable[[Any], Any]) -> Any:
+        """What `at` makes over the file on rank 0, and over this rank's copy elsewhere.
 
-        Found out later, the others would be left alone in the collectives of serializing.
-
-        Args:
-            complain: fails as `write` would where the file cannot be opened.
+        The copy is read in place of the file until all ranks change that as a whole.
         """
-
-        def try_open() -> None:
-            try:
-                os.close(os.open(located, os.O_WRONLY | os.O_CREAT, 0o666))
-            except OSError:
-                complain()
-
-        self._files.once(label, located, try_open)
-        return self._files.together(label, located, write)
-
-    def _mirrored(
-        self,
-        label: str,
-        located: str,
-        genuine: Callable[[], Any],
-        on_copy: Callable[[str], Any],
-        companions: tuple[str, ...] = (),
-    ) -> Any:
-        """The library's object over the file on rank 0, over a mirror of it elsewhere."""
+        located = self._files.mediated(path)
+        if located is None:
+            return at(self._files.place_to_write(path, keep=True))
         made: list[Any] = []
 
-        def mirror() -> None:
-            made.append(on_copy(self._files.mirrors.make(located, companions)))
+        def copy() -> None:
+            self._files.callers.branched = True
+            found = self._files.overlay.resolve(located, last=True)
+            places = [self._files.overlay.target(found + suffix, keep=True) for suffix in _COMPANIONS]
+            made.append(at(places[0]))
 
-        self._files.once(label, located, lambda: made.append(genuine()), changed=lambda _: (), prepare=mirror)
+        self._files.once(label, located, lambda: made.append(at(path)), changed=lambda _: (), prepare=copy)
         return made[0]

@@ -1,7 +1,7 @@
 """Temporary files: every rank makes its own, and knows them for its own.
 
 What the script wants to keep in a place of its choice (`mkdtemp(dir="runs")`) is no such thing: it is made
-once. What it makes among the temporary files and leaves there is left by rank 0 only.
+once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ronde.files.rank_files import RankFiles
-from ronde.patching.caller import called_by_script
 
 __all__ = ["MAKERS", "making"]
 
@@ -25,7 +24,7 @@ MAKERS = ("mkstemp", "mkdtemp", "mktemp", "NamedTemporaryFile", "TemporaryFile")
 def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
     """`plain`, done by every rank for itself; what it made is private to the rank from then on."""
     signature = inspect.signature(plain)
-    name = plain.__name__
+    name, among = plain.__name__, os.path.realpath(tempfile.gettempdir())
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -33,31 +32,20 @@ def making(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
         if not (beside or files.callers.in_step()):
             return plain(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        stays = name in ("mkstemp", "mkdtemp") or (
-            name == "NamedTemporaryFile" and not given.get("delete", True)
-        )
         located = files.paths.locate(given.get("dir"))
-        if located is not None and not _is_passing(files, located):
-            if beside and files.is_zero:
-                return plain(**given)  # what it calls for that is mediated
-            if beside:
-                given["dir"] = files.place_to_write(located)
-            elif stays:
+        stays = name in ("mkstemp", "mkdtemp") or not given.get("delete", True)
+        # What is made among temporary files is meant to go away, rather than to be found by the user.
+        passes = located is None or files.paths.is_exempt(located) or located == among
+        if stays and not passes:
+            if not beside:
                 names: Any = tempfile._get_candidate_names()  # pyright: ignore[reportAttributeAccessIssue]
                 names.rng.seed(files.alike(f"tempfile.{name}", lambda: names.rng.getrandbits(64)))
-                return plain(**given)
+            return plain(**given)  # what it calls for that is mediated
         with files.callers.unmediated():
             made = plain(**given)
         path = made[1] if isinstance(made, tuple) else getattr(made, "name", made)
         if isinstance(path, (str, bytes)):  # TemporaryFile's name is a descriptor
             files.paths.add_private(path)
-            if stays and called_by_script():
-                files.paths.left.append(os.path.abspath(os.fsdecode(path)))
         return made
 
     return make
-
-
-def _is_passing(files: RankFiles, located: str) -> bool:
-    """Whether what is made in this folder is meant to go away, rather than to be found by the user."""
-    return files.paths.is_exempt(located) or located == os.path.realpath(tempfile.gettempdir())

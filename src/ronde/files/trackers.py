@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ronde.files.rank_files import RankFiles
+from ronde.files.raw_files import Sink
 from ronde.patching.patches import Patches
 
 __all__ = ["patch_tensorboard", "patch_wandb"]
@@ -56,22 +57,6 @@ def patch_wandb(files: RankFiles, patches: Patches, module: ModuleType) -> None:
 
 
 def patch_tensorboard(files: RankFiles, patches: Patches, module: ModuleType) -> None:
+    plain: Callable[..., Any] = vars(module)["RecordWriter"]
     if not files.is_zero:
-        patches.set(module, "RecordWriter", _NullRecords)
-
-
-class _NullRecords:
-    """In the place of tensorboard's `RecordWriter`: takes event records and forgets them."""
-
-    def __init__(self, writer: object) -> None:
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        if self.closed:
-            raise OSError("Writer is closed")
-
-    def flush(self) -> None:
-        self.write(b"")
-
-    def close(self) -> None:
-        self.closed = True
+        patches.set(module, "RecordWriter", lambda _: plain(Sink()))

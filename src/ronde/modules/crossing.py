@@ -13,7 +13,7 @@ from ronde.modules.sharded_call import another_form
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize, wrap
-from ronde.tensor.layout import Layout, laid
+from ronde.tensor.layout import laid
 from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.rules.common import enter
 from ronde.tensor.tensor_class import alike, as_plain, own_class, plain
@@ -91,10 +91,9 @@ class Crossing:
     def _global(self, value: Any, axis: OutputAxis, rows: int) -> Any:
         if not isinstance(value, torch.Tensor) or axis.dim is None:
             return value
-        mine = self._context.layout(0, rows).count(self._context.rank)
-        others = value.shape[axis.dim] // mine
-        outer, inner = (others, 1) if axis.outer_first else (1, others)
-        layout = Layout(axis.dim, rows, self._context.world_size, outer, inner)
+        batch = self._context.layout(0, rows)
+        mine = batch.count(self._context.rank)
+        layout = axis.layout(value.shape, batch, mine)
         local = laid(plain(value), axis.order) if mine == 1 else plain(value)
         made = wrap(self._context, local, layout, self._rules)
         kind = own_class(value)

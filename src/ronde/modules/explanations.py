@@ -1,19 +1,47 @@
-"""What users are told of models that do not run as one piece: of which, and why."""
+"""What users are told of models that do not run as one piece: of each cause one sentence, and how often."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import LISTED, Batch
 from ronde.modules.observations import Call
-from ronde.modules.reasons import InParts, cause
 from ronde.rowwise.verdict import NO_AXIS, Verdict
 
 __all__ = ["Explanations", "is_computed_whole"]
+
+
+_DIGITS = re.compile(r"\b\d+\b")
+# Where in a tree of modules something is.
+_PATH = re.compile(r"\b(\w+\.)+(?=\w)")
+
+
+class _Told:
+    """Why modules of a class run in parts, as the user is told.
+
+    Attributes:
+        because_of: modules inside in which the reason was found.
+        seen: names of modules that are in the sentence, or were.
+        often: in how many calls it was so.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self._name, self.reason = name, reason
+        self.because_of: list[str] = []
+        self.seen = {name}
+        self.often = ""
+
+    @property
+    def sentence(self) -> str:
+        inside = f", because of {', '.join(self.because_of)} inside it" if self.because_of else ""
+        return f"{self._name} runs in parts{self.often}, not as one piece{inside}: {self.reason}"
 
 
 class Explanations:
@@ -21,7 +49,9 @@ class Explanations:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._in_parts = InParts(calls)
+        # By the name of a module, and the cause.
+        self._told: dict[tuple[str, str], _Told] = {}
+        self._times: Counter[tuple[str, str]] = Counter()
         # Modules that run in parts around what is called now, the outermost first.
         self._around: list[tuple[str, Verdict]] = []
 
@@ -30,12 +60,10 @@ class Explanations:
         if verdict.sharded:
             self._say_where(call, verdict)
         elif verdict.reason == LISTED:
-            self._in_parts.tell(call.module, LISTED)
+            self._tell(call.module, LISTED)
         elif call.optional or self._is_no_batch(call, verdict) or _is_criterion(call.module, verdict):
             return
-        elif not call.listed and is_computed_whole(
-            self._calls, call.module, call.batches[verdict.candidate], verdict
-        ):
+        elif not call.listed and is_computed_whole(self._calls, call.batches[verdict.candidate]):
             self._say_of_single_rows(type(call.module).__name__, verdict)
         else:
             self._say_why(call.module, verdict)
@@ -75,25 +103,26 @@ class Explanations:
     def inside(self, module: torch.nn.Module, verdict: Verdict) -> Iterator[None]:
         """Around the body of a module that runs in parts."""
         name = type(module).__name__
-        self._in_parts.count(name, verdict.reason)
+        self._times[name, _cause(verdict.reason)] += 1
         self._around.append((name, verdict))
         try:
             yield
         finally:
             self._around.pop()
 
-    def ran_as_one_piece(self, module: torch.nn.Module) -> None:
-        """It has been called on this rank's rows."""
-        self._in_parts.ran_as_one_piece(module)
-
     def conclude(self) -> None:
-        """At the end of a run: say what is known by then only."""
-        self._in_parts.say_how_often()
+        """At the end of a run: where some calls were as one piece, in how many it was otherwise."""
+        named: Counter[str] = Counter(self._calls.tally.sharded)
+        for (name, _), times in self._times.items():
+            named[name] += times
+        for key, told in self._told.items():
+            some, calls = self._times[key], named[key[0]]
+            self._change(told, often=f" in {some} of {calls} calls" if 0 < some < calls else "")
 
     def listed(self, module: torch.nn.Module, *, said: bool) -> Verdict:
         """The verdict on a call whose entries hold no batch: it is the list itself, of which it is `said`."""
         if said:
-            self._in_parts.tell(module, LISTED)
+            self._tell(module, LISTED)
         return Verdict(False, LISTED)
 
     def opaque(self, module: torch.nn.Module, kind: str) -> AbstractContextManager[None]:
@@ -117,40 +146,57 @@ class Explanations:
 
     def _tell_of_arguments(self, module: torch.nn.Module, reason: str) -> None:
         """Of the outermost module that has parameters."""
-        told = self._in_parts.is_told(type(module).__name__)
+        told = self._is_told(type(module).__name__)
         if not self._around and next(module.parameters(), None) is not None and not told:
-            self._in_parts.tell(module, reason)
+            self._tell(module, reason)
+
+    def _tell(self, module: torch.nn.Module, reason: str) -> None:
+        """Each reason once, whatever numbers of rows or shapes are in it."""
+        self._calls.explained = True
+        name = type(module).__name__
+        key = name, _cause(reason)
+        if key not in self._told:
+            self._told[key] = _Told(name, reason)
+            self._calls.notes.say(self._told[key].sentence)
+
+    def _is_told(self, name: str) -> bool:
+        return any(told == name for told, _ in self._told)
+
+    def _change(self, told: _Told, **known: Any) -> None:
+        """More is known of what has been said."""
+        before = told.sentence
+        for name, value in known.items():
+            setattr(told, name, value)
+        self._calls.notes.say_instead(before, told.sentence)
 
     def _say_why(self, module: torch.nn.Module, verdict: Verdict) -> None:
         """Where a module around this one could not be cut for the same reason, this one is its cause."""
         if verdict.raised and any(around.raised for _, around in self._around):
             return
-        reason = cause(verdict.reason)
-        alike = [outer for outer, around in self._around if cause(around.reason) == reason]
-        told = self._in_parts.find(alike, reason)
+        name, reason = type(module).__name__, _cause(verdict.reason)
+        alike = [outer for outer, around in self._around if _cause(around.reason) == reason]
+        told = next((told for outer in alike if (told := self._told.get((outer, reason)))), None)
         if told is None:
-            self._in_parts.tell(module, verdict.reason)
-        elif not _is_torchs(module):
-            self._in_parts.narrow(told, type(module).__name__, verdict.reason, alike)
+            self._tell(module, verdict.reason)
+        elif not _is_torchs(module) and name not in told.seen:
+            told.seen.add(name)
+            because_of = [each for each in told.because_of if each not in alike] + [name]
+            self._change(told, reason=verdict.reason, because_of=because_of)
 
     def _say_of_single_rows(self, name: str, verdict: Verdict) -> None:
         """Unless more is known of the module already."""
-        if not self._in_parts.is_told(name):
+        if not self._is_told(name):
             self._calls.explained = True
             self._calls.notes.say(f"{name} is computed whole where a rank has a single row: {verdict.reason}")
 
 
-def is_computed_whole(calls: Calls, module: torch.nn.Module, batch: Batch, verdict: Verdict) -> bool:
+def is_computed_whole(calls: Calls, batch: Batch) -> bool:
     """Whether every rank computes the whole of a batch that cannot be cut as one piece.
 
     In memory one row may lie otherwise than as one of several, and draws run through memory: of a body that
     is carried out in parts nobody would know.
     """
-    return calls.fewest(batch.rows) * batch.inner == 1 and (verdict.drew or _drops(module))
-
-
-def _drops(module: torch.nn.Module) -> bool:
-    return any(isinstance(part, _Dropout) and part.training and part.p > 0 for part in module.modules())
+    return calls.fewest(batch.rows) * batch.inner == 1
 
 
 def _is_torchs(module: torch.nn.Module) -> bool:
@@ -164,4 +210,8 @@ def _is_criterion(module: torch.nn.Module, verdict: Verdict) -> bool:
 
 
 _ARRAYS = "its arguments are NumPy arrays, which are not cut; give it tensors (torch.as_tensor(...))"
-_Dropout = torch.nn.modules.dropout._DropoutNd
+
+
+def _cause(reason: str) -> str:
+    """The reason without what may differ: numbers from call to call, a path from module to module."""
+    return _DIGITS.sub("", _PATH.sub("", reason))

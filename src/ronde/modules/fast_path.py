@@ -7,9 +7,6 @@ rank has rows of its own.
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import torch
 
 from ronde.patching.patches import Patches
@@ -38,13 +35,6 @@ def install(patches: Patches, context: Context, pieces: int) -> None:
             return context.together(lambda: context.comm.votes([not plain(t, mask)]) == [0])
         if context.region is not Region.SHARDED:
             return plain(t, mask)
-        if _compiler_is_aside():  # compiled code never takes that path
-            return False
         return context.comm.votes([not plain(t, mask)]) == [0]
 
     patches.set(torch, "_nested_tensor_from_mask_left_aligned", left_aligned)
-
-
-def _compiler_is_aside() -> bool:
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and frames._stance.stance == "force_eager"

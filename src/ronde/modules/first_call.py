@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,7 @@ from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.observations import Call, Known, Observations
 from ronde.modules.observed_call import (
     Around,
-    Noting,
     Observed,
-    Watching,
-    carry_out_one_row,
     compare,
     few_rows,
     in_checkpoint,
@@ -35,12 +31,8 @@ from ronde.tensor.tree import map_leaves
 
 __all__ = ["FirstCalls"]
 
-# Of a call that is no more than this once, as the next one may find all ranks alike.
-_CHANGED_BESIDE = Verdict(
-    False, "what its code reads has changed on one rank before another, by another thread of the script"
-)
-
 Observable = Callable[..., ShardedCall]
+_ONE_ROW = "of a single row it makes something else than of one of several"
 # So many rows are tried where not all are observed.
 _FEW = 5
 
@@ -80,53 +72,37 @@ class FirstCalls:
 
     def decide(self, plain: Callable[..., Any], call: Call) -> tuple[Verdict, Observed | None]:
         """The verdict on a call, and what came of it if it was observed for that."""
-        known, place = self._observations.find(call)
-        if not self._agree(call, known):
-            self._explanations.say(call, _CHANGED_BESIDE)
-            return _CHANGED_BESIDE, None
+        known, form, numbers = self._observations.find(call)
         if known is not None:
             # What a checkpoint computes again in backward is no call of the script's.
             again = torch._C._current_graph_task_id() != -1
             if (
                 again
                 or not known.verdict.sharded
-                or not known.is_due(call.batches[known.verdict.candidate].rows)
+                or not known.is_due(call.batches[known.verdict.candidate].rows, numbers)
             ):
                 return known.verdict, None
             seen = self._compared(plain, call, known)
             if seen is not None:
                 return known.verdict, seen
-            self._observations.forget(place, known)
-        given_up = self._observations.give_up(call, place)
+            form.forget(known)
+        given_up = self._observations.give_up(call, form)
         if given_up is not None:
             self._explanations.say(call, given_up)
             return given_up, None
-        notes = self._observations.notes(call, place)
-        seen = self._observe(plain, call, notes)
+        seen = self._observe(plain, call)
         verdict = seen.verdict
         if call.listed and verdict.raised:
             verdict = Verdict(False, LISTED)
-        found = Known(verdict, {call.batches[0].rows}, seen.steps if verdict.sharded else None)
-        self._observations.keep(place, found, notes and notes[0])
+        steps = seen.steps if verdict.sharded else None
+        compared = self._is_compared(call, call.batches[verdict.candidate])
+        form.learn(Known(verdict, {call.batches[0].rows}, steps, numbers), compared=compared)
         self._explanations.say(call, verdict)
         if verdict.sharded and 1 in call.batches[verdict.candidate].axes:
             self._second.add(call.module)
         return verdict, seen
 
-    def _agree(self, call: Call, known: Known | None) -> bool:
-        """Whether calls like this one are known to all ranks, or to none.
-
-        Threads may change what a module goes by, sooner on one rank than on another.
-        """
-        comm = self._context.comm
-        if not self._context.script_values.watched:
-            return True
-        traits = self._observations.traits(call.module)
-        mine = [int(known is not None), zlib.crc32(repr(traits.numbers()).encode())]
-        told = comm.all_gather(torch.tensor(mine, dtype=torch.int64, device=comm.control_device))
-        return bool((told == told[0]).all())
-
-    def _observe(self, plain: Callable[..., Any], call: Call, notes: Noting) -> Observed:
+    def _observe(self, plain: Callable[..., Any], call: Call) -> Observed:
         """The first candidate that holds, or what is wrong with the likeliest.
 
         Likeliest of all is one whose rows came out apart: what is wrong with it is not that it is no batch.
@@ -136,7 +112,7 @@ class FirstCalls:
             return Observed(Verdict(False, reason))
         first: Observed | None = None
         for place, batch in enumerate(call.batches):
-            seen = self._on(plain, call, batch, notes)
+            seen = self._on(plain, call, batch)
             verdict = dataclasses.replace(seen.verdict, candidate=place)
             if verdict.sharded:
                 return dataclasses.replace(seen, verdict=verdict)
@@ -151,12 +127,12 @@ class FirstCalls:
     def _compared(self, plain: Callable[..., Any], call: Call, known: Known) -> Observed | None:
         """What came of a call that is compared; None where it goes another way."""
         batch = call.batches[known.verdict.candidate]
+        if not self._is_compared(call, batch):
+            return Observed(known.verdict)
         made = self._observable(plain, call.module, call.given, known.verdict, batch)
         assert known.steps is not None
-        if self._calls.fewest(batch.rows) < 2 or self._is_tried_out(call):
-            return Observed(known.verdict)
-        watching = Watching(self._around, self._observations.traits(call.module).outside, None)
-        return compare(made, watching, known.steps)
+        outside = self._observations.traits(call.module).outside
+        return compare(made, self._around, outside, known.steps)
 
     def _refused_at_once(self, call: Call) -> str:
         traits = self._observations.traits(call.module)
@@ -169,29 +145,28 @@ class FirstCalls:
             return f"it reads {used}, which is used up as it is read"
         return ""
 
-    def _on(self, plain: Callable[..., Any], call: Call, batch: Batch, notes: Noting) -> Observed:
+    def _on(self, plain: Callable[..., Any], call: Call, batch: Batch) -> Observed:
         """What comes of it if this is the batch."""
         if any(axis is not None and _is_sparse(value) for value, axis in zip(call.values, batch.axes)):
             reason = "one of its arguments is a sparse matrix, which is not cut into rows"
             return Observed(Verdict(False, reason, batch.axes))
         made = self._observable(plain, call.module, call.given, Verdict(False, inputs=batch.axes), batch)
-        watch = Watching(self._around, self._observations.traits(call.module).outside, notes)
+        watched = self._around, self._observations.traits(call.module).outside
         if self._calls.fewest(batch.rows) < 2:  # nothing can be told of a single row
             whole = map_leaves(materialize, call.given)
-            seen = try_out(made, watch, few_rows(whole, batch.axes, 2, batch.inner), 2)
-            if not seen.verdict.sharded:
-                return seen
-            made = dataclasses.replace(made, verdict=seen.verdict)
-            if self._is_sampled():
-                one = dataclasses.replace(made, given=few_rows(whole, batch.axes, 1, batch.inner))
-                return carry_out_one_row(one, watch, stands=False)
-            return carry_out_one_row(made, watch, stands=True)
+            seen = try_out(made, *watched, few_rows(whole, batch.axes, 2, batch.inner), 2)
+            if seen.verdict.sharded and seen.steps and not seen.steps.fits(batch.rows, 1):
+                return Observed(dataclasses.replace(seen.verdict, sharded=False, reason=_ONE_ROW))
+            return seen
         if self._is_tried_out(call):
             # What was searched for may be joined by what lies far apart.
             mine = made.cut.count(self._context.rank)
             rows = mine if batch.searched else min(self._calls.fewest(batch.rows), _FEW)
-            return try_out(made, watch, few_rows(made.given, batch.axes, rows, batch.inner), rows)
-        return observe(made, watch)
+            return try_out(made, *watched, few_rows(made.given, batch.axes, rows, batch.inner), rows)
+        return observe(made, *watched)
+
+    def _is_compared(self, call: Call, batch: Batch) -> bool:
+        return self._calls.fewest(batch.rows) >= 2 and not self._is_tried_out(call)
 
     def _is_sampled(self) -> bool:
         return self._sampled or self._calls.pieces > 1

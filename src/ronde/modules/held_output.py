@@ -1,4 +1,7 @@
-"""What a call prints, logs and warns of, held back until it is known whether the call stands."""
+"""What a call prints and logs, held back until it is known whether the call stands.
+
+Warnings are not: they are shown once for each place.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,15 @@ import io
 import logging
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from ronde.patching.caller import is_users
 from ronde.patching.thread_stream import redirected
 from ronde.rowwise.verdict import MixesRows
 
 __all__ = ["HeldOutput"]
-
-# Whatever is shown is not marked as shown: the call may come again.
-_ALWAYS = ("always", None, Warning, None, 0)
 
 
 class HeldOutput:
@@ -30,18 +29,12 @@ class HeldOutput:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Inside, nothing is printed, logged or warned of.
+        """Inside, nothing is printed or logged.
 
         Raises:
             MixesRows: where a file is opened for writing, which nobody could take back.
         """
-        with (
-            redirected("stdout", _Held("stdout", self._said)),
-            redirected("stderr", _Held("stderr", self._said)),
-            self._logging(),
-            self._warnings(),
-            _no_files(),
-        ):
+        with redirected("stdout", _Held(self._said)), self._logging(), _no_files():
             yield
 
     def release(self) -> None:
@@ -65,45 +58,16 @@ class HeldOutput:
         finally:
             logging.Logger.handle = plain  # type: ignore[method-assign]
 
-    @contextmanager
-    def _warnings(self) -> Iterator[None]:
-        module: Any = warnings  # as types have it `filters` cannot be written
-        filters, shown_by, thread, said = (
-            module.filters,
-            module.showwarning,
-            threading.get_ident(),
-            self._said,
-        )
-
-        def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-            if threading.get_ident() != thread:
-                return shown_by(message, category, filename, lineno, *rest)
-            said.append(
-                lambda: warnings.warn_explicit(
-                    message, category, filename, lineno, registry=_registry_of(filename)
-                )
-            )
-
-        before = list(filters)
-        filters.insert(0, _ALWAYS)
-        module.showwarning = show
-        try:
-            yield
-        finally:
-            filters[:] = before
-            module.filters, module.showwarning = filters, shown_by
-
 
 class _Held:
-    """Stands for a standard stream, and keeps what is written."""
+    """Stands for standard output, and keeps what is written."""
 
-    def __init__(self, name: Literal["stdout", "stderr"], said: list[Callable[[], object]]) -> None:
-        self._name = name
-        self._stream = getattr(sys, name)
+    def __init__(self, said: list[Callable[[], object]]) -> None:
+        self._stream = sys.stdout
         self._said = said
 
     def write(self, text: str) -> int:
-        self._said.append(lambda: getattr(sys, self._name).write(text))
+        self._said.append(lambda: sys.stdout.write(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -111,18 +75,10 @@ class _Held:
             self.write(line)
 
     def flush(self) -> None:
-        self._said.append(lambda: getattr(sys, self._name).flush())
+        """There is nothing yet."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _registry_of(filename: str) -> dict[Any, Any]:
-    """Where a module notes which of its warnings were shown."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == filename:
-            return vars(module).setdefault("__warningregistry__", {})
-    return {}
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from ronde.modules.fast_path import may_take_fast_path
 from ronde.modules.first_call import FirstCalls
 from ronde.modules.observations import Call
 from ronde.modules.onlookers import onlooker
-from ronde.modules.past_calls import PastCalls
 from ronde.modules.sharded_call import ShardedCall, Way, at_once
 from ronde.modules.torchscript import is_about_to_trace, is_training
 from ronde.patching.modes_first import modes_first
@@ -77,7 +76,6 @@ class ModelEdge:
         self._first_calls = FirstCalls(
             calls, self._explanations, self._observable, self._around, sampled=sampled
         )
-        self._past_calls = PastCalls()
         self._small_batches = SmallBatches()
         # Inside a module that is given one sample, of which the layers see the features as a vector.
         self._in_one_sample = False
@@ -108,8 +106,6 @@ class ModelEdge:
         """At the end of a run: say of its calls what is known by then only."""
         self._explanations.conclude()
         calls = self._calls
-        for sentence in self._past_calls.sentences():
-            calls.notes.say(sentence)
         said = self._small_batches.sentence(self._context.world_size)
         # Where nothing was cut and no module is to blame, it is said that there were no larger batches.
         if said and (calls.tally.sharded or calls.explained or calls.uncut):
@@ -195,9 +191,6 @@ class ModelEdge:
         if large:
             call = Call(module, (args, kwargs), values, large, optional=small, listed=bool(listed))
             verdict, seen = self._first_calls.decide(plain, call)
-            if seen is not None and not self._explanations.are_around() and torch.is_grad_enabled():
-                one = _is_one_sample(values, large[verdict.candidate])
-                self._past_calls.note(module, sharded=verdict.sharded and not one)
         else:
             verdict, seen = self._explanations.listed(module, said=are_samples(values)), None
         if verdict.sharded:
@@ -213,7 +206,7 @@ class ModelEdge:
         elif verdict.raised and large[0].only_vectors(values):
             # One sample, or many laid end to end: how many is known when something is called on them.
             samples, rows = _samples(values, found[0]), None
-        elif is_computed_whole(self._calls, module, large[verdict.candidate], verdict):
+        elif not small and is_computed_whole(self._calls, large[verdict.candidate]):
             self._tally(module, large[verdict.candidate].rows)
             return self._replicated(plain, module, (args, kwargs))
         else:
@@ -271,7 +264,7 @@ class ModelEdge:
     ) -> ShardedCall:
         """The call, with this rank's rows for what is the batch."""
         context = self._context
-        if context.script_values.watched:
+        if context.compares:
             require_alike(context.comm, f"{type(module).__name__} on {batch.rows} rows", list(leaves(call)))
         given = self._crossing.inward(call, verdict.inputs, batch)
         if torch.is_grad_enabled():
@@ -300,7 +293,6 @@ class ModelEdge:
             # at every call where there are such: the script may make them anew.
             if verdict not in adopted:
                 adopted.append(verdict)
-                self._explanations.ran_as_one_piece(module)
                 self._tell_uncompiled(module, verdict)
             for leaf in leaves_behind(leaves(output), start):
                 context.adopt(leaf)
@@ -370,8 +362,3 @@ _WITH_TANGENTS = (
 )
 # torch's losses are functions of global tensors that have rules of their own.
 _HANDLED_BY_RULES = {"torch.nn.modules.loss"}
-
-
-def _is_one_sample(values: list[Any], batch: Batch) -> bool:
-    """Whether what is cut is no batch but an axis of its only row."""
-    return any(axis and len(value) == 1 for value, axis in zip(values, batch.axes, strict=True))

@@ -54,7 +54,7 @@ def named_places(module: torch.nn.Module) -> tuple[list[Place], set[str]]:
     walk = _Walk()
     for part in module.modules():
         walk.visit_class(type(part))
-        for value in (*vars(part).values(), *part._forward_pre_hooks.values()):
+        for value in vars(part).values():
             walk.visit(value)
     return list(walk.places.values()), walk.names
 

@@ -2,8 +2,8 @@
 
 A form is a module's kind, its modes, the structure of the arguments, and the plain numbers among these, among
 the module's attributes, and among the variables that its code names. A number that is another one from call
-to call is left out of the form once a few of its values were observed: what was found then holds for all
-values that decide the same comparisons in the same way.
+to call is left out of the form once a few observed calls were alike: then each call in which it has
+changed is compared with the observed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from ronde.modules.calls import Calls
 from ronde.modules.candidates import Batch
 from ronde.modules.traits import Traits, comparable
-from ronde.rowwise.changing_numbers import Decision, Notes, is_notable
 from ronde.rowwise.sequence import Sequence
 from ronde.rowwise.verdict import COUNTS, Verdict
 from ronde.tensor.tensor_class import own_class
@@ -27,7 +26,7 @@ from ronde.tensor.tree import structure
 
 __all__ = ["Call", "Known", "Observations"]
 
-# So many values of a form's numbers are observed until those that change nothing are left out of it.
+# So many calls of a form are observed until numbers that change nothing are left out of it.
 _FEW = 3
 # So many are observed at most.
 _MANY = 16
@@ -58,51 +57,48 @@ class Known:
         rows: sizes of the batch with which it was called.
         steps: of its observed call; None where it was not cut.
         calls: so many so far.
-        decisions: what numbers have decided that are others from call to call; None where nobody noted it.
+        numbers: those of the last call.
     """
 
     verdict: Verdict
     rows: set[int]
-    steps: Sequence | None = None
+    steps: Sequence | None
+    numbers: tuple[Any, ...]
     calls: int = 1
-    decisions: tuple[Decision, ...] | None = None
 
-    def holds_for(self, whole: int, parts: Iterable[int], numbers: tuple[Any, ...]) -> bool:
-        """Whether a batch of so many rows, cut into such parts, with these numbers is not another matter."""
-        if not all(each.holds_for(numbers) for each in self.decisions or ()):
-            return False
+    def holds_for(self, whole: int, parts: Iterable[int]) -> bool:
+        """Whether a batch of so many rows, cut into such parts, is not another matter."""
         if whole in self.rows:
             return True
         if self.steps is None:
             return self.verdict.reason != COUNTS
         return all(self.steps.fits(whole, part) for part in parts)
 
-    def is_due(self, whole: int) -> bool:
+    def is_due(self, whole: int, numbers: tuple[Any, ...]) -> bool:
         """Whether this call is to be compared with the observed one."""
         self.calls += 1
-        new = whole not in self.rows
+        new = whole not in self.rows or numbers != self.numbers
         self.rows.add(whole)
+        self.numbers = numbers
         return self.steps is not None and (new or self.calls & (self.calls - 1) == 0)
 
 
-class _Form:
+class Form:
     """Calls that differ in numbers only.
 
     Attributes:
         known: what was found, by the numbers, and for other sizes of the batch after another.
         free: numbers that make no difference, by their place.
-        values: the numbers of each observed call.
-        steers: a number that changes decides something, and nobody can tell what.
+        observed: all that was found.
         given_up: what is taken for known of calls that were not observed.
     """
 
-    __slots__ = ("free", "given_up", "known", "steers", "values")
+    __slots__ = ("free", "given_up", "known", "observed")
 
     def __init__(self) -> None:
         self.known: dict[Any, list[Known]] = {}
-        self.free: frozenset[int] = frozenset()
-        self.values: list[tuple[Any, ...]] = []
-        self.steers = False
+        self.free: set[int] = set()
+        self.observed: list[Known] = []
         self.given_up: Known | None = None
 
     def key(self, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,63 +106,37 @@ class _Form:
             return numbers
         return tuple([each for place, each in enumerate(numbers) if place not in self.free])
 
-    def learn(self, numbers: tuple[Any, ...], known: Known, *, noted: bool) -> None:
-        """Remember one more, and leave out what has made no difference.
+    def learn(self, known: Known, *, compared: bool) -> None:
+        """Remember one more, and leave out numbers that have made no difference.
 
         Args:
-            noted: numbers that change have noted what they decide.
+            compared: later calls like this one can be.
         """
-        self.known.setdefault(self.key(numbers), []).append(known)
-        self.values.append(numbers)
-        if self.steers or not noted:
+        self.known.setdefault(self.key(known.numbers), []).append(known)
+        self.observed.append(known)
+        if known.steps is None or not compared:
             return
-        # Of what follows from numbers that change only the operations are compared.
-        known.steps = known.steps and known.steps.without_numbers()
-        changing = self.changing()
-        if changing and (self._are_alike() or self._is_known(numbers, known)):
-            self.free |= changing.keys()
-            self.known = {self.key(numbers): [known]}
+        alike = len(self.observed) >= _FEW and self._are_alike()
+        if alike or self.free:  # of what follows from numbers that change only the operations are compared
+            known.steps = known.steps.without_numbers()
+        if alike and (changing := self.changing()):
+            self.free |= changing
+            self.known = {self.key(known.numbers): [known]}
+
+    def forget(self, known: Known) -> None:
+        """A later call was not like the observed one."""
+        self.known[self.key(known.numbers)].remove(known)
 
     def _are_alike(self) -> bool:
         """Whether all observed calls were."""
-        every = self.all_known()
-        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in every}
-        return len(verdicts) == 1 and len({_operations(each.steps) for each in every}) == 1
+        verdicts = {dataclasses.replace(each.verdict, raised=None) for each in self.observed}
+        return len(verdicts) == 1 and len({_operations(each.steps) for each in self.observed}) == 1
 
-    def _is_known(self, numbers: tuple[Any, ...], known: Known) -> bool:
-        """Whether one that decided the same was alike, where all that numbers decide is noted."""
-        return _are_numbers(self.changing().values()) and any(
-            each is not known
-            and each.decisions is not None
-            and all(decision.holds_for(numbers) for decision in each.decisions)
-            and each.verdict.sharded == known.verdict.sharded
-            and _operations(each.steps) == _operations(known.steps)
-            for each in self.all_known()
-        )
-
-    def all_known(self) -> list[Known]:
-        return [each for several in self.known.values() for each in several]
-
-    def changing(self, *now: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
-        """The values of numbers that are not always the same, by their place."""
-        columns = enumerate(zip(*self.values, *now, strict=True))
-        return {
-            place: column
-            for place, column in columns
-            if place not in self.free and any(each != column[0] for each in column)
-        }
-
-
-def _are_numbers(columns: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether what changes are numbers, of which is noted all that they decide."""
-    return all(is_notable(each) for column in columns for each in column)
-
-
-def _is_open(column: tuple[Any, ...]) -> bool:
-    """Whether what changes is a number, of which can be told what it decides, or how long something is."""
-    if _are_numbers([column]):
-        return True
-    return all(isinstance(each, tuple) for each in column) and len({each[:1] for each in column}) > 1
+    def changing(self) -> set[int]:
+        """The places of numbers that are not always the same, and not left out."""
+        columns = enumerate(zip(*(each.numbers for each in self.observed), strict=True))
+        changing = {place for place, column in columns if any(each != column[0] for each in column)}
+        return changing - self.free
 
 
 def _operations(steps: Sequence | None) -> Any:
@@ -179,7 +149,7 @@ class Observations:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._context = calls, calls.context
         self._traits: weakref.WeakKeyDictionary[torch.nn.Module, Traits] = weakref.WeakKeyDictionary()
-        self._forms: dict[Any, _Form] = {}
+        self._forms: dict[Any, Form] = {}
 
     def traits(self, module: torch.nn.Module) -> Traits:
         found = self._traits.get(module)
@@ -187,10 +157,10 @@ class Observations:
             found = self._traits[module] = Traits(module)
         return found
 
-    def find(self, call: Call) -> tuple[Known | None, Any]:
-        """What is known of calls like this one, and where what is found of it is to be kept."""
+    def find(self, call: Call) -> tuple[Known | None, Form, tuple[Any, ...]]:
+        """What is known of calls like this one, its form and its numbers."""
         traits = self.traits(call.module)
-        form = self._forms.setdefault(_form(self._calls, traits, call), _Form())
+        form = self._forms.setdefault(_form(self._calls, traits, call), Form())
         numbers = (
             *traits.numbers(),
             *[comparable(each, 0) for each in call.values if not isinstance(each, torch.Tensor)],
@@ -198,61 +168,27 @@ class Observations:
         rows = call.batches[0].rows
         parts = {self._context.layout(0, rows).count(rank) for rank in range(self._context.world_size)}
         several = form.known.get(form.key(numbers), ())
-        known = next((each for each in several if each.holds_for(rows, parts, numbers)), form.given_up)
-        return known, (form, numbers)
+        known = next((each for each in several if each.holds_for(rows, parts)), form.given_up)
+        return known, form, numbers
 
-    def give_up(self, call: Call, place: Any) -> Verdict | None:
+    def give_up(self, call: Call, form: Form) -> Verdict | None:
         """What is found of all further calls, once too many that differ in their numbers were observed."""
-        form, _ = place
-        if len(form.all_known()) < _MANY:
+        if len(form.observed) < _MANY:
             return None
         verdict = Verdict(False, _changes(self.traits(call.module), form), ())
-        form.given_up = Known(verdict, set())
+        form.given_up = Known(verdict, set(), None, ())
         return verdict
 
-    def forget(self, place: Any, known: Known) -> None:
-        """A later call was not like the observed one."""
-        form, numbers = place
-        form.known[form.key(numbers)].remove(known)
 
-    def notes(self, call: Call, place: Any) -> tuple[Notes, dict[int, int]] | None:
-        """What makes numbers that change note what they decide, and places of the leaves that are such.
-
-        None while too few of their values were observed, or where it is no number that changes.
-        """
-        form, numbers = place
-        if form.steers or (not form.free and len(form.known) < _FEW - 1):
-            return None
-        changing = form.changing(numbers)
-        if not all(_is_open(column) for column in changing.values()):
-            form.steers = True
-            return None
-        places = self.traits(call.module).places
-        plain = [n for n, value in enumerate(call.values) if not isinstance(value, torch.Tensor)]
-        noted = form.free | changing.keys()
-        leaves = {plain[each - len(places)]: each for each in noted if each >= len(places)}
-        return Notes({each: places[each] for each in noted if each < len(places)}), leaves
-
-    def keep(self, place: Any, known: Known, notes: Notes | None) -> None:
-        form, numbers = place
-        if notes is not None:
-            form.steers |= bool(notes.opened)
-            known.decisions = tuple(notes.decisions)
-        form.learn(numbers, known, noted=notes is not None)
-
-
-def _changes(traits: Traits, form: _Form) -> str:
-    verdicts = [each.verdict for each in form.all_known()]
+def _changes(traits: Traits, form: Form) -> str:
+    verdicts = [each.verdict for each in form.observed]
     if not any(each.sharded for each in verdicts):
         return verdicts[-1].reason  # whatever the numbers are: what keeps it in parts has been said
     places = sorted(form.changing())
     if not places:
         return "its operations are others from call to call"
-    names = [traits.name_of(each) if each < len(traits.places) else "an argument" for each in places]
-    return (
-        f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))}): "
-        f"a plain number may, where it is only computed with and compared"
-    )
+    names = [traits.places[each].name if each < len(traits.places) else "an argument" for each in places]
+    return f"what it does may depend on what changes again and again ({', '.join(dict.fromkeys(names))})"
 
 
 def _other(value: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -18,25 +17,19 @@ from ronde.modules.effect_handlers import effects_refused
 from ronde.modules.held_output import HeldOutput
 from ronde.modules.sharded_call import ShardedCall, drawing
 from ronde.rng.draws import Draw
-from ronde.rowwise.changing_numbers import Notes, plain_number
 from ronde.rowwise.comparison import Comparison
-from ronde.rowwise.compiled import aside
 from ronde.rowwise.normalize import Elsewhere
 from ronde.rowwise.observe import Observation
 from ronde.rowwise.sequence import Sequence as Steps
-from ronde.rowwise.undo import Keeping, Undo
 from ronde.rowwise.verdict import Verdict
 from ronde.tensor.context import Context, Region
 from ronde.tensor.global_tensor import StrayBatch
 from ronde.tensor.graph import now
-from ronde.tensor.tree import leaves, map_leaves
+from ronde.tensor.tree import map_leaves
 
 __all__ = [
     "Around",
-    "Noting",
     "Observed",
-    "Watching",
-    "carry_out_one_row",
     "compare",
     "few_rows",
     "in_checkpoint",
@@ -44,10 +37,10 @@ __all__ = [
     "try_out",
 ]
 
+# What is to stand around the call of the module.
 Around = Callable[[Region, ShardedCall], AbstractContextManager[None]]
-# What makes numbers note what they decide, and which leaves of the arguments are such: their places.
-Noting = tuple[Notes, Mapping[int, int]] | None
-_ONE_ROW = "of a single row it makes something else than of one of several"
+# Gives the variables that its code names, and what they hold.
+Outside = Callable[[], "list[tuple[str, Any]]"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,21 +60,6 @@ class Observed:
     stands: bool = False
     steps: Steps | None = None
     start: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Watching:
-    """How a call is watched.
-
-    Attributes:
-        around: what is to stand around the call of the module.
-        outside: gives the variables that its code names, and what they hold.
-        notes: of numbers that change from call to call.
-    """
-
-    around: Around
-    outside: Callable[[], list[tuple[str, Any]]]
-    notes: Noting
 
 
 @dataclasses.dataclass
@@ -114,13 +92,13 @@ class _Ranks:
 
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if none of them has ended its observed call."""
-        if problem := self.agree(""):
-            raise Elsewhere(problem)
         with _disable_current_modes():
+            if problem := self.agree(""):
+                raise Elsewhere(problem)
             return work()
 
 
-def observe(call: ShardedCall, watching: Watching) -> Observed:
+def observe(call: ShardedCall, around: Around, outside: Outside) -> Observed:
     """Carry a call out and watch it. It stands if rows are independent, and is unwound if they are not.
 
     Args:
@@ -129,10 +107,10 @@ def observe(call: ShardedCall, watching: Watching) -> Observed:
     mine = call.cut.count(call.context.rank)
     ranks = _Ranks(call.context, call.cut.rows, mine)
     with drawing(call.context, call.stream, ranks.draws, call.cut):
-        return _observed(call, call.given, ranks, watching, stands=True)
+        return _observed(call, call.given, ranks, around, outside, stands=True)
 
 
-def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Observed:
+def try_out(call: ShardedCall, around: Around, outside: Outside, given: Any, rows: int) -> Observed:
     """Find out on a few rows what the verdict is, and unwind that; nothing stands.
 
     Args:
@@ -140,7 +118,7 @@ def try_out(call: ShardedCall, watching: Watching, given: Any, rows: int) -> Obs
     """
     ranks = _Ranks(call.context, rows * max(call.context.world_size, 2), rows)
     with _aside() if in_checkpoint() else nullcontext():
-        return _observed(call, given, ranks, watching, stands=False)
+        return _observed(call, given, ranks, around, outside, stands=False)
 
 
 def in_checkpoint() -> bool:
@@ -154,20 +132,19 @@ def _aside() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda saved: (saved.detach(),), lambda packed: packed[0])
 
 
-def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, *, stands: bool) -> Observed:
-    notes, noted = watching.notes or (None, {})
+def _observed(
+    call: ShardedCall, given: Any, ranks: _Ranks, around: Around, outside: Outside, *, stands: bool
+) -> Observed:
     said, start = HeldOutput(), now()
-    args, kwargs = _with_notes(given, notes, noted) if notes else given
+    args, kwargs = given
     with (
-        watching.around(Region.OBSERVED, call),
+        around(Region.OBSERVED, call),
         _together(call.context, ranks.together),
         said.holding(),
         effects_refused(),
     ):
         # Inside, where parameters that have passed the Enter edge are in the place of others.
-        observe_once = functools.partial(
-            Observation, call.module, given, call.verdict.inputs, ranks, watching.outside, notes
-        )
+        observe_once = functools.partial(Observation, call.module, given, call.verdict.inputs, ranks, outside)
         observation = observe_once()
         output, verdict, steps = observation.run(lambda: call.run(args, kwargs))
         if verdict.sharded and not stands:
@@ -183,8 +160,6 @@ def _observed(call: ShardedCall, given: Any, ranks: _Ranks, watching: Watching, 
         raise error
     if verdict.sharded and stands:
         said.release()
-        if notes:
-            output = map_leaves(plain_number, output)
         return Observed(verdict, output, True, steps, start)
     return Observed(verdict, steps=steps)
 
@@ -198,18 +173,20 @@ def _changed_again(observation: Observation, call: ShardedCall, given: Any) -> s
     return verdict.keeps if verdict.sharded else "its state"
 
 
-def compare(call: ShardedCall, watching: Watching, steps: Steps) -> Observed | None:
+def compare(call: ShardedCall, around: Around, outside: Outside, steps: Steps) -> Observed | None:
     """Carry out a later call, and compare it with the observed one.
 
     None where it goes another way on some rank: it was unwound.
     """
     context = call.context
     ranks = _Ranks(context, call.cut.rows, call.cut.count(context.rank))
-    comparison = Comparison(call.module, call.given, ranks, steps, watching.outside())
+    # What it normalizes is looked at, as in the observed call.
+    call = dataclasses.replace(call, verdict=dataclasses.replace(call.verdict, batchless=False))
+    comparison = Comparison(call.module, call.given, ranks, steps, outside())
     said, start = HeldOutput(), now()
     args, kwargs = call.given
     with (
-        watching.around(Region.SHARDED, call),
+        around(Region.SHARDED, call),
         _together(context, comparison.together),
         said.holding(),
         call.drawing(call.cut),
@@ -228,54 +205,6 @@ def _together(context: Context, together: Callable[[Callable[[], Any]], Any]) ->
         yield
     finally:
         context.together = None
-
-
-def carry_out_one_row(call: ShardedCall, watching: Watching, *, stands: bool) -> Observed:
-    """Carry out a call on a single row, of which it is known what becomes of several.
-
-    It is unwound where it fails, or gives something of another form.
-
-    Args:
-        stands: whether its result is to be kept, or it is only to be found out.
-    """
-    undo, said, start = Undo(call.module, call.given, watching.outside()), HeldOutput(), now()
-    args, kwargs = call.given
-    problem = ""
-    output: Any = None
-    with watching.around(Region.SHARDED, call), said.holding():
-        try:
-            drawing = call.drawing(call.cut) if stands else nullcontext()
-            with drawing, aside(call.module), Keeping(undo):
-                output = call.run(args, kwargs)
-            problem = "" if _is_as_found(output, call.verdict) else _ONE_ROW
-        except RondeError:
-            raise
-        except Exception as error:
-            problem = f"{_ONE_ROW} ({type(error).__name__})"
-    problem = _Ranks(call.context, 1, 1).agree(problem)
-    if problem or not stands:
-        undo.unwind()
-    if problem:
-        return Observed(dataclasses.replace(call.verdict, sharded=False, reason=problem))
-    if not stands:
-        return Observed(call.verdict)
-    said.release()
-    return Observed(call.verdict, output, True, start=start)
-
-
-def _is_as_found(output: Any, verdict: Verdict) -> bool:
-    dims = [value.dim() if isinstance(value, torch.Tensor) else None for value in leaves(output)]
-    return dims == [axis.dims for axis in verdict.outputs]
-
-
-def _with_notes(given: Any, notes: Notes, noted: Mapping[int, int]) -> Any:
-    leaf = itertools.count()
-
-    def shown(value: Any) -> Any:
-        place = noted.get(next(leaf))
-        return value if place is None else notes.of(value, place)
-
-    return map_leaves(shown, given, always=True)
 
 
 def few_rows(given: Any, axes: Sequence[int | None], rows: int, inner: int) -> Any:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy
 import torch
 from torch.nn.modules import module as modules
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
-from ronde.modules.blind_hooks import is_blind
 from ronde.modules.named_places import Place, contents, named_places
 from ronde.modules.torchscript import is_training
 from ronde.patching.caller import is_users
@@ -25,7 +24,7 @@ __all__ = ["PLAIN", "Traits", "comparable", "used_up_by"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _HELD = "_parameters", "_buffers"
-_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _BOOKKEEPING = vars(torch.nn.Module()).keys()
 # Of a container so many entries are compared, so deep.
 _LONG, _DEEP = 16, 2
@@ -49,9 +48,6 @@ class Traits:
         self._children = [(part._modules, list(part._modules.values())) for part in parts if part._modules]
         self._sizes = [len(own) for own in self._own]
         self._hooks = [getattr(part, kind) for part in parts for kind in _HOOKS]
-        self._before = [(part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs) for part in parts]
-        self._keys = [(hooks, tuple(hooks)) for hooks, _ in self._before]
-        self._blind: dict[int, bool] = {}
         self._parameters = [part._parameters for part in parts if part._parameters]
         self._functions = [
             (own, name, value)
@@ -61,15 +57,12 @@ class Traits:
         ]
         self.variables, names = named_places(module)
         self.places = [place for part in parts for place in _plain_attributes(part, names)]
-        self.places += [place for part in parts for hook in _objects(part) for place in _plain(vars(hook))]
         self.places += self.variables
         self.kind = _kind(module), tuple([place.name for place in self.places])
 
     def outdated(self) -> bool:
         """Whether layers or attributes have come, gone or been replaced: places are to be found anew."""
         if [len(own) for own in self._own] != self._sizes:
-            return True
-        if any((hooks or keys) and tuple(hooks) != keys for hooks, keys in self._keys):
             return True
         for members, children in self._children:
             if list(members.values()) != children:
@@ -81,27 +74,17 @@ class Traits:
         for hooks in self._hooks:
             if hooks and not all(map(_is_torchs, hooks.values())):
                 return True
-        for hooks, given_names in self._before:
-            for key, hook in hooks.items():
-                if not (_is_torchs(hook) or self._is_blind(key, hook, kwargs=key in given_names)):
-                    return True
         for parameters in self._parameters:
             for parameter in parameters.values():
                 if parameter is not None and parameter._backward_hooks:
                     return True
         return any(not _is_torchs(hook) for hook in _global_hooks())
 
-    def _is_blind(self, key: int, hook: Any, *, kwargs: bool) -> bool:
-        """Whether it is but a part of the module; the key is that of no other hook, before or after it."""
-        if key not in self._blind:
-            self._blind[key] = is_blind(hook, kwargs=kwargs)
-        return self._blind[key]
-
     def modes(self) -> tuple[Any, ...]:
         """What is compared as it is: training or not, and hooks."""
         training = [own.get("training") for own in self._own]
         scripted = [is_training(part) for part in self._scripted]
-        return (*training, *scripted, self.hooked(), *self._blind)
+        return (*training, *scripted, self.hooked())
 
     def numbers(self) -> tuple[Any, ...]:
         """What is at each place now, as something to compare."""
@@ -111,18 +94,10 @@ class Traits:
         """The variables that its code names, and what they hold."""
         return contents(self.variables)
 
-    def name_of(self, place: int) -> str:
-        return self.places[place].name
-
     def is_lazy(self) -> bool:
         """Whether its first call makes layers."""
-        held = (
-            value
-            for own in self._own
-            for kind in ("_parameters", "_buffers")
-            for value in own.get(kind, {}).values()
-        )
-        return any(isinstance(value, (UninitializedBuffer, UninitializedParameter)) for value in held)
+        held = (value for own in self._own for kind in _HELD for value in own.get(kind, {}).values())
+        return any(map(is_lazy, held))
 
 
 def used_up_by(module: torch.nn.Module, outside: Iterable[tuple[str, Any]]) -> str:
@@ -149,13 +124,6 @@ def _plain_attributes(part: torch.nn.Module, names: set[str]) -> Iterator[Place]
             continue
         if not torchs or type(place.read()) is float:
             yield place
-
-
-def _objects(part: torch.nn.Module) -> Iterator[Any]:
-    """Hooks that are objects, with attributes of their own."""
-    for hook in part._forward_pre_hooks.values():
-        if type(hook) is not types.FunctionType and isinstance(getattr(hook, "__dict__", None), dict):
-            yield hook
 
 
 def _plain(own: dict[str, Any]) -> Iterator[Place]:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch._C import DisableTorchFunction
 
 from ronde.parallel.flat import is_dense
-from ronde.parallel.partition import Part, partition
+from ronde.parallel.units import by_kind
 from ronde.sync.gradient_parts import Ranges
 
-__all__ = ["Division", "in_equal_parts", "owned_by_main"]
+__all__ = ["ALIGNMENT", "Division", "in_equal_parts", "owned_by_main"]
 
-Split = Callable[[Sequence[int], int], list[list[Part]]]
+Split = Callable[[Sequence[int], int], list[Ranges]]
+
+ALIGNMENT = 128
+"""Elements; a cut inside a tensor stands at a multiple of it.
+
+torch's CPU kernels treat what does not fill two vector registers at the end of a tensor by other
+instructions, whose last bit may differ (a product and a sum are rounded once or twice). No two registers hold
+more than 128 elements, so an element of a part is treated as in the whole: the same to the bit.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,31 +59,52 @@ class Division:
         Returns:
             each tensor's ranges; None for what cannot be cut anywhere.
         """
-        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         with DisableTorchFunction():
-            for tensor in tensors:
-                if self.ranges(tensor) is None and _can_be_cut(tensor):
-                    kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-            for members in kinds.values():
+            new = [each for each in tensors if self.ranges(each) is None and _can_be_cut(each)]
+            for members in by_kind(new):
                 cut = self._split([tensor.numel() for tensor in members], self._world_size)
-                by_rank = [{part.tensor: (part.start, part.stop) for part in parts} for parts in cut]
-                for place, tensor in enumerate(members):
+                for tensor, ranges in zip(members, cut, strict=True):
                     key = id(tensor)
                     weakref.finalize(tensor, self._assigned.pop, key, None).atexit = False
-                    ranges = tuple(each.get(place) for each in by_rank)
                     self._assigned[key] = _Assigned(weakref.ref(tensor), _kind(tensor), ranges)
             return [self.ranges(tensor) for tensor in tensors]
 
 
-def in_equal_parts(sizes: Sequence[int], world_size: int) -> list[list[Part]]:
-    """Every rank has as many elements of what comes together."""
-    return partition(sizes, world_size)
+def in_equal_parts(sizes: Sequence[int], world_size: int) -> list[Ranges]:
+    """Cut tensors of these sizes, laid end to end, into one run of elements for each rank.
+
+    Runs differ by at most two alignments.
+    """
+    ends = list(accumulate(sizes))
+    total = ends[-1] if ends else 0
+    inner = [_cut(total * rank // world_size, sizes, ends) for rank in range(1, world_size)]
+    runs = list(pairwise([0, *inner, total]))
+    return [
+        tuple(_within(run, end - size, end) for run in runs) for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
-def owned_by_main(sizes: Sequence[int], world_size: int) -> list[list[Part]]:
+def owned_by_main(sizes: Sequence[int], world_size: int) -> list[Ranges]:
     """Rank 0 has everything."""
-    everything = [Part(tensor=place, start=0, stop=size) for place, size in enumerate(sizes) if size]
-    return [everything, *([] for _ in range(1, world_size))]
+    others = [None] * (world_size - 1)
+    return [((0, size) if size else None, *others) for size in sizes]
+
+
+def _cut(ideal: int, sizes: Sequence[int], ends: Sequence[int]) -> int:
+    """The place nearest to `ideal` where a tensor may be cut, or ends."""
+    for size, end in zip(sizes, ends, strict=True):
+        if ideal < end:
+            begin = end - size
+            below = begin + (ideal - begin) // ALIGNMENT * ALIGNMENT
+            above = min(below + ALIGNMENT, end)
+            return below if ideal - below <= above - ideal else above
+    return ideal
+
+
+def _within(run: tuple[int, int], begin: int, end: int) -> tuple[int, int] | None:
+    """Which elements of a tensor, that lies from `begin` to `end`, are in a run."""
+    first, last = max(run[0], begin), min(run[1], end)
+    return (first - begin, last - begin) if first < last else None
 
 
 def _can_be_cut(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,6 @@ import torch
 from ronde.errors import UsageError
 from ronde.modules.sharded_call import ShardedCall, another_form, at_once
 from ronde.parallel.replay import Replay
-from ronde.tensor.context import Context
 from ronde.tensor.layout import Layout, Part, laid, memory_order
 from ronde.tensor.output_axis import OutputAxis
 from ronde.tensor.tensor_class import alike, as_plain
@@ -66,13 +65,14 @@ class MicroBatches:
         return any(True for _ in call.module.children())
 
     def _in_pieces(self, call: ShardedCall, cut: Layout) -> Any:
-        states = _states(call.context) if call.verdict.draws else []
+        devices = [torch.cuda.current_device()] if call.context.comm.on_cuda else []
         *before, last = range(cut.world_size)
         outputs: list[tuple[Any, ...]] = []
         for piece in before:
-            with call.drawing(_rows(call, cut, piece)):
+            # The next one is given its rows of the same draws.
+            same = torch.random.fork_rng(devices, enabled=bool(call.verdict.draws))
+            with same, call.drawing(_rows(call, cut, piece)):
                 outputs.append(self._first(call, _values(call, cut, piece)))
-            _set_states(states)  # the next one is given its rows of the same draws
         with call.drawing(_rows(call, cut, last)):
             output = _run(call, _values(call, cut, last))
         outputs.append(tuple(leaves(output)))
@@ -138,25 +138,11 @@ def _whole(call: ShardedCall, axis: OutputAxis, parts: tuple[Any, ...], cut: Lay
         return parts[-1]  # the same for every piece
     if any(not isinstance(part, torch.Tensor) or part.dim() != axis.dims for part in parts):
         raise another_form(call.module)
-    others = parts[-1].shape[axis.dim] // cut.count(cut.world_size - 1)
-    outer, inner = (others, 1) if axis.outer_first else (1, others)
+    rows = cut.count(cut.world_size - 1)
     # It lies in memory as a piece of several rows does: what the script draws for it runs through memory.
-    order = axis.order if cut.count(cut.world_size - 1) == 1 else memory_order(parts[-1])
-    layout = dataclasses.replace(cut, dim=order.index(axis.dim), outer=outer, inner=inner)
+    order = axis.order if rows == 1 else memory_order(parts[-1])
+    layout = axis.layout(parts[-1].shape, cut, rows).at(order.index(axis.dim))
     with as_plain(parts[-1]):
         whole = layout.assemble([laid(part, order).permute(order) for part in parts])
         whole = whole.permute([order.index(dim) for dim in range(whole.dim())])
     return alike(whole, parts[-1])
-
-
-def _states(context: Context) -> list[torch.Tensor]:
-    """The states of the generators from which a model may draw."""
-    states = [torch.get_rng_state()]
-    if context.comm.on_cuda:
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def _set_states(states: list[torch.Tensor]) -> None:
-    for state, put in zip(states, (torch.set_rng_state, torch.cuda.set_rng_state)):
-        put(state)

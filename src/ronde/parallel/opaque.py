@@ -30,13 +30,14 @@ _READING = {
         *("sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor"),
     ),
     torch.utils.dlpack: ("to_dlpack",),
-    torch.Tensor: ("new_tensor", "set_"),
+    torch.Tensor: ("new_tensor", "new", "set_", "as_subclass"),
 }
-_MAKING = {
-    torch.Tensor: "_make_subclass",
-    torch.nn.Parameter: "__new__",
-    torch.autograd.Variable: "__new__",
-}
+_MAKING = (
+    (torch.Tensor, "_make_subclass"),
+    (torch.Tensor, "__new__"),
+    (torch.nn.Parameter, "__new__"),
+    (torch.autograd.Variable, "__new__"),
+)
 # Functions that everything is whole for: TorchScript holds parameters where no class of theirs is asked.
 _OF_TORCHSCRIPT = {
     torch.jit: ("trace", "script", "trace_module", "freeze", "save"),
@@ -51,12 +52,12 @@ _OF_TORCHSCRIPT = {
 
 
 def install(patches: Patches, parameters: ShardedParameters, saved: SavedParameters) -> None:
-    def touching(plain: Callable[..., Any], first: int) -> Callable[..., Any]:
-        """Have what is given, from an argument on, whole before."""
+    def touching(plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Have what is given whole before."""
 
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
-            parameters.touch((*args[first:], *kwargs.values()))
+            parameters.touch((*args, *kwargs.values()))
             return plain(*args, **kwargs)
 
         return call
@@ -75,10 +76,9 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
     torch.utils._device._device_constructors()
     for owner, names in _READING.items():
         for name in names:
-            # A tensor whose method it is was asked itself.
-            patches.set(owner, name, touching(getattr(owner, name), 1 if owner is torch.Tensor else 0))
-    for owner, name in _MAKING.items():
-        patches.set(owner, name, staticmethod(touching(getattr(owner, name), 1)))
+            patches.set(owner, name, touching(getattr(owner, name)))
+    for owner, name in _MAKING:
+        patches.set(owner, name, staticmethod(touching(getattr(owner, name))))
     for owner, names in _OF_TORCHSCRIPT.items():
         for name in names:
             patches.set(owner, name, whole(getattr(owner, name)))
@@ -90,67 +90,13 @@ def install(patches: Patches, parameters: ShardedParameters, saved: SavedParamet
         return plain_nested(tensor_list, *args, **kwargs)
 
     patches.set(torch.nested, "nested_tensor", nested_tensor)
-    patches.add(torch.nn.Parameter, "data", _telling(parameters))
-    patches.set(torch.Tensor, "data", _touching_what_is_laid(parameters))
+    patches.set(torch.Tensor, "data", _telling(parameters))
     patches.set(torch.autograd.graph, "disable_saved_tensors_hooks", _without(parameters, saved))
-    _install_alias(patches, parameters)
-
-
-def _install_alias(patches: Patches, parameters: ShardedParameters) -> None:
-    """What `torch.Tensor(p)`, `torch.FloatTensor(p)` and `tensor.new(p)` come to.
-
-    Types such as `torch.FloatTensor` cannot be changed, nor replaced: scripts compare with them. So the
-    operation is met in torch's dispatcher, below autograd, where it is still given the parameter itself.
-    """
-
-    def alias(tensor: torch.Tensor) -> torch.Tensor:
-        parameters.touch([tensor])
-        return tensor.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    def meet() -> torch.library.Library:
-        library = torch.library.Library("aten", "IMPL")
-        for device in ("CPU", "CUDA"):
-            library.impl("alias", alias, device)
-        return library
-
-    met = [meet()]
-    patches.undo(lambda: met.pop()._destroy())
-
-    def unmet(plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What makes the result's object itself, which what a function in Python returns has already."""
-
-        @functools.wraps(plain)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if args[0] is torch.Tensor:  # such an object may be had
-                return plain(*args, **kwargs)
-            parameters.touch(args)
-            met[0]._destroy()
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                met[0] = meet()
-
-        return call
-
-    patches.set(torch.Tensor, "as_subclass", unmet(torch.Tensor.as_subclass))
-    patches.set(torch.Tensor, "__new__", staticmethod(unmet(torch.Tensor.__new__)))
-
-
-def _touching_what_is_laid(parameters: ShardedParameters) -> TensorAttribute:
-    """`tensor.data = p`, which does not ask what is put there."""
-
-    def write(tensor: torch.Tensor, value: Any) -> None:
-        parameters.touch([value])
-        _DATA.__set__(tensor, value)
-
-    return TensorAttribute(_DATA, write=write)
 
 
 def _telling(parameters: ShardedParameters) -> TensorAttribute:
-    """`Parameter.data`, which has no version: hooks in backward write to parameters by it.
-
-    Nor does it ask what is put there.
-    """
+    """`data`, which has no version: hooks in backward write to parameters by it. Nor does it ask what is laid
+    there."""
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         found = _DATA.__get__(tensor)

@@ -6,10 +6,7 @@ So parameters, losses, gradients, the update and every value that the script rea
 
 from __future__ import annotations
 
-import functools
 import threading
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +35,9 @@ class Precision:
         self._note = note
         self._devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         self._thread = _Thread()
-        # Models that the script has called with autocast switched off, when it last did so in forward.
-        self._switched_off: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         """Put it around what is called now."""
-        self._count_contexts(patches)
         plain: Callable[..., Any] = torch.nn.Module.__call__
         thread = self._thread
 
@@ -60,25 +54,6 @@ class Precision:
 
         patches.set(torch.nn.Module, "__call__", call)
 
-    def _count_contexts(self, patches: Patches) -> None:
-        """Know of the autocasts that are around a call, of those that are switched off too."""
-        thread = self._thread
-        plain_enter: Any = torch.autocast.__enter__
-        plain_exit: Any = torch.autocast.__exit__
-
-        @functools.wraps(plain_enter)
-        def enter(autocast: Any) -> Any:
-            thread.around[autocast.device] += 1
-            return plain_enter(autocast)
-
-        @functools.wraps(plain_exit)
-        def leave(autocast: Any, *raised: Any) -> Any:
-            thread.around[autocast.device] -= 1
-            return plain_exit(autocast, *raised)
-
-        patches.set(torch.autocast, "__enter__", enter)
-        patches.set(torch.autocast, "__exit__", leave)
-
     def _applies(self, module: torch.nn.Module) -> bool:
         """A loss or a metric has no parameters, and is computed as the script does it."""
         parameter = next(module.parameters(), None)
@@ -88,30 +63,12 @@ class Precision:
             if torch.is_autocast_enabled(device):
                 self._agree_with_script(torch.get_autocast_dtype(device))
                 return False
-        if self._is_switched_off(module, parameter.device.type):
-            self._note(
-                f"{type(module).__name__} computes in {_name(parameter.dtype)}, because the script has an "
-                f"autocast with enabled=False around it; switch that on or leave it out to have {self._asked}"
-            )
-            return False
         if parameter.dtype not in (torch.float32, self._dtype):
             self._note(
                 f"{type(module).__name__} computes in {_name(parameter.dtype)}, as its parameters are: "
                 f"{self._asked} is for models in float32"
             )
         return parameter.dtype is torch.float32
-
-    def _is_switched_off(self, module: torch.nn.Module, device: str) -> bool:
-        """Whether the script wants none here: no autocast is on, and one is around the call nevertheless.
-
-        A checkpoint that computes a model again in backward has contexts of its own around it.
-        """
-        if torch._C._current_graph_task_id() == -1:
-            if self._thread.around[device] > 0:
-                self._switched_off.add(module)
-            else:
-                self._switched_off.discard(module)
-        return module in self._switched_off
 
     def _agree_with_script(self, dtype: torch.dtype) -> None:
         if dtype is not self._dtype:
@@ -136,16 +93,9 @@ class Precision:
 
 
 class _Thread(threading.local):
-    """What is around the calls of one thread.
+    """Whether this thread is inside a model that is called."""
 
-    Attributes:
-        inside: whether a model is being called.
-        around: how many autocasts there are, by the device that they are for.
-    """
-
-    def __init__(self) -> None:
-        self.inside = False
-        self.around: Counter[str] = Counter()
+    inside = False
 
 
 def allow_tf32(note: Callable[[str], object]) -> None:

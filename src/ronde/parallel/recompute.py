@@ -21,6 +21,7 @@ from ronde.parallel.blocks import repeated_blocks
 from ronde.parallel.replay import Replay
 from ronde.patching.patches import Patches
 from ronde.plan.compute import Recompute as Extent
+from ronde.tensor.context import in_transform
 from ronde.tensor.tree import map_leaves
 
 __all__ = ["COSTLY", "Inside", "Recompute"]
@@ -83,9 +84,7 @@ class Recompute:
         self._in_block = False
         self._searched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._blocks: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        # Models in which none was found, of which it has not been said; and what lies around blocks.
-        self._untold: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._around: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._told: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
         plain: Callable[..., Any] = torch.nn.Module.__call__
@@ -94,8 +93,8 @@ class Recompute:
             if torch.compiler.is_compiling():
                 return plain(module, *args, **kwargs)
             if not self._inside.model():
-                if self._inside.script() and module._modules:
-                    self._search_around(module)
+                if self._inside.script():  # its body may run in parts: each block is called by itself then
+                    self._search(module)
                 return plain(module, *args, **kwargs)
             if not self._depth:
                 self._search(module)
@@ -115,28 +114,8 @@ class Recompute:
 
     def _search(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model."""
-        if not self._is_new(model) or not model._modules:
-            return
-        if _is_compiled(model):
-            self._untold.add(model)
-            return
-        found = repeated_blocks(model)
-        if (
-            not found
-            and model not in self._around
-            and not any(part in self._blocks for part in model.modules())
-        ):
-            self._untold.add(model)
-        self._blocks.update(found)
-
-    def _search_around(self, model: torch.nn.Module) -> None:
-        """Find the blocks of a model that runs in parts: each is called by itself then."""
-        if not self._is_new(model):
-            return
-        found = repeated_blocks(model)
-        if found:
-            self._blocks.update(found)
-            self._around.update(model.modules())
+        if model._modules and self._is_new(model) and not _is_compiled(model):
+            self._blocks.update(repeated_blocks(model))
 
     def _is_new(self, model: torch.nn.Module) -> bool:
         """Whether it is called for the first time, or has other layers now."""
@@ -145,21 +124,21 @@ class Recompute:
         return known != count
 
     def _tell(self, model: torch.nn.Module) -> None:
-        """Say of a model that is trained that it keeps everything."""
-        if model not in self._untold or not torch.is_grad_enabled():
+        """Say of a model that is trained that it keeps everything, where no model has blocks."""
+        if model in self._told or not model._modules or not torch.is_grad_enabled():
             return
-        self._untold.discard(model)
+        self._told.add(model)
         name = type(uncompiled(model)).__name__
         if _is_compiled(model):
             self._note(f"{name} was given to torch.compile, into which {self._asked} does not reach")
-        else:
+        elif not self._blocks:
             self._note(
                 f"{name} keeps all its activations: {self._asked} computes repeated blocks again, and it has "
                 f"none (modules of one class, made of others)"
             )
 
     def _may_run_again(self, block: torch.nn.Module, given: Any) -> bool:
-        if self._in_block or not torch.is_grad_enabled() or _in_transform():
+        if self._in_block or not torch.is_grad_enabled() or in_transform():
             return False
         found: list[str] = []
         map_leaves(lambda leaf: found.append(type(leaf).__name__) if _may_change(leaf) else None, given)
@@ -203,8 +182,3 @@ def _may_change(leaf: Any) -> bool:
 
 def _is_compiled(module: torch.nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
-
-
-def _in_transform() -> bool:
-    """Inside `torch.func`, which has no checkpoints."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,6 +8,7 @@ had back: that is an error.
 
 from __future__ import annotations
 
+import io
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,8 +20,7 @@ import torch.utils.checkpoint
 from ronde.errors import UsageError
 from ronde.modules.named_places import Place, contents, named_places
 from ronde.parallel.kept_results import Keeping, Kept
-from ronde.parallel.muted import muted
-from ronde.parallel.switches import Switches
+from ronde.patching.thread_stream import redirected
 from ronde.rowwise.generators import States
 from ronde.rowwise.undo import Held
 from ronde.tensor.tensor_class import alike
@@ -31,7 +31,6 @@ __all__ = ["Replay"]
 # Elements of a tensor of which a copy costs nothing.
 _SMALL = 1 << 12
 
-Namespaces = list[tuple[dict[str, Any], dict[str, Any]]]
 Contents = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -151,13 +150,7 @@ class _Moment:
         self._name = type(module).__name__
         self._asked = asked
         parts = list(module.modules())
-        self._namespaces: Namespaces = [
-            (namespace, dict(namespace))
-            for part in parts
-            for namespace in (vars(part), part._parameters, part._buffers, part._modules)
-        ]
         self._world = _World(module, places)
-        self._switches = Switches()
         held = [value for part in parts for value in part._buffers.values() if value is not None]
         known: list[torch.Tensor] = list(module.parameters())
         own = {id(tensor) for tensor in (*held, *known)}
@@ -186,28 +179,24 @@ class _Moment:
                 f"backward, and {self._asked} computes it again in backward; change them after backward, or "
                 f"leave {self._asked} out of the plan"
             )
-        namespaces: Namespaces = [(namespace, dict(namespace)) for namespace, _ in self._namespaces]
         changed = [
             (tensor, value) for tensor, value, version in self._unchanged if tensor._version != version
         ]
         changed += self._changed
         contents: Contents = [(tensor, tensor.detach().clone()) for tensor, _ in changed]
         now = _World(self._module, self._places)
-        _put(self._namespaces, changed)
         self._world.restore()
+        _put(changed)
         try:
-            with self._switches.restored(), muted():  # what it prints it has printed
+            # What it prints it has printed.
+            with redirected("stdout", io.StringIO()), redirected("stderr", io.StringIO()):
                 yield
         finally:
             now.restore()
-            _put(namespaces, contents)
+            _put(contents)
 
 
-def _put(namespaces: Namespaces, contents: Contents) -> None:
-    for namespace, held in namespaces:
-        if len(namespace) != len(held) or any(namespace.get(key) is not held[key] for key in held):
-            namespace.clear()
-            namespace.update(held)
+def _put(contents: Contents) -> None:
     for tensor, value in contents:
         # By `.data`: no version is counted, so that graphs which use the buffer remain of use.
         tensor.data.copy_(value)

@@ -1,8 +1,8 @@
 """What autograd saves of parameters in parts: where it lies, so that units can be let go of.
 
-Installed for the whole session, because any operation of a script may save a parameter. torch does not
-compare the versions of what hooks have packed, so it is done here. Hooks that are put before these (by the
-script, a checkpoint) may keep the parameter that they are given, which by backward has no elements perhaps.
+Installed for the whole session, because any operation of a script may save a parameter. Hooks that are put
+before these (by the script, a checkpoint) may keep the parameter that they are given, which by backward has
+no elements perhaps.
 """
 
 from __future__ import annotations
@@ -28,12 +28,6 @@ _push: Callable[..., None] = _hooks._push_saved_tensors_default_hooks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    tensor: torch.Tensor
-    version: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
     """A tensor in a parameter's memory."""
 
@@ -43,7 +37,6 @@ class _Place:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
-    version: int
 
 
 class SavedParameters:
@@ -89,45 +82,23 @@ class SavedParameters:
         if found is None:
             # Without its graph: an operation that saves its own result would otherwise hold itself for ever.
             with DisableTorchFunctionSubclass():
-                kept = tensor if tensor.grad_fn is None else alike(tensor.detach(), tensor)
-                return _Kept(kept, tensor._version)
+                return (tensor if tensor.grad_fn is None else alike(tensor.detach(), tensor),)
         member, _ = found
         place = tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
-        # The parameter's own, because what was unpacked and is saved again has a count of its own.
-        return _Place(member, member.save(), *place, _version(member))
+        return _Place(member, member.save(), *place)
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, _Kept):
-            _compare(packed.tensor, packed.tensor._version, packed.version)
+        if isinstance(packed, tuple):
             # What was whole then, as one that was just given another order of axes, may be in parts by now.
-            return self._parameters.lasting(packed.tensor)
+            return self._parameters.lasting(packed[0])
         if not isinstance(packed, _Place):
             return packed
         member, place = packed.member, (packed.size, packed.stride, packed.offset, packed.dtype)
         parameter = member.ref()
         with torch.no_grad(), DisableTorchFunction():
-            if parameter is not None:
-                _compare(parameter, parameter._version, packed.version)
-                if member.covers(*place) and self._parameters.left(member, parameter):
-                    # torch saves a parameter as it is, with what is laid there later, and a view as it was.
-                    self._parameters.touch([parameter])
-                    return parameter.detach()
+            if parameter is not None and member.covers(*place) and self._parameters.left(member, parameter):
+                # torch saves a parameter as it is, with what is laid there later, and a view as it was.
+                self._parameters.touch([parameter])
+                return parameter.detach()
             self._parameters.need(member)
             return member.view(*place)
-
-
-def _version(member: Member) -> int:
-    parameter = member.ref()
-    if parameter is None:
-        return 0
-    with DisableTorchFunction():
-        return parameter._version
-
-
-def _compare(tensor: torch.Tensor, version: int, expected: int) -> None:
-    if version != expected:
-        raise RuntimeError(
-            f"a {tensor.type()} of shape {list(tensor.shape)} that backward needs has been changed in place "
-            f"since forward: it is at version {version}, and was at {expected}; use one that makes a "
-            f"new tensor"
-        )

@@ -7,64 +7,34 @@ resharded. torch changes the class of its lazy parameters in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
 
+from ronde.tensor.tree import instances
+
 __all__ = ["sharded_parameter"]
 
 T = torch.Tensor
 _Base: Any = torch._C.TensorBase
 
-_ATTRIBUTES = (
-    *(
-        "shape",
-        "ndim",
-        "dtype",
-        "device",
-        "layout",
-        "requires_grad",
-        "grad",
-        "_grad",
-        "grad_fn",
-        "is_leaf",
-        "itemsize",
-    ),
-    *(
-        "is_cuda",
-        "is_cpu",
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "is_nested",
-        "is_mps",
-        "is_xpu",
-        "is_mkldnn",
-    ),
-    *("_version", "output_nr", "retains_grad", "name", "is_vulkan", "is_ipu", "_backward_hooks", "_grad_fn"),
-    *("_post_accumulate_grad_hooks", "nbytes", "is_sparse_csr"),
-)
+_ATTRIBUTES = """
+shape ndim dtype device layout requires_grad grad _grad grad_fn is_leaf itemsize
+is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mps is_xpu is_mkldnn
+_version output_nr retains_grad name is_vulkan is_ipu _backward_hooks _grad_fn
+_post_accumulate_grad_hooks nbytes is_sparse_csr
+""".split()
 _SETTABLE = ("requires_grad", "grad", "_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-_METHODS = (
-    *(
-        "dim",
-        "ndimension",
-        "size",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-        "element_size",
-        "__len__",
-    ),
-    *("is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "is_conj", "is_neg"),
-    *("register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad", "get_device"),
-    *("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "is_shared", "is_pinned", "__hash__"),
-    *("has_names", "is_same_size", "_fix_weakref", "is_set_to"),
-)
+_METHODS = """
+dim ndimension size numel nelement stride storage_offset element_size __len__
+is_floating_point is_complex is_signed is_contiguous is_inference is_conj is_neg
+register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad get_device
+new_empty new_zeros new_ones new_full new_tensor is_shared is_pinned __hash__
+has_names is_same_size _fix_weakref is_set_to
+""".split()
 _FUNCTIONS = (
     *(torch.numel, torch.is_floating_point, torch.is_complex),
     *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),
@@ -97,7 +67,7 @@ def sharded_parameter(
                 with DisableTorchFunction():
                     return func(*args, **kwargs)
             # As long as it runs: what is composed of other operations would else gather the same in turns.
-            with holding(list(_sharded((args, kwargs), cls))):
+            with holding(list(instances(cls, (args, kwargs)))):
                 return func(*args, **kwargs)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -115,14 +85,3 @@ def _is_of_gradient(func: Any) -> bool:
     """A session replaces these attributes by properties, which torch then names instead of its own."""
     owner = getattr(func, "__self__", None)
     return owner is not None and (owner is vars(T).get("grad") or owner is vars(T).get("_grad"))
-
-
-def _sharded(value: Any, kind: type) -> Iterator[torch.Tensor]:
-    if type(value) is kind:
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _sharded(item, kind)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _sharded(item, kind)

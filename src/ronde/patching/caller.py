@@ -6,7 +6,6 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,22 +17,12 @@ __all__ = ["call_site", "called_by_script", "is_script", "is_standard", "is_user
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
-class _Known:
-    """Verdicts by file name: a question for every reading of the clock must cost nothing."""
-
-    files: dict[str, bool] = {}  # noqa: RUF012 - a cache of pure answers
-
-
+@functools.cache  # a question for every reading of the clock must cost nothing
 def is_script(filename: str) -> bool:
     """Whether code of this file is the user's: neither installed, nor the interpreter's, nor ronde's."""
-    known = _Known.files.get(filename)
-    if known is None:
-        if filename.startswith("<"):  # what a notebook or `exec` runs has no file
-            known = not filename.startswith("<frozen")
-        else:
-            known = not is_library(os.path.abspath(filename))
-        _Known.files[filename] = known
-    return known
+    if filename.startswith("<"):  # what a notebook or `exec` runs has no file
+        return not filename.startswith("<frozen")
+    return not is_library(os.path.abspath(filename))
 
 
 def is_users(code: Any) -> bool:
@@ -87,16 +76,9 @@ def called_by_script(*through: str, or_by: tuple[str, ...] = (), above: int = 0)
     )
 
 
-def call_site(own_file: Callable[[str], bool]) -> str:
-    """File and line of the nearest caller outside ronde, the same on every rank.
-
-    Args:
-        own_file: whether a file is this rank's alone, with a name of its own; its callers are asked.
-    """
+def call_site() -> str:
+    """File and line of the nearest caller outside ronde."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.startswith(RONDE) or own_file(file)):
-            break
+    while frame is not None and frame.f_code.co_filename.startswith(RONDE):
         frame = frame.f_back
     return "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,10 +1,9 @@
-"""What a script learns of its circumstances is rank 0's on every rank: the clock, and seeds.
+"""The clock that a script reads is rank 0's on every rank.
 
 A seed made of the time, a run named by it, a training that ends after an hour: each would take ranks apart.
 So a reading of the clock by the script itself (or by a library that is known to name folders by it) is agreed
-on, and the seed that a global generator is given. Libraries keep the clock of their process, because progress
-bars and waiting loops do not read it equally often on all ranks; so do other threads, workers, and the inside
-of a model that runs on shards.
+on. Libraries keep the clock of their process, because progress bars and waiting loops do not read it equally
+often on all ranks; so do other threads, workers, and the inside of a model that runs on shards.
 """
 
 from __future__ import annotations
@@ -14,14 +13,9 @@ import datetime
 import functools
 import gc
 import inspect
-import random
 import time
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any
-
-import numpy
-import torch
 
 from ronde.patching.caller import call_site, called_by_script
 from ronde.patching.patches import Patches
@@ -34,56 +28,36 @@ Agree = Callable[[str, Any], Any]
 _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
 # Libraries that name directories by the date that they ask for.
 _NAMERS = ("hydra.", "omegaconf.", "sacred.", "torch.utils.tensorboard.", "transformers.training_args.")
-_BROKEN_DOWN = ("localtime", "gmtime", "ctime")
+_AT_A_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "strftime": 1}
+"""Functions of a time, which stands at this place among their arguments; without it they ask for it."""
 
 
 class Circumstances:
-    """Replaces the functions by which a script learns of its circumstances.
+    """Replaces the functions by which a script reads the clock.
 
     Args:
         agree: how ranks come to one value; a collective.
         in_step: whether the code that runs now is run by all ranks together.
-        own_file: whether the file at a path is this rank's alone, and called otherwise on others.
     """
 
-    def __init__(
-        self,
-        agree: Agree,
-        in_step: Callable[[], bool],
-        own_file: Callable[[str], bool] | None = None,
-    ) -> None:
+    def __init__(self, agree: Agree, in_step: Callable[[], bool]) -> None:
         self._agree_on = agree
-        self._own_file = own_file or (lambda _: False)
         self._in_step = lambda: not self._ended and in_step()
         self._ended = False
-        self._types: list[tuple[dict[str, Any], type, str, Any]] = []
 
     def install(self, patches: Patches) -> None:
         for name in _CLOCKS:
             patches.set(time, name, self._clock(name, getattr(time, name)))
-        for name in _BROKEN_DOWN:
-            patches.set(time, name, self._broken_down(getattr(time, name)))
-        self._patch_strftime(patches)
-        self._patch_dates()
-        patches.set(random, "seed", self._seeding("random.seed", random.seed))
-        patches.set(numpy.random, "seed", self._seeding("numpy.random.seed", numpy.random.seed))
-        manual_seed = self._seeding("torch.manual_seed", torch.manual_seed)
-        patches.set(torch, "manual_seed", manual_seed)
-        patches.set(torch.random, "manual_seed", manual_seed)
+        for name, place in _AT_A_TIME.items():
+            patches.set(time, name, self._at_a_time(getattr(time, name), place))
+        self._patch_dates(patches)
 
     def uninstall(self) -> None:
-        """Give the types of `datetime` their methods back; the rest is the register's to undo.
-
-        Functions that somebody kept answer from now on as they would without ranks.
-        """
+        """Functions that somebody kept answer from now on as they would without ranks."""
         self._ended = True
-        while self._types:
-            methods, owner, name, original = self._types.pop()
-            methods[name] = original
-            ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
     def _agree(self, what: str, value: Any) -> Any:
-        return self._agree_on(f"{what} at {call_site(self._own_file)}", value)
+        return self._agree_on(f"{what} at {call_site()}", value)
 
     def _clock(self, name: str, plain: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(plain)
@@ -99,27 +73,19 @@ class Circumstances:
         """The time of a date, for all ranks if the script asks for it (`asked`)."""
         return self._agree("the date", plain()) if asked and self._in_step() else plain()
 
-    def _broken_down(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def broken_down(seconds: float | None = None, /) -> Any:
-            if seconds is None and called_by_script():
-                seconds = self._now(True)
-            return plain(seconds)
-
-        return broken_down
-
-    def _patch_strftime(self, patches: Patches) -> None:
-        plain, localtime = time.strftime, inspect.unwrap(time.localtime)
+    def _at_a_time(self, plain: Callable[..., Any], place: int) -> Callable[..., Any]:
+        localtime = inspect.unwrap(time.localtime)
 
         @functools.wraps(plain)
-        def strftime(format: str, *when: Any) -> str:
-            if not when and called_by_script():
-                when = (localtime(self._now(True)),)
-            return plain(format, *when)
+        def at_a_time(*args: Any) -> Any:
+            if args[place:] in ((), (None,)) and called_by_script():
+                now = self._now(True)
+                args = (*args[:place], localtime(now) if place else now)
+            return plain(*args)
 
-        patches.set(time, "strftime", strftime)
+        return at_a_time
 
-    def _patch_dates(self) -> None:
+    def _patch_dates(self, patches: Patches) -> None:
         """`datetime.now` and `date.today`, in the types themselves.
 
         Classes in their place would not be the types of the values that they make.
@@ -135,25 +101,12 @@ class Circumstances:
         def today(cls: Any) -> Any:
             return cls.fromtimestamp(self._now(called_by_script(or_by=_NAMERS)))
 
-        self._set_method(datetime.datetime, "now", classmethod(now))
-        self._set_method(datetime.datetime, "utcnow", classmethod(utcnow))
-        self._set_method(datetime.date, "today", classmethod(today))
+        for owner, method in ((datetime.datetime, now), (datetime.datetime, utcnow), (datetime.date, today)):
+            original = vars(owner)[method.__name__]
+            _set_method(owner, method.__name__, classmethod(method))
+            patches.undo(functools.partial(_set_method, owner, method.__name__, original))
 
-    def _set_method(self, owner: type, name: str, method: Any) -> None:
-        methods = gc.get_referents(vars(owner))[0]
-        self._types.append((methods, owner, name, methods[name]))
-        methods[name] = method
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
-    def _seeding(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            # Without an argument the seed is drawn from the entropy that ranks share already.
-            if len(args) == 1 and isinstance(args[0], Integral) and not kwargs and self._in_step():
-                args = (self._agree(name, int(args[0])),)
-            elif not args and len(kwargs) == 1 and self._in_step():
-                ((key, value),) = kwargs.items()
-                kwargs = {key: self._agree(name, int(value))} if isinstance(value, Integral) else kwargs
-            return plain(*args, **kwargs)
-
-        return seed
+def _set_method(owner: type, name: str, method: Any) -> None:
+    gc.get_referents(vars(owner))[0][name] = method
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -53,14 +54,14 @@ class Console:
         self._on_main_thread = on_main_thread
         self._terminal = terminal
         self._process = os.getpid()
-        self._late = LatePatches(
-            {
-                "pdb": lambda module: self._patch_pdb(self._patches, module),
-                "code": lambda module: self._patch_code(self._patches, module),
-                "IPython.terminal.embed": lambda module: self._patch_ipython(self._patches, module),
-            }
-        )
         self._patches = Patches()
+        # Every way into pdb leads to its `interaction`, post-mortem and debuggers derived from it included.
+        shells = {
+            "pdb": ("Pdb", "interaction"),
+            "code": ("InteractiveConsole", "interact"),
+            "IPython.terminal.embed": ("InteractiveShellEmbed", "mainloop"),
+        }
+        self._late = LatePatches({name: partial(self._open_alone, *shell) for name, shell in shells.items()})
 
     def install(self, patches: Patches) -> None:
         self._patches = patches
@@ -69,10 +70,7 @@ class Console:
             patches.set(sys, "breakpointhook", lambda *_, **__: self._be_patient())
             patches.set(sys, "stdin", _Elsewhere(terminal=self._terminal))
         self._late.install()
-
-    def uninstall(self) -> None:
-        """Watch for no more debuggers; what was patched is the register's to undo."""
-        self._late.uninstall()
+        patches.undo(self._late.uninstall)
 
     def _in_step(self) -> bool:
         """Whether this thread of this process does what it does on all ranks together."""
@@ -142,46 +140,22 @@ class Console:
             for comm in self._comms:
                 comm.be_patient()
 
-    def _patch_pdb(self, patches: Patches, module: ModuleType) -> None:
-        """Every way into pdb, post-mortem and debuggers derived from it included, leads to `interaction`."""
-        plain: Callable[..., Any] = vars(module)["Pdb"].interaction
+    def _open_alone(self, kind: str, name: str, module: ModuleType) -> None:
+        """A shell of this module is opened on rank 0; the script goes on elsewhere."""
+        owner: Any = vars(module)[kind]
+        plain: Callable[..., Any] = getattr(owner, name)
 
-        def interaction(debugger: Any, *args: Any, **kwargs: Any) -> None:
-            if self._rank == 0:
-                with self._alone():
-                    plain(debugger, *args, **kwargs)
-            else:
+        def opened(shell: Any, *args: Any, **kwargs: Any) -> None:
+            if self._rank != 0:
                 self._be_patient()
-                debugger.set_continue()
+                getattr(shell, "set_continue", lambda: None)()
+                return
+            if "stack_depth" in kwargs:  # IPython finds the script's variables so many frames above
+                kwargs["stack_depth"] += 1
+            with self._alone():
+                plain(shell, *args, **kwargs)
 
-        patches.set(vars(module)["Pdb"], "interaction", interaction)
-
-    def _patch_code(self, patches: Patches, module: ModuleType) -> None:
-        plain: Callable[..., Any] = vars(module)["InteractiveConsole"].interact
-
-        def interact(console: Any, *args: Any, **kwargs: Any) -> None:
-            if self._rank == 0:
-                with self._alone():
-                    plain(console, *args, **kwargs)
-            else:
-                self._be_patient()
-
-        patches.set(vars(module)["InteractiveConsole"], "interact", interact)
-
-    def _patch_ipython(self, patches: Patches, module: ModuleType) -> None:
-        """What `IPython.embed` calls; it finds the script's variables a number of frames above itself."""
-        plain: Callable[..., Any] = vars(module)["InteractiveShellEmbed"].mainloop
-
-        def mainloop(
-            shell: Any, local_ns: Any = None, module: Any = None, stack_depth: int = 0, **kwargs: Any
-        ) -> None:
-            if self._rank == 0:
-                with self._alone():
-                    plain(shell, local_ns, module, stack_depth=stack_depth + 1, **kwargs)
-            else:
-                self._be_patient()
-
-        patches.set(vars(module)["InteractiveShellEmbed"], "mainloop", mainloop)
+        self._patches.set(owner, name, opened)
 
 
 class _Elsewhere(io.TextIOBase):
@@ -204,19 +178,14 @@ class _Elsewhere(io.TextIOBase):
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return "utf-8"
 
-    def read(self, size: int | None = -1, /) -> str:
-        raise self._refusal()
-
-    def readline(self, size: int = -1, /) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise self._refusal()
-
     @property
     def buffer(self) -> Any:
         return self
 
-    @staticmethod
-    def _refusal() -> UsageError:
-        return UsageError(
+    def read(self, size: int | None = -1, /) -> str:
+        raise UsageError(
             "the script reads sys.stdin, which only rank 0 has; use input(), whose answer every rank "
             "gets, or give the script a file"
         )
+
+    readline = read  # pyright: ignore[reportAssignmentType]

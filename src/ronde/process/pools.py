@@ -8,9 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import inspect
-import itertools
 import multiprocessing.pool
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,7 +24,6 @@ def install(patches: Patches) -> None:
     as_completed = _as_completed(futures.as_completed)
     for owner in (futures, futures._base):
         patches.set(owner, "as_completed", as_completed)
-    _number(patches, futures.Future)
 
 
 def _as_completed(plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
@@ -42,19 +39,3 @@ def _one_by_one(fs: Iterable[Any]) -> Iterator[Any]:
     for future in dict.fromkeys(fs):
         wait([future])
         yield future
-
-
-def _number(patches: Patches, future: Any) -> None:
-    """Futures that the script makes hash by their number, so that sets of them are gone through alike."""
-    plain, numbers = future.__init__, itertools.count(1)
-
-    def init(made: Any) -> None:
-        plain(made)
-        if threading.current_thread() is threading.main_thread():
-            made._ronde_number = next(numbers)
-
-    def hashed(asked: Any) -> int:
-        return getattr(asked, "_ronde_number", None) or object.__hash__(asked)
-
-    patches.set(future, "__init__", init)
-    patches.set(future, "__hash__", hashed)

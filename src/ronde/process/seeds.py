@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-import secrets
 import threading
 import uuid
 import weakref
@@ -61,23 +60,6 @@ os.register_at_fork(before=_before_fork, after_in_child=_after_in_child)
 def install(patches: Patches, seed: int) -> None:
     entropy = _Entropy(f"ronde entropy {seed}")
     _streams.add(entropy)
-    _install_numpy(patches, entropy)
-    _install_python(patches, entropy)
-    _install_torch(patches, entropy)
-
-
-def _install_numpy(patches: Patches, entropy: random.Random) -> None:
-    # What `default_rng()`, `RandomState()` and `seed()` without a seed ask for entropy.
-    patches.set(numpy.random.bit_generator, "randbits", entropy.getrandbits)
-
-
-def _install_python(patches: Patches, entropy: random.Random) -> None:
-    plain = random.seed
-
-    def seed(a: Any = None, version: int = 2) -> None:
-        plain(entropy.getrandbits(128) if a is None else a, version)
-
-    patches.set(random, "seed", seed)
     plain_bytes, plain_method = os.urandom, random.Random.seed
 
     def identifier(plain: Any, version: int) -> Any:
@@ -90,50 +72,33 @@ def _install_python(patches: Patches, entropy: random.Random) -> None:
         return make
 
     def urandom(size: int, /) -> bytes:
-        return entropy.randbytes(size) if called_by_script() and _on_main_thread() else plain_bytes(size)
+        # What `SystemRandom` and `secrets` give the script comes from here; libraries' tokens stay secrets.
+        if called_by_script("random", "secrets") and _on_main_thread():
+            return entropy.randbytes(size)
+        return plain_bytes(size)
 
     def seed_generator(generator: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None and generator is not entropy and called_by_script("random") and _on_main_thread():
             a = entropy.getrandbits(128)
         plain_method(generator, a, version)
 
+    def seed_torch() -> int:
+        chosen = entropy.getrandbits(63)
+        torch.manual_seed(chosen)
+        return chosen
+
+    # What `default_rng()`, `RandomState()` and `seed()` without a seed ask for entropy.
+    patches.set(numpy.random.bit_generator, "randbits", entropy.getrandbits)
     patches.set(uuid, "uuid1", identifier(uuid.uuid1, 1))
     patches.set(uuid, "uuid4", identifier(uuid.uuid4, 4))
-    _install_system_random(patches, entropy)
-    patches.set(os, "urandom", urandom)
+    for owner, name in ((os, "urandom"), (random, "_urandom")):
+        patches.set(owner, name, urandom)
     patches.set(random.Random, "seed", seed_generator)
-
-
-def _install_system_random(patches: Patches, entropy: random.Random) -> None:
-    """What the script asks of it, as numpy recommends for seeds; libraries' tokens stay secrets."""
-    system: Any = random.SystemRandom
-
-    def from_entropy(name: str) -> Any:
-        plain = getattr(system, name)
-
-        @functools.wraps(plain)
-        def draw(generator: Any, *args: Any, **kwargs: Any) -> Any:
-            if called_by_script("random", "secrets") and _on_main_thread():
-                return getattr(entropy, name)(*args, **kwargs)
-            return plain(generator, *args, **kwargs)
-
-        return draw
-
-    for name in ("random", "getrandbits", "randbytes"):
-        patches.set(system, name, from_entropy(name))
-    patches.set(secrets, "randbits", functools.partial(system.getrandbits, secrets.SystemRandom()))
+    patches.set(random, "seed", random._inst.seed)  # pyright: ignore[reportAttributeAccessIssue]
+    for owner in (torch, torch.random):
+        patches.set(owner, "seed", seed_torch)
 
 
 def _on_main_thread() -> bool:
     """Other threads draw when they please, which would take the ranks' streams apart."""
     return threading.current_thread() is threading.main_thread()
-
-
-def _install_torch(patches: Patches, entropy: random.Random) -> None:
-    def seed() -> int:
-        chosen = entropy.getrandbits(63)
-        torch.manual_seed(chosen)
-        return chosen
-
-    patches.set(torch, "seed", seed)
-    patches.set(torch.random, "seed", seed)

@@ -21,13 +21,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
 from types import FrameType
 from typing import Any
 
-from ronde.patching.caller import called_by_script, is_script
+from ronde.patching.caller import called_by_script
 from ronde.patching.patches import Patches
 from ronde.process.signal_board import SignalBoard
 
@@ -57,15 +56,12 @@ _LOOK_AGAIN_S = 0.05
 Handler = Callable[[int, FrameType | None], Any]
 
 
-class _Counting:
-    """What the interpreter calls in the place of the script's handler."""
+class _Counting(functools.partial[None]):
+    """What the interpreter calls in the place of the script's handler, which is its first argument."""
 
-    def __init__(self, signals: HandledSignals, handler: Handler) -> None:
-        self.handler = handler
-        self._signals = signals
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._signals.receive(number, frame, self.handler)
+    @property
+    def handler(self) -> Handler:
+        return self.args[0]
 
 
 class HandledSignals:
@@ -93,8 +89,6 @@ class HandledSignals:
         self._handled = [0] * len(COUNTED)
         self._scripts: dict[int, Any] = {}
         self._overdue: set[int] = set()
-        # Those that the script is just sending to itself.
-        self._sent: set[int] = set()
         self._plain: Callable[[int], Any] = signal.getsignal
 
     def install(self, patches: Patches) -> None:
@@ -107,7 +101,7 @@ class HandledSignals:
                     self._scripts[signalnum] = handler
                 # A library that has had one of its own for a while puts the script's back.
                 if handler == self._scripts.get(signalnum) and self._counts(handler):
-                    handler = _Counting(self, handler)
+                    handler = _Counting(self.receive, handler)
             return _own(plain(signalnum, handler))
 
         @functools.wraps(self._plain)
@@ -116,36 +110,31 @@ class HandledSignals:
 
         # Python's own handler raises KeyboardInterrupt, at which scripts save and leave, or stop training.
         self._scripts[signal.SIGINT] = signal.default_int_handler
-        self._install_sending(patches)
-        patches.set(signal, "signal", set_handler)
-        patches.set(signal, "getsignal", get_handler)
-
-    def _install_sending(self, patches: Patches) -> None:
-        """What a script sends to itself all ranks send at the same place, so it is handled there."""
         plain_raise, plain_kill = signal.raise_signal, os.kill
 
         @functools.wraps(plain_raise)
         def raise_signal(signalnum: int, /) -> None:
-            with self._sending(signalnum):
-                plain_raise(signalnum)
+            self._send(signalnum, lambda: plain_raise(signalnum))
 
         @functools.wraps(plain_kill)
         def kill(pid: int, sig: int, /) -> None:
-            with self._sending(sig) if pid == self._process else nullcontext():
+            if pid == self._process:
+                self._send(sig, lambda: plain_kill(pid, sig))
+            else:
                 plain_kill(pid, sig)
 
+        patches.set(signal, "signal", set_handler)
+        patches.set(signal, "getsignal", get_handler)
         patches.set(signal, "raise_signal", raise_signal)
         patches.set(os, "kill", kill)
 
-    @contextmanager
-    def _sending(self, number: int) -> Iterator[None]:
-        """Inside, the script sends itself this signal, which comes by the end."""
-        if number in _PLACES and self._in_step() and isinstance(self._plain(number), _Counting):
-            self._sent.add(number)
-        try:
-            yield
-        finally:
-            self._sent.discard(number)
+    def _send(self, number: int, send: Callable[[], None]) -> None:
+        """The script sends this to itself, as on all ranks at the same place: it is handled there."""
+        counting = self._plain(number)
+        if isinstance(counting, _Counting) and self._in_step():
+            counting.handler(number, sys._getframe())
+        else:
+            send()
 
     def uninstall(self) -> None:
         """From here on signals are handled as they come; the functions are the register's to put back."""
@@ -154,10 +143,9 @@ class HandledSignals:
         if board is not None:
             board.close()
 
-    def receive(self, number: int, frame: FrameType | None, handler: Handler) -> None:
+    def receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
         """A signal has come that `handler` is for."""
-        if not self._in_step() or number in self._sent:
-            self._sent.discard(number)
+        if not self._in_step():
             handler(number, frame)
             return
         place = _PLACES[number]
@@ -221,7 +209,7 @@ class HandledSignals:
             self._handled[place] = count
             counting = self._plain(number)
             if isinstance(counting, _Counting):
-                counting.handler(number, frame or _frame_of_script())
+                counting.handler(number, frame or sys._getframe())
 
     def _in_step(self) -> bool:
         """In another thread nobody sets handlers, and a fork (a worker that loads samples) is not in step."""
@@ -261,10 +249,3 @@ class HandledSignals:
 def _own(handler: Any) -> Any:
     """What the script has given, where there is something of ours in its place."""
     return handler.handler if isinstance(handler, _Counting) else handler
-
-
-def _frame_of_script() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_script(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame

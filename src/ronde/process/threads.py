@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.process
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,6 @@ class Started:
         self.functions: dict[str, None] = {}
         self._in_step = in_step
         self._began = began
-        self._process = os.getpid()
 
     def install(self, patches: Patches) -> None:
         plain_process: Any = multiprocessing.process.BaseProcess.start
@@ -38,13 +36,14 @@ class Started:
 
         def start_process(process: Any) -> None:
             target = getattr(process, "_target", None)
-            if os.getpid() == self._process:
+            # The workers of a loader give batches in order.
+            loads = str(getattr(target, "__module__", "")).startswith("torch.utils.data.")
+            if not loads and self._in_step():
+                self._began()
                 # `torch.multiprocessing.spawn` gives the function to one of its own.
                 for each in (target, *getattr(process, "_args", ())[:1]):
                     if callable(each) and is_users(each):
                         self.functions.setdefault(getattr(each, "__name__", type(each).__name__))
-            if not _is_loaders(target) and self._in_step():
-                self._began()
             plain_process(process)
 
         def start_thread(thread: threading.Thread) -> None:
@@ -54,8 +53,3 @@ class Started:
 
         patches.set(multiprocessing.process.BaseProcess, "start", start_process)
         patches.set(threading.Thread, "start", start_thread)
-
-
-def _is_loaders(target: Any) -> bool:
-    """Whether it is the worker of a loader, which gives batches in order."""
-    return str(getattr(target, "__module__", "")).startswith("torch.utils.data.")

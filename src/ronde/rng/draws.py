@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ronde.rng.by_parts import carry_out, is_made_of_others
 from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.output_axis import OutputAxis
 
 __all__ = [
     "Draw",
@@ -222,9 +223,7 @@ class SlicedDraws(TorchDispatchMode):
             if draw.dim is None:
                 return None
             if shape[draw.dim] % mine == 0:
-                others = shape[draw.dim] // mine
-                outer, inner = (others, 1) if draw.outer_first else (1, others)
-                layout = dataclasses.replace(self._rows, dim=draw.dim, outer=outer, inner=inner)
+                layout = OutputAxis(draw.dim, draw.outer_first).layout(shape, self._rows, mine)
                 return layout, draw.order if mine == 1 else ()
         raise UnknownDraw(
             f"the model drew {name} of shape {list(shape)}, which it did not in its first call; "

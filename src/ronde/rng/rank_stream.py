@@ -36,7 +36,6 @@ class RankStream:
         self._seed: int | None = None
         self._state = torch.empty(0)
         self._outside: torch.Tensor | None = None
-        self._constant: dict[torch.dtype, bool] = {}
 
     def _begin(self, seed: int) -> None:
         source = torch.Generator(device=self._device)
@@ -88,17 +87,6 @@ class RankStream:
             self._outside = generator.get_state()
             generator.set_state(mine)
 
-    def costs_the_same(self, dtype: torch.dtype) -> bool:
-        """Whether a mask of any size moves the generator equally far, as it does where MKL draws it."""
-        if dtype not in self._constant:
-            states: list[torch.Tensor] = []
-            for size in (1, 3001):
-                source = torch.Generator().manual_seed(0)
-                torch.empty(size, dtype=dtype).bernoulli_(0.5, generator=source)
-                states.append(source.get_state())
-            self._constant[dtype] = torch.equal(*states)
-        return self._constant[dtype]
-
     def overlook(self, name: str) -> None:
         """A draw that no observed call saw: what one device would draw for the whole batch is not known."""
         self._note(
@@ -130,10 +118,7 @@ class _DrawnTwice(SlicedDraws):
 
     def _go_on(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
         found = self._layout_of(name, args)
-        simple = name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, torch.Tensor)
-        if simple and self._stream.costs_the_same(args[0].dtype):
-            func(args[0].new_empty(1), *args[1:], **kwargs)
-        elif found is None:
+        if found is None:
             first = args[0].clone() if isinstance(args[0], torch.Tensor) else args[0]
             func(first, *args[1:], **kwargs)
         else:

@@ -8,6 +8,7 @@ must be linear, too.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ronde.rowwise.repeat import matched
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["ends_recomputation", "functions_tried"]
+__all__ = ["applied_by", "ends_recomputation", "functions_tried"]
 
 MIXING = "its backward (a torch.autograd.Function) mixes rows, or is not linear in the gradient"
 # A power of two, which leaves digits alone, and large, for thresholds.
@@ -40,12 +41,9 @@ def ends_recomputation(error: Exception) -> bool:
 @contextmanager
 def functions_tried(watch: Watch) -> Iterator[None]:
     """Inside, functions of the script's are tried as they are applied."""
-    plain = torch.autograd.Function.__dict__["apply"]
 
-    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            return plain.__func__(kind, *args, **kwargs)
-
+    def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+        run = functools.partial(plain, **kwargs)
         if watch.away:
             if watch.ranks.normalizes(kind):
                 raise MixesRows(meet(kind.__name__))
@@ -55,6 +53,18 @@ def functions_tried(watch: Watch) -> Iterator[None]:
         with torch._C.DisableTorchFunction():
             rows = [each for each in tensors(args) if watch.rows_of(each) is not None]
         return _tried(watch, kind, args, run) if rows and _is_users(kind) else run(*args)
+
+    with applied_by(apply):
+        yield
+
+
+@contextmanager
+def applied_by(how: Callable[..., Any]) -> Iterator[None]:
+    """Inside, functions are applied so: it is given `apply` itself, the function's class, and arguments."""
+    plain = torch.autograd.Function.__dict__["apply"]
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return how(functools.partial(plain.__func__, kind), kind, args, kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     try:
@@ -75,14 +85,14 @@ def _normalized(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> 
         value, *others = tensors(args)
         running = [each for each in others if not each.requires_grad and watch.undo.name_of(each) is not None]
     # With them: parameters in parts are made whole by theirs.
-    return normalize(watch, value, running, lambda: run(*args))
+    return normalize(watch, value, lambda: run(*args), keeps=bool(running))
 
 
 def _tried(watch: Watch, kind: Any, args: Any, run: Callable[..., Any]) -> Any:
     name = kind.__name__
     with torch._C.DisableTorchFunction():
         labels = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
-    if not all(type(label) is Label and label.order is not None for label in labels):
+    if not all(type(label) is Label for label in labels):
         raise MixesRows(meet(name))
     with watch.looking_away(Away.NOTED):
         result = run(*args)
@@ -119,18 +129,19 @@ def _itself(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _generators_kept(watch: Watch) -> Iterator[None]:
-    before = watch.undo.generators.now()
+    before = [states.now() for states in watch.undo.generators]
     try:
         yield
     finally:
-        before.restore()
+        for states in before:
+            states.restore()
 
 
 def _orders(watch: Watch, args: Any) -> list[Order]:
     found: dict[int, Order] = {}
     for each in tensors(args):
         mark = watch.rows_of(each)
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             found[id(mark.order)] = mark.order
     return list(found.values())
 
@@ -152,7 +163,7 @@ def _given(watch: Watch, args: Any, part: int, *, grad: bool = False) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         mark, rows = watch.rows_of(value), value.detach()
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             rows = mark.order.pick(rows, mark.axis, part)
         real = rows.is_floating_point() or rows.is_complex()
         return rows.clone().requires_grad_(grad and real and value.requires_grad)
@@ -176,7 +187,7 @@ def _compare_backward(watch: Watch, args: Any, run: Callable[..., Any], axes: _A
             if expected is not None or any(each is not None for each in rows):
                 raise MixesRows(MIXING)
             continue
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             few = [mark.order.few.pick(expected, mark.axis, part) for part in (1, 2)]
             fine = all(alike(a, b) for a, b in zip(few, rows, strict=True))
         else:

@@ -8,35 +8,40 @@ unwound as an observed one is, and then observed anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ronde.rowwise.backward import ends_recomputation
+from ronde.rng.by_parts import carry_out as by_parts
+from ronde.rng.by_parts import is_made_of_others
+from ronde.rowwise.backward import applied_by, ends_recomputation
 from ronde.rowwise.compiled import aside
-from ronde.rowwise.normalize import is_training
-from ronde.rowwise.operation import tensors
-from ronde.rowwise.sequence import Sequence, Step, difference, step_of
-from ronde.rowwise.undo import Keeping, Undo
+from ronde.rowwise.labels import Marks
+from ronde.rowwise.sequence import Sequence, Step, is_same, step_of
+from ronde.rowwise.undo import Undo
 from ronde.rowwise.watch import Ranks
+from ronde.tensor.memory import tensors, written
 
 __all__ = ["Comparison"]
 
 
 class _Differs(BaseException):
-    """The call goes another way; the message says where."""
+    """The call goes another way."""
 
 
-class Comparison:
-    """One call that is compared.
+class Comparison(TorchDispatchMode):
+    """One call, of which each operation is held against the one that was in its place.
 
     Args:
         module, call, ranks: as of an observation.
         sequence: what the observed call did.
         outside: variables beside the module that its code names, and what they hold.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -46,116 +51,89 @@ class Comparison:
         sequence: Sequence,
         outside: Iterable[tuple[str, Any]] = (),
     ) -> None:
-        self._module, self._ranks = module, ranks
-        self._undo = Undo(module, call, outside)
-        self._compared = _Compared(sequence, ranks, self._undo)
-
-    def together(self, work: Callable[[], Any]) -> Any:
-        """Do what needs all ranks, if each goes the same way."""
-        with self._compared.collective(), _disable_current_modes():
-            return work()
+        super().__init__()
+        self._module, self._ranks, self._sequence = module, ranks, sequence
+        self._undo, self._marks = Undo(module, call, outside), Marks()
+        self._place = 0
+        self._away = False
+        # All ranks know of the problem.
+        self._agreed = False
+        self._problem = ""
 
     def run(self, plain: Callable[[], Any]) -> tuple[Any, str]:
         """Carry the call out: what it returns, and "".
 
         Where it differs on some rank, nothing is returned but what does, and all is as it was before.
         """
-        output, problem, ranks = None, "", self._ranks
+        output, steps = None, self._sequence.steps
         try:
-            with aside(self._module), _collectives_asked(self._compared, ranks), self._compared:
+            with aside(self._module), applied_by(self._apply), self:
                 output = plain()
-            problem = self._compared.problem or self._compared.missing()
-        except _Differs as found:
-            problem = str(found)
+            if self._place < len(steps):
+                self._problem = self._problem or f"{steps[self._place][0]} is missing"
+        except _Differs:
+            pass
         except Exception as error:
             if ends_recomputation(error):
                 raise
             # TorchScript tells of an error of its own in place of what differs
-            problem = self._compared.problem or f"it failed ({type(error).__name__})"
-        if not self._compared.agreed:
-            problem = ranks.agree(problem)
-        if problem:
+            self._problem = self._problem or f"it failed ({type(error).__name__})"
+        if not self._agreed:
+            self._problem = self._ranks.agree(self._problem)
+        if self._problem:
             self._undo.unwind()
-            return None, problem
+            return None, self._problem
         return output, ""
 
+    def together(self, work: Callable[[], Any]) -> Any:
+        """Do what needs all ranks, if each goes the same way."""
+        with self._collective(), _disable_current_modes():
+            return work()
 
-class _Compared(Keeping):
-    """Holds each operation against the one that was in its place.
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_made_of_others(func):
+            return by_parts(self, func, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self.seen(func, args, kwargs, None)
+            result = func(*args, **kwargs)
+            if not (func.is_view or func._schema.is_mutable):
+                for each in tensors(result):
+                    self._marks.made(each)
+            return result
 
-    Attributes:
-        agreed: all ranks know that one differs.
-        problem: what differs.
-    """
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation is about to be carried out, or was without being handed over: a recurrent layer."""
+        self._undo.keep(written(func, args, kwargs), self._marks)
+        if not self._away:
+            self._step(step_of(func, args, kwargs))
 
-    def __init__(self, sequence: Sequence, ranks: Ranks, undo: Undo) -> None:
-        super().__init__(undo)
-        self._sequence, self._ranks = sequence, ranks
-        self._place = 0
-        self._away = False
-        self.agreed = False
-        self.problem = ""
+    def _apply(self, plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+        """Ranks ask each other before a collective."""
+        if not self._ranks.normalizes(kind):
+            return plain(*args, **kwargs)
+        self._step((kind.__name__, ()))
+        with self._collective():
+            return plain(*args, **kwargs)
 
-    def missing(self) -> str:
-        """What the observed call did after all that this one did."""
-        steps = self._sequence.steps
-        return f"{steps[self._place][0]} is missing" if self._place < len(steps) else ""
+    def _step(self, step: Step) -> None:
+        """The next operation."""
+        known = self._sequence.steps[self._place : self._place + 1]
+        if not known or not is_same(step, known[0], self._ranks.mine, self._sequence.rows):
+            self._problem = f"{step[0]} is another"
+            raise _Differs
+        self._place += 1
 
     @contextmanager
-    def collective(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         """Around a collective in the midst of the call, if each rank goes the same way."""
-        if problem := self._ranks.agree(""):
-            self.agreed = True
-            raise self._differs(problem)
         before, self._away = self._away, True
         try:
+            if problem := self._ranks.agree(""):
+                self._problem, self._agreed = problem, True
+                raise _Differs
             yield
         finally:
             self._away = before
-
-    def _differs(self, problem: str) -> _Differs:
-        self.problem = problem
-        return _Differs(problem)
-
-    def carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        normalizes = not self._away and self._ranks.normalizes(func) and is_training(func, args, kwargs)
-        with self.collective() if normalizes else nullcontext():
-            return super().carried_out(func, args, kwargs)
-
-    def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation was carried out without being handed over: a recurrent layer."""
-        self.before(func, args, kwargs)
-
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        super().before(func, args, kwargs)
-        if self._ranks.normalizes(func):
-            self._undo.keep(tensors(args[3:5]), self._marks)
-        if not self._away:
-            self.step(step_of(func, args, kwargs))
-
-    def step(self, step: Step) -> None:
-        """The next operation."""
-        known = self._sequence.steps[self._place : self._place + 1]
-        problem = difference(step, known[0], self._ranks.mine, self._sequence.rows) if known else "is new"
-        if problem:
-            raise self._differs(f"{step[0]} {problem}")
-        self._place += 1
-
-
-@contextmanager
-def _collectives_asked(compared: _Compared, ranks: Ranks) -> Iterator[None]:
-    """Inside, ranks ask each other before a collective."""
-    plain = torch.autograd.Function.__dict__["apply"]
-
-    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        if not ranks.normalizes(kind):
-            return plain.__func__(kind, *args, **kwargs)
-        compared.step((kind.__name__, ()))
-        with compared.collective():
-            return plain.__func__(kind, *args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = plain  # type: ignore[assignment]

@@ -102,7 +102,7 @@ def _beside_rows(watch: Watch, func: Any, args: Any, kwargs: Any) -> Any:
     with torch._C.DisableTorchFunction(), torch.no_grad(), watch.looking_away():
         for made, *few in zip(tensors((result,)), *parts):
             mark = watch.of(made)
-            if type(mark) is Label and mark.order is not None:
+            if type(mark) is Label:
                 rows = [mark.order.pick(made, mark.axis, part) for part in PARTS]
             else:
                 rows = [made] * len(PARTS) if mark is None else few
@@ -116,7 +116,7 @@ def _on_part(watch: Watch, func: Any, args: Any, kwargs: Any, part: int) -> list
 
     def shown(value: Any) -> Any:
         mark = watch.of(value) if isinstance(value, torch.Tensor) else None
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             return mark.order.pick(value, mark.axis, part).clone()
         if type(mark) is Relative:
             return mark.parts[part].clone()

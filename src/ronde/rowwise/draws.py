@@ -26,7 +26,6 @@ _OF_FIRST = {
 def carry_out(watch: Watch, op: Operation) -> Any:
     if op.kwargs.get("generator") is not None:
         raise _cannot_be_cut(f"{op.facts.name} with a generator of its own")
-    watch.drew = True
     sized, watch.drawn = watch.drawn, None
     if op.labels:
         return _of_rows(watch, op)
@@ -65,12 +64,7 @@ def _of_rows(watch: Watch, op: Operation) -> Any:
     drawn, label = next((operand, mark) for operand, mark in op.pairs() if type(mark) is Label)
     others = [each for each in op.labels if each.order is not label.order]
     written = op.written
-    if (
-        op.facts.name not in _OF_FIRST
-        or label.order is None
-        or others
-        or (written and drawn is not written[0])
-    ):
+    if op.facts.name not in _OF_FIRST or others or (written and drawn is not written[0]):
         raise _cannot_be_cut(op.facts.name)
     result = _drawn(watch, op, label.order, label.axis, drawn.dim(), tuple(memory_order(drawn)))
     for each in written or tensors((result,)):

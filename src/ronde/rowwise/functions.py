@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ronde.rowwise import counted, repeat
-from ronde.rowwise.changing_numbers import without_notes
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Relative
 from ronde.rowwise.operation import Facts, Operation, tensors
@@ -31,7 +30,6 @@ _READS = {
     *_CONVERSIONS,
     *("__repr__", "__format__", "__reduce_ex__", "__contains__", "data_ptr", "__deepcopy__"),
 }
-_NOT_OF_ROWS = (type(None), Drawn)
 _HOOKS = {"register_hook", "retain_grad", "register_post_accumulate_grad_hook"}
 
 
@@ -49,19 +47,13 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        steered = False
-        if self._watch.noting:
-            args, kwargs, steered = without_notes(args, kwargs)
         try:
             result = self._result(func, args, kwargs)
         except MixesRows as found:
             self._watch.counts.problem = self._watch.counts.problem or str(found)
             raise
         for each in tensors((result,)):
-            mark = self._watch.of(each)
-            if mark is None and steered:
-                self._watch.put(each, Drawn("a number that changes again and again"))
-            elif type(mark) not in _NOT_OF_ROWS:
+            if self._watch.rows_of(each) is not None:
                 self._note(each)
         return result
 
@@ -72,8 +64,6 @@ class Functions(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor):
             if func == _shape or name in _LENGTHS:
                 return self._length(func, name, args, kwargs)
-            if name == "stride":
-                self._check_stride(args[0])
             self._check(func, name, args)
         if any(True for _ in counted.rows_in((args, kwargs))):
             return counted.call(self._watch, func, args, kwargs)
@@ -87,7 +77,7 @@ class Functions(TorchFunctionMode):
             and not _keeps_statistics(args, kwargs)
         ):
             op = Operation(func, args, kwargs, self._watch.of, facts=Facts(name))
-            return repeat.carry_out_function(self._watch, op)
+            return repeat.carry_out(self._watch, op, function=True)
         return func(*args, **kwargs)
 
     def _within(self, func: Any, args: Any, kwargs: Any, what: str) -> Any:
@@ -117,15 +107,6 @@ class Functions(TorchFunctionMode):
             what = name if name != "__set__" else f".{func.__self__.__name__} ="
             raise MixesRows(f"it changes {called} ({what})")
 
-    def _check_stride(self, tensor: torch.Tensor) -> None:
-        """What lies outside of rows in memory is as far apart as there are rows."""
-        mark = self._watch.rows_of(tensor)
-        with torch._C.DisableTorchFunction():
-            if type(mark) is Label and mark.order is not None:
-                own = tensor.stride(mark.axis)
-                if any(tensor.stride(dim) > own for dim in range(tensor.dim()) if tensor.shape[dim] > 1):
-                    raise MixesRows(COUNTS)
-
     def _length(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """A length, a shape or a number of entries."""
         tensor = args[0]
@@ -146,7 +127,7 @@ class Functions(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             shape: list[int] = list(tensor.shape)
         counts = self._watch.counts
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             shape[mark.axis] = _times(counts, len(mark.order))
         elif type(mark) is Relative and len(shape) == mark.parts[0].dim():
             for dim, length in enumerate(shape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["GENERATORS", "Generators", "States"]
+__all__ = ["GENERATORS", "States"]
 
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 # Those of Python and numpy from which everybody draws.
@@ -17,7 +18,7 @@ _HOSTS = (random._inst, numpy.random.mtrand._rand)  # pyright: ignore[reportAttr
 
 
 class States:
-    """Of some generators."""
+    """Of some generators, as they are now."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
         self._states = [(each, _state(each)) for each in generators]
@@ -27,9 +28,14 @@ class States:
         """Of those of Python and numpy, and others."""
         return States((*_HOSTS, *others))
 
+    @staticmethod
+    def of_torch(others: Iterable[Any]) -> States:
+        """Of torch's own, and others."""
+        return States((*_torchs(), *others))
+
     def moved(self) -> bool:
         """Whether one was drawn from."""
-        return any(repr(_state(each)) != repr(state) for each, state in self._states)
+        return any(_told(_state(each)) != _told(state) for each, state in self._states)
 
     def now(self) -> States:
         """Of the same generators as they are now."""
@@ -38,28 +44,6 @@ class States:
     def restore(self) -> None:
         for each, state in self._states:
             _set_state(each, state)
-
-
-class Generators:
-    """All: torch's, those of Python and numpy, those that a module keeps, and those beside it.
-
-    Attributes:
-        others: those that are not torch's own, nor beside the module.
-    """
-
-    def __init__(self, kept: Iterable[Any], beside: Iterable[Any]) -> None:
-        self.others = States.of_hosts(kept)
-        self._rest = States((*_torchs(), *beside))
-
-    def now(self) -> Generators:
-        """The same generators as they are now."""
-        made = Generators((), ())
-        made.others, made._rest = self.others.now(), self._rest.now()
-        return made
-
-    def restore(self) -> None:
-        self._rest.restore()
-        self.others.restore()
 
 
 def _torchs() -> Iterator[torch.Generator]:
@@ -72,6 +56,11 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, (torch.Generator, numpy.random.RandomState)):
         return generator.get_state()
     return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+
+
+def _told(state: Any) -> Any:
+    """A state, to be compared."""
+    return state.tolist() if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 
 def _set_state(generator: Any, state: Any) -> None:

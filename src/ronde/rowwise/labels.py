@@ -43,7 +43,6 @@ class Order:
     def __init__(self, rows: torch.Tensor, counts: Counts) -> None:
         self.rows = rows
         self._counts = counts
-        self._few: Order | None = None
         self._places: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
@@ -83,12 +82,10 @@ class Order:
             return tensor.narrow(axis, int(places[0]), length)
         return tensor.index_select(axis, places.to(tensor.device))
 
-    @property
+    @functools.cached_property
     def few(self) -> Order:
         """The order of the few first rows."""
-        if self._few is None:
-            self._few = Order(self.rows[self.places(0)], self._counts)
-        return self._few
+        return Order(self.rows[self.places(0)], self._counts)
 
 
 class Orders:
@@ -117,18 +114,18 @@ class Orders:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Label:
-    """Its entries belong to rows.
+    """Its entries belong to rows, each equally often.
 
     Attributes:
         ids: the number of the row of each entry; of the tensor's shape but, being expanded, of hardly any
             memory; on the host.
         axis: the one dimension along which rows change.
-        order: the rows along it; None where rows change along several dimensions, or are one row only.
+        order: the rows along it.
     """
 
     ids: torch.Tensor
-    axis: int = 0
-    order: Order | None = None
+    axis: int
+    order: Order
 
 
 def along(order: Order, axis: int, shape: Sequence[int]) -> Label:
@@ -138,8 +135,10 @@ def along(order: Order, axis: int, shape: Sequence[int]) -> Label:
     return Label(order.rows.view(places).expand(*shape), axis, order)
 
 
-def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> Label:
+def labelled(ids: torch.Tensor, orders: Orders, before: Label) -> Label | None:
     """That of a tensor whose entries belong to these rows.
+
+    None where rows change along several dimensions, or are not all there.
 
     Args:
         before: what the ids may be a view of.
@@ -151,11 +150,9 @@ def labelled(ids: torch.Tensor, orders: Orders, before: Label | None = None) -> 
         rows = rows[tuple(slice(None) if place in changing else 0 for place in range(rows.dim()))]
         axes = [axes[place] for place in changing]
     if len(axes) != 1:
-        return Label(ids)
-    order = before.order if before else None
-    if order is None or not _is_same_view(rows, order.rows):
-        order = orders.of(rows)
-    return Label(ids, axes[0], order)
+        return None
+    order = before.order if _is_same_view(rows, before.order.rows) else orders.of(rows)
+    return Label(ids, axes[0], order) if order.is_even else None
 
 
 def _changes_along(rows: torch.Tensor, dim: int) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import builtins
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from ronde.rng.draws import UnknownDraw
 from ronde.rowwise.backward import ends_recomputation, functions_tried
-from ronde.rowwise.changing_numbers import Notes
 from ronde.rowwise.compiled import aside
 from ronde.rowwise.functions import Functions
 from ronde.rowwise.labels import Drawn, Orders
@@ -46,7 +45,6 @@ class Observation:
         axes: the batch axis of each leaf of these, None for leaves that enter whole.
         ranks: the run in which it is called.
         outside: gives the variables beside the module that its code names, and what they hold.
-        notes: makes numbers note what they decide.
     """
 
     def __init__(
@@ -56,14 +54,11 @@ class Observation:
         axes: Sequence[int | None],
         ranks: Ranks,
         outside: Outside = list,
-        notes: Notes | None = None,
     ) -> None:
         self._module, self._axes, self._outside = module, tuple(axes), outside
         self._values = list(leaves(call))
         counts = Counts.of(ranks.rows, ranks.mine)
         self._watch = Watch(counts, ranks, Undo(module, call, outside()), Orders(counts))
-        self._notes = notes
-        self._watch.noting = notes is not None
         self._watch.sequence = Steps(ranks.mine, [], counts.branches)
         self._apart = False
 
@@ -102,10 +97,7 @@ class Observation:
         self._begin()
         kept = Kept(self._values, watch.counts)
         torch.clear_autocast_cache()
-        with (
-            _watched(watch, self._module, kept, self._notes),
-            self._notes.put() if self._notes else nullcontext(),
-        ):
+        with _watched(watch, self._module, kept):
             box = [plain()]
         watch.away = Away.ENDED
         if watch.counts.problem:  # and the model has gone on
@@ -120,26 +112,24 @@ class Observation:
         check_tree(watch, self._module)
         check_variables(watch, self._outside())
         kept.check(box)
-        if watch.undo.generators.others.moved():
+        if watch.undo.generators[0].moved():
             raise MixesRows("it draws random numbers by other means than torch's own generator")
-        found = Verdict(True, "", self._axes, outputs, tuple(watch.draws), same, bool(watch.foreign))
-        return box[0], self._with_marks(found)
-
-    def _with_marks(self, verdict: Verdict) -> Verdict:
-        watch = self._watch
-        return dataclasses.replace(
-            verdict,
-            joint=watch.joint,
-            batchless=watch.batchless and not watch.joint,
-            drew=watch.drew,
-            keeps=watch.undo.changes() if verdict.sharded else "",
-            apart=self._apart,
+        return box[0], self._verdict(
+            outputs=outputs,
+            draws=tuple(watch.draws),
+            same_as=same,
+            foreign=bool(watch.foreign),
+            keeps=watch.undo.changes(),
         )
 
+    def _verdict(self, reason: str = "", **found: Any) -> Verdict:
+        watch = self._watch
+        batchless = watch.batchless and not watch.joint
+        marks = {"joint": watch.joint, "batchless": batchless, "apart": self._apart}
+        return Verdict(not reason, reason, self._axes, **marks, **found)
+
     def _refused(self, reason: str) -> Verdict:
-        failed = self._watch.failed if reason.startswith(MIXES) else None
-        verdict = Verdict(False, reason, self._axes, raised=failed)
-        return self._with_marks(verdict)
+        return self._verdict(reason, raised=self._watch.failed if reason.startswith(MIXES) else None)
 
     def _failed(self, error: Exception) -> Verdict:
         if self._watch.counts.problem:  # TorchScript tells of an error of its own in its place
@@ -150,13 +140,11 @@ class Observation:
             return self._refused(f"its random draws cannot be cut ({error})")
         lines = str(error).strip().splitlines() or [""]
         said = f"{type(error).__name__}: {lines[0][:120]}"
-        found = self._refused(f"it failed on {self._watch.counts.mine} rows ({said})")
-        return dataclasses.replace(found, raised=error.with_traceback(None))
+        reason = f"it failed on {self._watch.counts.mine} rows ({said})"
+        return self._verdict(reason, raised=error.with_traceback(None))
 
     def _begin(self) -> None:
         watch = self._watch
-        if any(part._backward_hooks or part._backward_pre_hooks for part in self._module.modules()):
-            raise MixesRows("it has hooks, which are to see the whole batch")
         others = [value for value, axis in zip(self._values, self._axes, strict=True) if axis is None]
         for tensor in (*[each for _, each in watch.undo.module.tensors], *tensors(others)):
             if tensor.layout is torch.strided:
@@ -170,26 +158,24 @@ class Observation:
 
 
 @contextmanager
-def _watched(watch: Watch, module: torch.nn.Module, kept: Kept, notes: Notes | None) -> Iterator[None]:
+def _watched(watch: Watch, module: torch.nn.Module, kept: Kept) -> Iterator[None]:
     with ExitStack() as around:
         around.enter_context(aside(module))
         around.enter_context(functions_tried(watch))
-        around.enter_context(_lengths_watched(notes))
+        around.enter_context(_lengths_watched())
         around.enter_context(Observer(watch))
         around.enter_context(Functions(watch, kept.note))
         yield
 
 
 @contextmanager
-def _lengths_watched(notes: Notes | None) -> Iterator[None]:
-    """Inside, the length of a tensor of rows is such a number, and that of a container is noted."""
+def _lengths_watched() -> Iterator[None]:
+    """Inside, the length of a tensor of rows is a number that knows it is one."""
     plain = builtins.len
 
     def length(value: Any, /) -> int:
         if isinstance(value, torch.Tensor) and value.dim():
             return value.size(0)
-        if notes is not None:
-            notes.measured(value)
         return plain(value)
 
     builtins.len = length

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ronde.rng.by_parts import carry_out as by_parts
 from ronde.rng.by_parts import is_made_of_others
 from ronde.rng.draws import is_random
-from ronde.rowwise import draws, normalize, repeat, views
+from ronde.rowwise import draws, repeat, views
 from ronde.rowwise.checks import only_checks
 from ronde.rowwise.labels import Drawn, Label, Mixed, Relative, address
+from ronde.rowwise.normalize import keeps_statistics
 from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.sequence import step_of
 from ronde.rowwise.verdict import HOST_READ, MixesRows, meet
@@ -22,6 +23,7 @@ from ronde.rowwise.watch import Away, Watch
 __all__ = ["Observer"]
 
 _READS = {"_local_scalar_dense", "is_nonzero", "equal", "item"}
+_STATISTICS = "statistics of a norm"
 _LIKE = {"zeros_like", "ones_like", "full_like", "empty_like"}
 
 
@@ -33,7 +35,6 @@ class Observer(TorchDispatchMode):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
-        self._learns = torch.is_grad_enabled()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,11 +58,11 @@ class Observer(TorchDispatchMode):
         op = Operation(func, args, kwargs, watch.of)
         watch.sequence.steps.append(step_of(func, args, kwargs))
         _check_operands(watch, op)
-        self._check_words(op)
+        _check_words(op)
         if op.facts.written:
             _check_writes(watch, op)
-        if normalize.keeps_statistics(op) and not normalize.is_norm_of_batch(watch, op):
-            return normalize.carry_out_alone(watch, op)
+        if keeps_statistics(op):
+            raise MixesRows(f"it keeps {_STATISTICS}, which depends on the batch, on itself")
         return _carry_out(watch, op)
 
     def _note(self, op: Operation) -> None:
@@ -71,20 +72,11 @@ class Observer(TorchDispatchMode):
         if watch.away is not Away.NOTED:
             return
         watch.sequence.steps.append(step_of(op.func, op.args, op.kwargs))
-        self._check_words(op)
+        _check_words(op)
         for target in op.written:
             name = watch.undo.name_of(target)
             if name is not None and not watch.marks.is_new(target):
                 raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-
-    def _check_words(self, op: Operation) -> None:
-        if op.facts.name not in ("embedding", "_embedding_bag") or not self._learns:
-            return
-        words = op.operands[0]
-        # What is made in the call may be so where autograd does not look: in a checkpoint's forward.
-        learnt = words.requires_grad or self._watch.marks.is_new(words)
-        if learnt and op.given(op.facts.names.index("scale_grad_by_freq")):
-            raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation was carried out without being handed over: a recurrent layer."""
@@ -100,6 +92,12 @@ class Observer(TorchDispatchMode):
                 raise MixesRows(meet(op.facts.name))
             if kinds:
                 repeat.mark_results(watch, op, result, repeat.learn(watch, op))
+
+
+def _check_words(op: Operation) -> None:
+    names = op.facts.names
+    if "scale_grad_by_freq" in names and op.given(names.index("scale_grad_by_freq")):
+        raise MixesRows("its backward counts how often a word is in the batch (scale_grad_by_freq=True)")
 
 
 def _check_operands(watch: Watch, op: Operation) -> None:
@@ -134,8 +132,6 @@ def _carry_out(watch: Watch, op: Operation) -> Any:
     name = op.facts.name
     if is_random(op.func, op.args, op.kwargs):
         return draws.carry_out(watch, op)
-    if normalize.is_norm_of_batch(watch, op):
-        return normalize.carry_out(watch, op)
     if not kinds:
         return _without_rows(watch, op, None)
     if kinds == {Drawn}:
@@ -185,7 +181,7 @@ def _new(watch: Watch, op: Operation) -> Any:
     """Memory that has nothing of the tensor that is asked for it, but for noise, which has its rows."""
     result = _without_rows(watch, op, None)
     label = op.marks[0]
-    if watch.makes_noise and type(label) is Label and label.order is not None:
+    if watch.makes_noise and type(label) is Label:
         watch.label(result, label.order, label.axis)
     return result
 

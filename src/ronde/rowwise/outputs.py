@@ -51,7 +51,7 @@ def _axis(watch: Watch, result: Any) -> OutputAxis | None:
             return None
         raise MixesRows(_described(mark))
     order = mark.order
-    if order is None or order.repeats is None or 1 not in order.repeats:
+    if order.repeats is None or 1 not in order.repeats:
         raise MixesRows(MIXES)
     order_in_memory = tuple(memory_order(result))
     return OutputAxis(mark.axis, order.repeats[0] > 1, result.dim(), order_in_memory)

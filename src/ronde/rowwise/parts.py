@@ -71,7 +71,7 @@ class Parts:
         mark = self._op.mark(tensor)
         if type(mark) is Relative:
             return mark.parts[part].clone()
-        if type(mark) is not Label or mark.order is None:
+        if type(mark) is not Label:
             return self._narrowed(self._constant(tensor), part)
         few = self._made.get(id(tensor))
         if few is None:
@@ -119,7 +119,7 @@ def _lengths(op: Operation) -> dict[int, tuple[int, ...]]:
     """Numbers that are how many rows an operand has, and what they are for each part."""
     found: dict[int, tuple[int, ...]] = {}
     for operand, mark in op.pairs():
-        if type(mark) is Label and mark.order is not None:
+        if type(mark) is Label:
             found[len(mark.order)] = tuple(len(mark.order.places(part)) for part in PARTS)
         elif type(mark) is Relative and operand.dim() == mark.parts[0].dim():
             for dim, length in enumerate(operand.shape):

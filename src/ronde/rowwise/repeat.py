@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ronde.rowwise.operation import Operation, replaced, tensors
 from ronde.rowwise.parts import PARTS, alike, is_real, ways
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["Found", "Learnt", "carry_out", "carry_out_function", "learn", "mark_results", "matched"]
+__all__ = ["Found", "Learnt", "carry_out", "learn", "mark_results", "matched"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,18 +66,14 @@ class Learnt:
 _ROWS_MEET = Learnt()
 
 
-def carry_out(watch: Watch, op: Operation) -> Any:
-    """The operation itself, of which the results are marked by what its parts show."""
-    learnt = learn(watch, op)
-    result = op.run()
-    mark_results(watch, op, result, learnt)
-    return result
+def carry_out(watch: Watch, op: Operation, *, function: bool = False) -> Any:
+    """The operation itself, of which the results are marked by what its parts show.
 
-
-def carry_out_function(watch: Watch, op: Operation) -> Any:
-    """A function as one operation: those that it consists of are not looked at."""
+    Args:
+        function: it consists of others, which are not looked at.
+    """
     learnt = learn(watch, op)
-    with watch.looking_away(Away.NOTED):
+    with watch.looking_away(Away.NOTED) if function else nullcontext():
         result = op.run()
     mark_results(watch, op, result, learnt)
     return result
@@ -122,7 +119,7 @@ def mark_results(watch: Watch, op: Operation, result: Any, learnt: Learnt) -> No
 
 def _has_few(result: torch.Tensor, mark: Mark | None, few: torch.Tensor) -> bool:
     """Whether the few first rows of a result are as they were by themselves, where it has rows."""
-    if type(mark) is not Label or mark.order is None:
+    if type(mark) is not Label:
         return True
     return alike(mark.order.pick(result, mark.axis, 0), few)
 
@@ -142,9 +139,7 @@ def _form(op: Operation) -> Any:
 def _candidates(watch: Watch, op: Operation) -> list[Order] | None:
     """Orders that the rows of results may have; None where rows meet whatever comes of it."""
     labels = op.labels
-    if any(label.order is None or not label.order.is_even for label in labels):
-        return None
-    orders = list({id(label.order): label.order for label in labels if label.order is not None}.values())
+    orders = list({id(label.order): label.order for label in labels}.values())
     if op.facts.name in ("cat", "stack") and labels:
         return _of_joined(watch, op, orders)
     if len({len(each) for each in orders}) < len(orders):
@@ -162,7 +157,7 @@ def _of_joined(watch: Watch, op: Operation, orders: list[Order]) -> list[Order] 
     dim = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", 0)
     if op.facts.name == "cat" and dim % labels[0].ids.dim() == labels[0].axis:
         filled = sum(operand.numel() > 0 for operand in op.operands)
-        rows = [label.order.rows for label in labels if label.order is not None]
+        rows = [label.order.rows for label in labels]
         return [watch.orders.of(torch.cat(rows))] if len(rows) == filled else None
     return orders if len(orders) == 1 else None
 

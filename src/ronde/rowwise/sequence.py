@@ -4,24 +4,13 @@ them."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 from ronde.rowwise.operation import facts_of, tensors
 from ronde.rowwise.rows import Branch
 
-__all__ = ["NORMS", "Sequence", "Step", "difference", "step_of"]
+__all__ = ["Sequence", "Step", "is_same", "step_of"]
 
-# Operations that normalize by statistics of the batch.
-NORMS = {
-    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
-    *(
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-        "_batch_norm_with_update",
-        "_batch_norm_with_update_functional",
-    ),
-}
 Step = tuple[str, "tuple[Any, ...] | None"]
 
 
@@ -54,8 +43,6 @@ def step_of(func: Any, args: Any, kwargs: Any) -> Step:
     name = str(func)
     if facts.name == "lift_fresh" and args[0].device.type == "cpu":
         return name, tuple(args[0].flatten()[:64].tolist())
-    if facts.name in NORMS:  # their momentum may follow from how often they were called
-        return name, ()
     lengths = [length for tensor in tensors((*args, *kwargs.values())) for length in tensor.shape]
     found: list[Any] = []
     for place, argument in enumerate(facts.names):
@@ -89,26 +76,21 @@ def _described(value: Any, is_size: bool, lengths: list[int]) -> Any:
     return _Length(lengths.index(value) if value in lengths else -1, value)
 
 
-def difference(step: Step, known: Step, rows: int, known_rows: int) -> str:
-    """What differs between two operations, of calls on so many rows; "" where nothing does."""
+def is_same(step: Step, known: Step, rows: int, known_rows: int) -> bool:
+    """Whether two operations, of calls on so many rows, are given the same numbers."""
     if step[0] != known[0]:
-        return f"is in place of {known[0]}"
+        return False
     if known[1] is None or step[1] is None:
-        return ""
-    for value, other in itertools.zip_longest(step[1], known[1]):
-        if not _is_same(value, other, rows, known_rows):
-            return f"is given {_said(value)}, which was {_said(other)}"
-    return ""
+        return True
+    return len(step[1]) == len(known[1]) and all(
+        _is_same_number(value, other, rows, known_rows) for value, other in zip(step[1], known[1])
+    )
 
 
-def _is_same(value: Any, other: Any, rows: int, known_rows: int) -> bool:
+def _is_same_number(value: Any, other: Any, rows: int, known_rows: int) -> bool:
     if type(value) is not type(other):
         return False
     if isinstance(value, _Length):
         in_place = value.place == other.place != -1
         return in_place or value.value == other.value or value.value * known_rows == other.value * rows != 0
     return value == other or (value != value and other != other)
-
-
-def _said(value: Any) -> Any:
-    return value.value if isinstance(value, _Length) else value

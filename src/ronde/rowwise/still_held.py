@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ronde.rowwise.labels import Drawn
 from ronde.rowwise.rows import Counts
 from ronde.rowwise.undo import Held
 from ronde.rowwise.verdict import MixesRows
@@ -31,25 +30,21 @@ _ELSEWHERE = "it keeps values of the batch in a variable or object that is not i
 
 def check_tree(watch: Watch, module: torch.nn.Module) -> None:
     """Refuse what the module's tree holds of the batch, or of the number of its rows."""
-    held = Held.by(module)
-    for name in (*_of_rows(watch, held), *held.counts):
+    for name in _of_rows(watch, Held.by(module)):
         raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-    if watch.undo.writes_on_arguments():
-        raise MixesRows("what is written on its argument depends on the batch")
     if watch.undo.arguments.changed():
         raise MixesRows("it changes a list, dict or object among its arguments")
 
 
 def check_variables(watch: Watch, variables: Iterable[tuple[str, Any]]) -> None:
     """Refuse what variables that the code names hold of the batch, or of the number of its rows."""
-    held = Held(variables)
-    for name in (*_of_rows(watch, held), *held.counts):
+    for name in _of_rows(watch, Held(variables)):
         raise MixesRows(f"the variable {name} depends on the batch")
 
 
 def _of_rows(watch: Watch, held: Held) -> list[str]:
-    """Names of the tensors that depend on the batch."""
-    return [name for name, tensor in held.tensors if type(watch.of(tensor)) not in (type(None), Drawn)]
+    """Names of what depends on the batch, or is a number of its rows."""
+    return [*(name for name, tensor in held.tensors if watch.rows_of(tensor) is not None), *held.counts]
 
 
 class Kept:

@@ -15,19 +15,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ronde.patching.caller import is_users
-from ronde.rng.by_parts import carry_out as by_parts
-from ronde.rng.by_parts import is_made_of_others
-from ronde.rowwise.generators import GENERATORS, Generators
+from ronde.rowwise.generators import GENERATORS, States
 from ronde.rowwise.labels import Marks, address
 from ronde.rowwise.rows import Rows
 from ronde.tensor.global_tensor import GlobalTensor
-from ronde.tensor.memory import tensors, written
 
-__all__ = ["Held", "Keeping", "Undo", "is_open"]
+__all__ = ["Held", "Undo", "is_open"]
 
 _DEPTH = 6
 # Classes whose own methods are called on what holds others, as those of a subclass may do anything.
@@ -60,29 +55,7 @@ def attributes_of(value: Any, *, any_class: bool = False) -> dict[Any, Any] | No
     if not (plain or any_class or is_users(kind)):
         return None
     held = getattr(value, "__dict__", None)
-    return held if isinstance(held, dict) else _Slots.of(value)
-
-
-class _Slots(dict[Any, Any]):
-    """The attributes of an object that keeps them in slots; what is set here is set there."""
-
-    @staticmethod
-    def of(value: Any) -> _Slots | None:
-        names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-        if not names:
-            return None
-        found = _Slots({name: getattr(value, name) for name in names if hasattr(value, name)})
-        found.owner = value
-        return found
-
-    owner: Any = None
-
-    def now(self) -> dict[str, Any]:
-        return {name: getattr(self.owner, name) for name in self if hasattr(self.owner, name)}
-
-    def put_back(self) -> None:
-        for name, value in self.items():
-            setattr(self.owner, name, value)
+    return held if isinstance(held, dict) else None
 
 
 # A weak proxy has the methods of whatever it may stand for.
@@ -112,10 +85,7 @@ class Held:
     @staticmethod
     def by(module: torch.nn.Module) -> Held:
         """What a module and those in it hold."""
-        parts = [(name, vars(part)) for name, part in module.named_modules()]
-        # Those that make a weight before a forward belong to it, with what they count.
-        hooks = [(name, each) for name, own in parts for each in own.get("_forward_pre_hooks", {}).values()]
-        held = Held([*parts, *((name, vars(each)) for name, each in hooks if hasattr(each, "__dict__"))])
+        held = Held((name, vars(part)) for name, part in module.named_modules())
         # TorchScript keeps them elsewhere.
         known = {id(tensor) for _, tensor in held.tensors}
         own = (*module.named_parameters(), *module.named_buffers())
@@ -172,9 +142,7 @@ class Held:
 
     def restore(self) -> None:
         for held, before in self._containers.values():
-            if isinstance(held, _Slots):
-                held.put_back()
-            elif not _is_same(held, _copy(held), before):
+            if not _is_same(held, _copy(held), before):
                 _refill(held, before)
 
 
@@ -191,8 +159,6 @@ def _base(content: Any) -> Any:
 
 def _copy(content: Any) -> tuple[Any, ...]:
     """What is in a container by now; of a mapping, pairs."""
-    if isinstance(content, _Slots):
-        return tuple(content.now().items())
     base = _base(content)
     return tuple(base.items(content) if issubclass(base, dict) else base.__iter__(content))
 
@@ -226,6 +192,7 @@ class Undo:
         module: what the tree of modules holds.
         outside: what these variables hold.
         arguments: what the arguments hold.
+        generators: those from which it must not draw (of Python, numpy and the module), and others.
     """
 
     def __init__(
@@ -234,7 +201,10 @@ class Undo:
         self.module = Held.by(module)
         self.outside = Held(outside)
         self.arguments = Held([("", arguments)], any_class=True)
-        self.generators = Generators(self.module.generators, self.outside.generators)
+        self.generators = (
+            States.of_hosts(self.module.generators),
+            States.of_torch(self.outside.generators),
+        )
         self._names = {address(tensor): name for name, tensor in self.module.tensors}
         self._given = {address(tensor) for _, tensor in self.arguments.tensors}
         kinds = {id(tensor): "buffer" for tensor in module.buffers()}
@@ -245,8 +215,6 @@ class Undo:
         }
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
-        given = [tensor for _, tensor in self.arguments.tensors]
-        self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -272,10 +240,6 @@ class Undo:
         """Whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
 
-    def writes_on_arguments(self) -> bool:
-        """Whether attributes were set on a tensor among the arguments."""
-        return any(vars(tensor) != before for tensor, before in self._written_on)
-
     def changes(self) -> str:
         """What the call has changed of the module, or beside it; "" where nothing is another."""
         written = [name for place in self._before if (name := self._names.get(place)) is not None]
@@ -292,39 +256,8 @@ class Undo:
         self.module.restore()
         self.outside.restore()
         self.arguments.restore()
-        self.generators.restore()
-
-
-class Keeping(TorchDispatchMode):
-    """Keeps what operations write to before they do."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, undo: Undo) -> None:
-        super().__init__()
-        self._undo, self._marks = undo, Marks()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_made_of_others(func):
-            return by_parts(self, func, args, kwargs)
-        if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            self.before(func, args, kwargs)
-            result = self.carried_out(func, args, kwargs)
-            if not (func.is_view or func._schema.is_mutable):
-                for each in tensors(result):
-                    self._marks.made(each)
-            return result
-
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """An operation is about to be carried out."""
-        self._undo.keep(written(func, args, kwargs), self._marks)
-
-    def carried_out(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What comes of it."""
-        return func(*args, **kwargs)
+        for states in self.generators:
+            states.restore()
 
 
 _grad: Any = torch._C.TensorBase.grad

@@ -35,7 +35,6 @@ class Verdict:
         raised: what the module raised on this rank's rows, without its traceback.
         joint: it normalizes by statistics of the whole batch, for which ranks meet inside it.
         batchless: it normalizes, but nothing with rows of the batch (its weights, say).
-        drew: random numbers were drawn, whatever came of it.
         keeps: something on itself or beside it that each call changes, the same way for whatever rows.
         apart: its outputs are rows of the batch, be it cut or not.
     """
@@ -51,7 +50,6 @@ class Verdict:
     raised: Exception | None = None
     joint: bool = False
     batchless: bool = False
-    drew: bool = False
     keeps: str = ""
     apart: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from ronde.rowwise.labels import Label, Mark, Mixed, along, labelled
 from ronde.rowwise.operation import Operation, tensors
+from ronde.rowwise.rows import Branch
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Watch
 
@@ -26,13 +28,15 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
     """A view, or what is one for its entries: the same is done with the numbers of their rows."""
     label = op.labels[0]
     _check_places(watch, op, label)
+    if op.facts.name == "squeeze":
+        _note_squeeze(watch, op, label)
     result = op.run()
     for each, ids in zip(tensors((result,)), _ids(op, label, result), strict=True):
         made = label if ids is label.ids else labelled(ids, watch.orders, label)
-        if op.facts.name == "as_strided" and made.order is not None:
-            made = along(made.order, made.axis, each.shape)  # in no more memory than it takes
-        if label.order is not None and label.order.is_even and not _is_even(made) and each.numel():
+        if made is None and each.numel():
             raise MixesRows(meet(op.facts.name))
+        if made is not None and op.facts.name == "as_strided":
+            made = along(made.order, made.axis, each.shape)  # in no more memory than it takes
         watch.put(each, made)
     return result
 
@@ -40,7 +44,7 @@ def carry_out_view(watch: Watch, op: Operation) -> Any:
 def _check_places(watch: Watch, op: Operation, label: Label) -> None:
     """Refuse what takes rows by their number: what takes all here may not take all of the batch."""
     name = op.facts.name
-    if label.order is None or name not in _TAKES:
+    if name not in _TAKES:
         return
     place = op.facts.names.index("dim")
     dim = op.given(place) if op.given(place) is not None else 0
@@ -57,14 +61,13 @@ def _check_places(watch: Watch, op: Operation, label: Label) -> None:
             raise MixesRows(meet(name))
 
 
-def _is_even(label: Label) -> bool:
-    if label.order is not None:
-        return label.order.is_even
-    return label.ids.numel() > 1 and not all(map(_is_flat, zip(label.ids.shape, label.ids.stride())))
-
-
-def _is_flat(dimension: tuple[int, int]) -> bool:
-    return dimension[0] == 1 or dimension[1] == 0
+def _note_squeeze(watch: Watch, op: Operation, label: Label) -> None:
+    """Note that a single row would be left without its axis."""
+    dims = op.args[1] if len(op.args) > 1 else label.axis
+    dims = [dims] if isinstance(dims, int) else dims
+    if any(dim % label.ids.dim() == label.axis for dim in dims):
+        times = len(label.order) // watch.counts.mine
+        watch.counts.branches.append(Branch(operator.eq, lambda rows: rows * times, lambda _: 1))
 
 
 def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
@@ -76,7 +79,9 @@ def _ids(op: Operation, label: Label, result: Any) -> Sequence[torch.Tensor]:
     if name in ("view_as_complex", "real", "imag"):
         return [label.ids[..., 0] if name == "view_as_complex" else label.ids]
     if name == "view" and isinstance(op.args[1], torch.dtype):
-        return [_of_other_type(label, result)]
+        if label.ids.shape != result.shape:
+            raise MixesRows(meet("view"))
+        return [label.ids]
     if name in _RESHAPES:
         return [reshaped(label, result.shape)]
     if name == "as_strided":
@@ -92,18 +97,8 @@ def _strided(op: Operation, label: Label) -> torch.Tensor:
     return ids.as_strided(size, stride, 0 if offset is None else offset - tensor.storage_offset())
 
 
-def _of_other_type(label: Label, result: torch.Tensor) -> torch.Tensor:
-    if label.ids.shape == result.shape:
-        return label.ids
-    if label.order is None or label.axis == result.dim() - 1:
-        raise MixesRows(meet("view"))
-    return label.ids[..., :1].expand(result.shape)
-
-
 def reshaped(label: Label, shape: Sequence[int]) -> torch.Tensor:
     """The numbers of rows in another shape: only dimensions that are joined with that of rows take memory."""
-    if label.order is None:
-        return label.ids.reshape(tuple(shape))
     before = label.ids.shape
     outer, inner = math.prod(before[: label.axis]), math.prod(before[label.axis + 1 :])
     start, ends = _span(shape, outer, len(label.order), inner)
@@ -153,10 +148,6 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
     """The label of a result of this shape; None where rows meet."""
     labels = op.labels
     first = labels[0]
-    if any(label.order is None for label in labels):
-        ids = [label.ids.expand(tuple(shape)) for label in labels]
-        same = all(torch.equal(ids[0], each) for each in ids[1:])
-        return Label(ids[0]) if same and _fit(op, shape, None) else None
     behind = first.ids.dim() - first.axis
     for label in labels:
         if label.order is not first.order or label.ids.dim() - label.axis != behind:
@@ -167,14 +158,10 @@ def broadcast(op: Operation, shape: Sequence[int]) -> Label | None:
     return Label(first.ids.expand(tuple(shape)), axis, first.order)
 
 
-def _fit(op: Operation, shape: Sequence[int], axis: int | None) -> bool:
+def _fit(op: Operation, shape: Sequence[int], axis: int) -> bool:
     """Whether operands without rows have the same for each row."""
     for operand, mark in op.pairs():
         if type(mark) is Label or operand.dim() == 0 or not _is_read(op, operand):
-            continue
-        if axis is None:
-            if operand.numel() > 1:
-                return False
             continue
         place = axis - (len(shape) - operand.dim())
         if place >= 0 and operand.shape[place] != 1 and not is_constant_along(operand, place):

@@ -50,7 +50,7 @@ class Ranks(Protocol):
         ...
 
     def normalizes(self, func: Any) -> bool:
-        """Whether it is a batch norm with statistics of all ranks: an operation or an `autograd.Function`."""
+        """Whether an `autograd.Function` is a batch norm with statistics of all ranks."""
         ...
 
 
@@ -65,11 +65,9 @@ class Watch:
         checking: what is under way looks at values only to check them.
         makes_noise: what is under way makes it for each row.
         drawn: where the rows of the next random operation lie, when sizes tell.
-        noting: numbers are given to the model that note what they decide.
         counted: numbers of rows that the function under way was given.
         joint, batchless: rows were, or something else was, normalized over the batch.
         foreign: the memory of leaves with a gradient that were used and are not the module's.
-        drew: something was drawn.
         failed: what an operation raised on a part of the rows.
     """
 
@@ -86,11 +84,9 @@ class Watch:
     makes_noise: bool = False
     drawn: tuple[int, Order] | None = None
     counted: frozenset[int] = frozenset()
-    noting: bool = False
     joint: bool = False
     batchless: bool = False
     foreign: set[int] = dataclasses.field(default_factory=set)
-    drew: bool = False
     failed: Exception | None = None
     _generators: dict[torch.device, torch.Generator] = dataclasses.field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from ronde.launch.torchrun import check_store, shared_run_id, silence
 from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
 from ronde.process import seeds
+from ronde.process.tensor_hash import number_tensors
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
@@ -85,6 +86,7 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
         torch.cuda.set_device(place.local_rank)
     if place.rank != 0:
         silence(directory.log(place.rank))
+    number_tensors()
     seeds.seed_all(seed)
     entropy = Patches()
     seeds.install(entropy, seed)

@@ -19,7 +19,7 @@ from ronde.sync.reducer import Reducer
 from ronde.tensor import loss_scale
 from ronde.tensor.context import Region
 from ronde.tensor.deferred import root
-from ronde.tensor.fingerprint import compare_values
+from ronde.tensor.fingerprint import compare_losses
 from ronde.tensor.global_tensor import materialize
 from ronde.tensor.graph import Reached, crosses_ranks, reached
 from ronde.trace.step_clock import Part
@@ -71,8 +71,8 @@ class Backward:
             nested = reducer.busy
             if not nested:
                 self._on_backward()
-            if context.script_values.watched:
-                compare_values(context, tensors, grad_tensors)
+            if context.compares:
+                compare_losses(context, tensors)
             tensors, grad_tensors = _whole(tensors, root), _whole(grad_tensors, materialize)
             # Gradients have a group of their own: without the mark nobody there would compare. A checkpoint's
             # backward within backward is one rank's own: with other rows it may have more pieces, or fewer.

@@ -16,7 +16,6 @@ from torch.optim.optimizer import (
 
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
-from ronde.process.parameter_order import ParameterOrder
 from ronde.process.signals import HandledSignals
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.sharding import Sharding
@@ -48,13 +47,12 @@ class Optimizers:
         self._signals = signals
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def install(self, patches: Patches, order: ParameterOrder) -> None:
+    def install(self, patches: Patches) -> None:
         """Replace functions, and hook into steps; `patches` undoes both."""
         plain: Any = Optimizer.add_param_group
 
         def add_param_group(optimizer: Any, param_group: Any) -> None:
             plain(optimizer, param_group)
-            order.agree(optimizer.param_groups[-1])
             self._tally.know(optimizer)
             if self._context.on_main_thread():
                 self._reducer.adopt_all(optimizer)

@@ -23,7 +23,6 @@ from ronde.modules import (
     batch_norm,
     compiled,
     fast_path,
-    own_backward,
     recompute,
     recurrent,
     torchscript,
@@ -36,10 +35,9 @@ from ronde.parallel.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.process import pools, shared_blocks
+from ronde.process import pools
 from ronde.process.clock import Circumstances
 from ronde.process.console import Console
-from ronde.process.parameter_order import ParameterOrder
 from ronde.process.signals import HandledSignals
 from ronde.process.threads import Started
 from ronde.rng.rank_stream import RankStream
@@ -127,9 +125,9 @@ class Session:
             terminal=config.terminal,
         )
         self.agreement = Agreement(comm)
-        self._circumstances = Circumstances(self.agreement, self._in_step, self._paths.is_private)
+        self._circumstances = Circumstances(self.agreement, self._in_step)
         self._from_processes = FromProcesses(comm, self.agreement, self._in_step)
-        self._started = Started(self._in_step, self._watch_values)
+        self._started = Started(self._in_step, self._compare)
         self._signals = HandledSignals(lambda: signal_board(config), lambda: comm.alone, self._in_step)
         self._edge = ModelEdge(
             self.calls,
@@ -155,8 +153,8 @@ class Session:
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
 
-    def _watch_values(self) -> None:
-        self.context.script_values.watched = True
+    def _compare(self) -> None:
+        self.context.compares = True
 
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
@@ -186,8 +184,6 @@ class Session:
         if self.config.world_size > 1:
             self._from_processes.install(self.patches)
             pools.install(self.patches)
-        if self.config.local_world_size > 1:
-            shared_blocks.install(self.patches)
         if shares_memory(self.config):
             self._signals.install(self.patches)
         self.files.install()
@@ -208,7 +204,7 @@ class Session:
         patches, context = self.patches, self.context
         autograd.install(patches, context, self._signals.before_backward)
         tensor_class.install(patches)
-        losses.install(patches, rules.table())
+        losses.install(patches)
         loss_scale.install(patches, context)
 
     def _install_modules(self) -> None:
@@ -218,7 +214,6 @@ class Session:
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
         recompute.install(patches, context)
-        own_backward.install(patches, context)
         compiled.install(patches, context, say)
         torchscript.install(patches)
         data, unmediated = self.plan.data, self.files.for_itself
@@ -241,10 +236,8 @@ class Session:
             self._signals.before_backward,
         )
         backward.install(patches)
-        order = ParameterOrder(context.comm, context.on_main_thread, self._in_script)
-        order.install(patches)
         optimizers = Optimizers(context, self.reducer, self._sharding, self.tally, self.memory, self._signals)
-        optimizers.install(patches, order)
+        optimizers.install(patches)
         self._install_memory()
         one_pass.install(patches)
         # Over the optimizers: a step that is cut begins with parts that all ranks have.
@@ -301,7 +294,6 @@ class Session:
         self.retired = True
         self._sharding.release()
         self.files.uninstall()
-        self._console.uninstall()
         self._circumstances.uninstall()
         self._signals.uninstall()
         self.patches.restore()
@@ -339,8 +331,6 @@ class Session:
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
-        if not self.retired:
-            self.files.remove_temporary()
         self.files.uninstall()
         self._circumstances.uninstall()
         self._signals.uninstall()

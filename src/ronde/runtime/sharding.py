@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ronde.comm.process_group import Comm
-from ronde.parallel import gradients, nothing_clipped, opaque
+from ronde.parallel import gradients, opaque
 from ronde.parallel.building import Building
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
@@ -80,7 +80,6 @@ class Sharding:
             self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
-            nothing_clipped.install(patches, self._parameters, self._note)
             self._saved.install(patches)
 
     def release(self) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.autograd.functional
 import torch.utils.checkpoint
 
 from ronde.errors import UsageError
@@ -17,7 +14,7 @@ from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region, Standing, in_transform
 from ronde.tensor.deferred import DeferredScalar
 from ronde.tensor.edges import Leave
-from ronde.tensor.fingerprint import compare_values
+from ronde.tensor.fingerprint import compare_losses
 from ronde.tensor.global_tensor import GlobalTensor, materialize, wrap
 from ronde.tensor.graph import crosses_ranks
 from ronde.trace.step_clock import Part
@@ -36,8 +33,6 @@ def install(patches: Patches, context: Context, on_backward: Callable[[], None])
     """
     _install_engine(patches, context)
     _install_grad(patches, context, on_backward)
-    _install_jacobian(patches, context)
-    _install_multi_grad_hook(patches)
     _install_function(patches, context)
     _install_parameter(patches)
 
@@ -84,17 +79,19 @@ def _install_grad(patches: Patches, context: Context, on_backward: Callable[[], 
         whole = context.region is Region.SCRIPT
         if whole:
             on_backward()
-        if context.script_values.watched:
-            compare_values(context, outputs, grad_outputs)
+        if context.compares:
+            compare_losses(context, outputs)
         given = [_whole(each) if whole else each for each in (_several(outputs), grad_outputs)]
-        one_by_one = options.get("is_grads_batched") and crosses_ranks(given[0])
-        carry_out = functools.partial(_one_by_one, plain) if one_by_one else plain
+        if options.get("is_grads_batched") and crosses_ranks(given[0]):
+            raise UsageError(
+                "several gradients at once (is_grads_batched=True, vectorize=True) are taken by vmap, in "
+                "which ranks cannot meet; take them one after another, or without vectorize"
+            )
         if not whole:
-            return carry_out(given[0], asked, given[1], **options)
+            return plain(given[0], asked, given[1], **options)
         local = [_gradient_target(value) for value in asked]
-        results = carry_out(given[0], local, given[1], **options)
-        ahead = int(bool(options.get("is_grads_batched")))
-        return tuple(_leave(context, *each, ahead) for each in zip(asked, results, strict=True))
+        results = plain(given[0], local, given[1], **options)
+        return tuple(_leave(context, *each) for each in zip(asked, results, strict=True))
 
     patches.set(torch.autograd, "grad", modes_first(grad))
 
@@ -105,64 +102,6 @@ def _several(values: Any) -> tuple[Any, ...]:
     return (values,) if alone else tuple(values)
 
 
-def _one_by_one(
-    plain: Any, outputs: Any, inputs: Any, grad_outputs: Any, *, retain_graph: Any = None, **options: Any
-) -> Any:
-    """Gradients for several `grad_outputs` of each output (`is_grads_batched`), one after another.
-
-    torch computes them at once by `vmap`, in which ranks cannot meet.
-    """
-    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
-    counts = {len(each) if each.dim() else 0 for each in given if each is not None}
-    if len(counts) != 1 or 0 in counts:  # torch has an error for each of these
-        return plain(outputs, inputs, grad_outputs, retain_graph=retain_graph, **options)
-    (count,) = counts
-    options["is_grads_batched"] = False
-    found = [
-        plain(
-            outputs,
-            inputs,
-            [None if each is None else each[place] for each in given],
-            retain_graph=retain_graph if place == count - 1 else True,
-            **options,
-        )
-        for place in range(count)
-    ]
-    return tuple(None if each[0] is None else torch.stack(each) for each in zip(*found, strict=True))
-
-
-def _install_jacobian(patches: Patches, context: Context) -> None:
-    plain: Any = torch.autograd.functional.jacobian
-
-    def jacobian(
-        func: Any, inputs: Any, create_graph: bool = False, strict: bool = False, vectorize: bool = False,
-        strategy: str = "reverse-mode",
-    ) -> Any:  # fmt: skip
-        """Row by row, as without `vectorize`: ranks cannot meet inside of `vmap`."""
-        if context.region is Region.SCRIPT and context.on_main_thread() and not in_transform():
-            vectorize = vectorize and (strict or strategy != "reverse-mode")
-        return plain(func, inputs, create_graph, strict, vectorize, strategy)
-
-    patches.set(torch.autograd.functional, "jacobian", jacobian)
-
-
-def _install_multi_grad_hook(patches: Patches) -> None:
-    plain: Any = torch.autograd.graph.register_multi_grad_hook
-
-    @functools.wraps(plain)
-    def register_multi_grad_hook(tensors: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """torch asks which nodes of the graph will run; a global tensor has none of its own."""
-        given = tensors if isinstance(tensors, (list, tuple)) else ()
-        if any(isinstance(value, (GlobalTensor, DeferredScalar)) for value in given):
-            raise UsageError(
-                "register_multi_grad_hook was given a model's output or a batch, whose gradients it would "
-                "not see on ranks; register a hook on each of them (tensor.register_hook)"
-            )
-        return plain(tensors, fn, *args, **kwargs)
-
-    patches.set(torch.autograd.graph, "register_multi_grad_hook", register_multi_grad_hook)
-
-
 def _gradient_target(value: Any) -> Any:
     """The plain tensor by which a global tensor is part of the graph."""
     if not isinstance(value, GlobalTensor):
@@ -170,14 +109,13 @@ def _gradient_target(value: Any) -> Any:
     return value._full if value._local is None else value._local
 
 
-def _leave(context: Context, value: Any, result: torch.Tensor | None, ahead: int) -> torch.Tensor | None:
-    """A gradient as the script is to see it; `ahead` axes lie before those of the value."""
+def _leave(context: Context, value: Any, result: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient as the script is to see it."""
     if result is None:
         return None
     if isinstance(value, GlobalTensor) and value._local is not None:
         # The local gradient of a shard is W times the true one.
-        layout = dataclasses.replace(value._layout, dim=value._layout.dim + ahead)
-        return wrap(context, result / context.world_size, layout, value._rules)
+        return wrap(context, result / context.world_size, value._layout, value._rules)
     return Leave.apply(result, context)
 
 

@@ -16,7 +16,6 @@ import torch.autograd.forward_ad
 
 from ronde.comm.process_group import Comm
 from ronde.tensor.layout import Layout
-from ronde.tensor.script_values import ScriptValues
 from ronde.trace.step_clock import StepClock
 
 __all__ = ["Context", "Region", "Standing", "carries_tangents", "in_transform"]
@@ -65,7 +64,8 @@ class Context:
         standing: where the main thread's execution stands.
         loss_is_scaled: the script scales its loss to the edge of what float16 holds.
         gradients_watched: the script may look at gradients in the midst of a backward.
-        script_values: what the script puts into its computations, to be compared before backward.
+        compares: what the script gives to models and losses may differ between ranks, as it has started
+            threads or processes.
         together: in an observed call, has all ranks do what needs all of them, or none of them.
     """
 
@@ -80,7 +80,7 @@ class Context:
         self.standing = _AT_FIRST
         self.loss_is_scaled = False
         self.gradients_watched = False
-        self.script_values = ScriptValues()
+        self.compares = False
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
@@ -118,11 +118,6 @@ class Context:
             and torch._C._current_graph_task_id() == -1
             and not in_transform()
         )
-
-    def note_values(self, given: Any) -> None:
-        """What the script gives to an operation beside batches and outputs; ranks may differ in that."""
-        if self.script_computes():
-            self.script_values.note(given)
 
     def reads_alone(self) -> bool:
         """Whether no other of the script's threads has read what needs all ranks and is still there."""

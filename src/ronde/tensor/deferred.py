@@ -8,17 +8,14 @@ nothing is started late.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunction
-from torch.autograd import Function
 
 from ronde.tensor.context import Context
-from ronde.tensor.kinds import put_in
 from ronde.tensor.tree import instances
 from ronde.trace.step_clock import Part
 
@@ -47,7 +44,7 @@ class DeferredScalar(torch.Tensor):
     """See the module. Made by `defer` alone; for the script a plain tensor without dimensions."""
 
     # Not in its dictionary, which is the script's.
-    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_node", "_number", "_plain", "_stand_in")
+    __slots__ = ("_arrive", "_arrived", "_context", "_depth", "_number", "_plain", "_stand_in")
     # Has the graph, and the gradient that the value will have; its own value is this rank's share.
     _stand_in: torch.Tensor
     # Waits, and gives the value with its graph.
@@ -62,8 +59,6 @@ class DeferredScalar(torch.Tensor):
     _depth: int
     # Is told what the script puts into it.
     _context: Context
-    # The name of the node that the same operation makes in plain python, which `repr` shows.
-    _node: str
 
     @classmethod
     def __torch_function__(
@@ -72,8 +67,6 @@ class DeferredScalar(torch.Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         context = first._context if isinstance(first, DeferredScalar) else _context_of((args, kwargs))
-        if context.script_values.watched:
-            context.note_values(put_in(func, args, kwargs))
         clock = context.clock
         if not clock.armed:
             return _carried_out(func, args, kwargs)
@@ -110,8 +103,6 @@ def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
             return _mapped(first, lambda value: func(value, *args[1:]))
         elif func in _ADDING and len(args) == 2:
             return _added(first, args[1])
-    if func is T.__repr__ and isinstance(first, DeferredScalar):
-        return func(_shown(first), **kwargs)
     if func is T.backward and isinstance(first, DeferredScalar):
         return _begin_backward(first, *args[1:], **kwargs)
     return func(*(_resolved(value) for value in args), **{k: _resolved(v) for k, v in kwargs.items()})
@@ -121,7 +112,7 @@ def _begin_backward(
     loss: DeferredScalar, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
     inputs: Any = None,
 ) -> None:  # fmt: skip
-    """As `Tensor.backward` does, with the loss as it is: what has gone into it was noted."""
+    """As `Tensor.backward` does, with the loss as it is: its value is not waited for."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -135,22 +126,19 @@ def defer(
     stand_in: torch.Tensor,
     arrive: Callable[[], torch.Tensor],
     depth: int = 0,
-    node: str = "",
     number: Callable[[], torch.Tensor] | None = None,
 ) -> DeferredScalar:
     """The value that `arrive` will give; `stand_in` has its gradient already.
 
     Args:
         number: as `arrive`, without the graph.
-        node: the name that the value's node has in plain python, where it is not that of the stand-in.
     """
     with DisableTorchFunction():
         shell: Any = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             DeferredScalar, stand_in.shape, dtype=stand_in.dtype, device=stand_in.device
         )
     shell._stand_in, shell._arrive, shell._arrived, shell._plain = stand_in, arrive, None, None
-    shell._number = number
-    shell._context, shell._depth, shell._node = context, depth, node or type(stand_in.grad_fn).__name__
+    shell._number, shell._context, shell._depth = number, context, depth
     return shell
 
 
@@ -160,31 +148,6 @@ def resolve(value: DeferredScalar) -> torch.Tensor:
         with _modes_of(value._stand_in):
             value._plain = _original(value).clone()
     return value._plain
-
-
-class _Copy(Function):
-    """Made by `_copy`, for a tensor that is to be printed only."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.clone()
-
-
-@functools.cache
-def _copy(node: str) -> Any:
-    """A function whose results are printed as made by `node`."""
-    made: Any = type(node, (_Copy,), {})
-    made._backward_cls.__name__ = node
-    return made
-
-
-def _shown(value: DeferredScalar) -> torch.Tensor:
-    """What is printed: the value, made by the node that it has in plain python."""
-    plain = resolve(value)
-    if type(plain.grad_fn).__name__ != "CloneBackward0":
-        return plain  # without a graph, or changed in place
-    with _modes_of(value._stand_in):
-        return _copy(value._node).apply(plain)
 
 
 def _original(value: DeferredScalar) -> torch.Tensor:

@@ -157,14 +157,8 @@ class _Arrived(Function):
         return _Spread.apply(grads[0], ctx.context) / ctx.divisor, None, None, None
 
 
-def sum_ranks_deferred(
-    context: Context, value: torch.Tensor, divisor: float = 1, node: str = ""
-) -> DeferredScalar:
-    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0.
-
-    Args:
-        node: see `defer`.
-    """
+def sum_ranks_deferred(context: Context, value: torch.Tensor, divisor: float = 1) -> DeferredScalar:
+    """`SumRanks(value) / divisor` of a scalar: started now, waited for when it is read; `divisor` > 0."""
     _check_thread(context)
     with torch.inference_mode(False):  # it is written to when it arrives, wherever that may be
         total = value.detach().to(torch.float64, copy=True)
@@ -178,7 +172,7 @@ def sum_ranks_deferred(
         pending.wait()
         return (total / divisor).to(value.dtype)
 
-    return defer(context, value * (context.world_size / divisor), arrive, node=node, number=number)
+    return defer(context, value * (context.world_size / divisor), arrive, number=number)
 
 
 class _Spread(Function):

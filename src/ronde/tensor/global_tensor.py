@@ -20,15 +20,14 @@ from ronde.tensor.deferred import DeferredScalar, resolve
 from ronde.tensor.edges import Slice, gather_data
 from ronde.tensor.kinds import (
     METADATA,
+    NUMPYS_NAMES,
     changes_first,
     changes_shape,
     lends_memory,
     may_copy,
-    put_in,
-    spelled,
     watches,
 )
-from ronde.tensor.layout import Layout, memory_order
+from ronde.tensor.layout import Layout
 from ronde.tensor.memory import memory
 from ronde.tensor.shard import Rule, Shard, whole_value
 from ronde.tensor.tree import instances, map_leaves
@@ -85,8 +84,6 @@ class GlobalTensor(Shard):
         if func in METADATA and isinstance(args[0], GlobalTensor):
             with DisableTorchFunctionSubclass():
                 return func(args[0]._full if args[0]._local is None else args[0], *args[1:], **kwargs)
-        if context.script_values.watched:
-            context.note_values(put_in(func, args, kwargs))
         if not context.clock.armed:
             return _carried_out(first, region, func, types, args, kwargs)
         begun = context.clock.operation()
@@ -163,12 +160,14 @@ def _carried_out(
     whole = in_transform() or carries_tangents()
     if region is Region.SCRIPT and not whole and not _mixed(types):
         rule = first._rules.get(func)
-        if rule is not None:
-            args, kwargs = spelled(func, args, kwargs)
+        if rule is not None and NUMPYS_NAMES.isdisjoint(kwargs):
+            if not args and "input" in kwargs and "condition" not in kwargs:  # which `torch.where` has first
+                args = (kwargs.pop("input"),)
             result = rule(context, func, args, kwargs)
-            if result is not NotImplemented and not _lies_open((args, kwargs), result):
-                if args and isinstance(result, GlobalTensor) and isinstance(args[0], GlobalTensor):
-                    remember_view(func, args[0], args[1:], kwargs, result)
+            if result is not NotImplemented:
+                base = args[0] if args else None
+                if isinstance(result, GlobalTensor) and isinstance(base, GlobalTensor) and result is not base:
+                    remember_view(func, base, args[1:], kwargs, result)
                 return result
     return _on_whole_values(func, args, kwargs)
 
@@ -203,21 +202,6 @@ def _mixed(types: Collection[type]) -> bool:
 def settled(value: Any) -> Any:
     """Arguments with every loss that is still under way waited for."""
     return map_leaves(lambda leaf: resolve(leaf) if isinstance(leaf, DeferredScalar) else leaf, value)
-
-
-def _lies_open(given: Any, result: Any) -> bool:
-    """Whether what a rule made of these may lie in memory otherwise than on one device.
-
-    To torch an axis of length 1 lies anywhere: of single rows in another than the natural order it makes
-    results that lie otherwise than those of several. Where some rank has several, a gather asks that one.
-    """
-    first = next(instances(GlobalTensor, given))
-    if first._layout.rows > first._layout.world_size or all(
-        made is first for made in instances(GlobalTensor, result)
-    ):
-        return False
-    rows = (value._rows for value in instances(GlobalTensor, given))
-    return any(each is not None and memory_order(each) != list(range(each.dim())) for each in rows)
 
 
 def _map(fn: Callable[[GlobalTensor], Any], value: Any) -> Any:
@@ -348,8 +332,7 @@ def wrap(context: Context, local: torch.Tensor, layout: Layout, rules: dict[Any,
     )
     shell._context, shell._layout, shell._rules = context, layout, rules
     shell._rows, shell._full, shell._full_version = local, None, 0
-    shell._origins, shell._views, shell._joined, shell._ahead = [], [], False, None
-    shell._kept = None
+    shell._origin, shell._views, shell._joined, shell._ahead = None, [], False, None
     return shell
 
 

@@ -1,71 +1,49 @@
-"""Kinds of torch functions, by what a global tensor must take care of; how arguments are spelled."""
+"""Kinds of torch functions, by what a global tensor must take care of."""
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
 
 __all__ = [
     "METADATA",
+    "NUMPYS_NAMES",
     "VIEWS",
     "changes_first",
     "changes_shape",
     "leaves_graph",
     "lends_memory",
     "may_copy",
-    "put_in",
-    "spelled",
     "watches",
 ]
+
+# What torch takes for its own words (`numpy_compatibility_arg_names` in its parser), and rules do not know.
+NUMPYS_NAMES = frozenset(("axis", "keepdims", "x", "a", "x1", "x2"))
 
 # Rules whose result is, or may be, a view of the first argument.
 VIEWS = set(
     """
-    view view_as reshape reshape_as flatten unflatten unsqueeze squeeze permute transpose swapaxes swapdims t
+    view view_as reshape reshape_as flatten unsqueeze squeeze permute transpose swapaxes swapdims t
     __getitem__ __get__ detach positive contiguous
     to type_as float double half bfloat16 int long short bool byte cpu cuda
     """.split()
 )
 
 METADATA = {
-    torch.Tensor.size,
-    torch.Tensor.dim,
-    torch.Tensor.ndimension,
-    torch.Tensor.numel,
-    torch.Tensor.nelement,
-    torch.Tensor.element_size,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
-    torch.Tensor.__len__,
-    torch.Tensor.get_device,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
+    *(
+        getattr(torch.Tensor, name)
+        for name in (
+            "size dim ndimension numel nelement element_size is_floating_point is_complex __len__ get_device"
+        ).split()
+    ),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
     *(
         getattr(torch.Tensor, name).__get__
         for name in (
-            "shape",
-            "ndim",
-            "dtype",
-            "device",
-            "layout",
-            "requires_grad",
-            "is_leaf",
-            "grad_fn",
-            "is_cuda",
-            "is_sparse",
-            "is_sparse_csr",
-            "is_nested",
-            "is_mkldnn",
-            "is_quantized",
-            "is_meta",
-            "itemsize",
-            "nbytes",
-            "is_mps",
-            "is_cpu",
-        )
+            "shape ndim dtype device layout requires_grad is_leaf grad_fn is_cuda is_sparse is_sparse_csr "
+            "is_nested is_mkldnn is_quantized is_meta itemsize nbytes is_mps is_cpu"
+        ).split()
     ),
 }
 
@@ -119,31 +97,3 @@ def changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
     if name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__"):
         return True
     return name.endswith("_") and not name.endswith("__")
-
-
-def put_in(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Arguments of a function but what it writes to: memory that nobody may have written yet."""
-    values = [value for name, value in kwargs.items() if name != "out"]
-    return (args[1:] if changes_first(func, kwargs) else args), values
-
-
-# What torch's parser of arguments takes for its own words (`numpy_compatibility_arg_names` there).
-_NUMPYS = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
-_FIRST = ("input", "x", "a", "x1")
-
-
-def spelled(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call with torch's names, its first argument by place.
-
-    Functions written in Python, such as `torch.nn.functional.softmax`, take no other names than their own.
-    """
-    if not kwargs:
-        return args, kwargs
-    native = not isinstance(func, FunctionType)
-    if not args and "condition" not in kwargs:  # which `torch.where` has first
-        first = next((name for name in (_FIRST if native else _FIRST[:1]) if name in kwargs), None)
-        if first is not None:
-            args, kwargs = (kwargs[first],), {name: kwargs[name] for name in kwargs if name != first}
-    return args, {_NUMPYS.get(name, name): value for name, value in kwargs.items()} if native else kwargs

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-
-import torch
+from collections.abc import Sequence
 
 from ronde.tensor.layout import Layout
 
@@ -27,9 +26,9 @@ class OutputAxis:
     dims: int | None = None
     order: tuple[int, ...] = ()
 
-    def layout(self, value: torch.Tensor, cut: Layout) -> Layout:
-        """How the rows of a leaf are cut where those of the batch are cut so."""
+    def layout(self, shape: Sequence[int], cut: Layout, rows: int) -> Layout:
+        """How a leaf is cut where the batch is cut so; of this shape where `rows` rows are at hand."""
         assert self.dim is not None
-        others = value.shape[self.dim] // cut.rows
+        others = shape[self.dim] // rows
         outer, inner = (others, 1) if self.outer_first else (1, others)
         return dataclasses.replace(cut, dim=self.dim, outer=outer, inner=inner)

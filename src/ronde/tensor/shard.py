@@ -26,7 +26,8 @@ Rule = Callable[[Context, Callable[..., Any], tuple[Any, ...], dict[str, Any]], 
 class Origin:
     """A tensor that another may be a view of, and how the other's whole value is made from its own."""
 
-    base: weakref.ref[Shard]
+    # Gives that tensor; None where it was held by a weak reference, and is gone.
+    base: Callable[[], Shard | None]
     view: Callable[[torch.Tensor], torch.Tensor]
     # It is a matter of strides whether that is a view or a copy.
     may_copy: bool
@@ -39,8 +40,8 @@ class Shard(torch.Tensor):
 
     # Not in its dictionary, which is the script's, and which libraries copy to what they make of a tensor.
     __slots__ = (
-        "_ahead", "_context", "_full", "_full_version", "_joined", "_kept", "_layout", "_origins", "_rows",
-        "_rules", "_views",
+        "_ahead", "_context", "_full", "_full_version", "_joined", "_layout", "_origin", "_rows", "_rules",
+        "_views",
     )  # fmt: skip
     _context: Context
     _layout: Layout
@@ -50,13 +51,11 @@ class Shard(torch.Tensor):
     # The whole value, part of the graph, when it has been asked for, and its version then.
     _full: torch.Tensor | None
     _full_version: int
-    # What this one may be a view of, the nearest first, and what may be views of it, the oldest first.
-    _origins: list[Origin]
+    # What this one may be a view of, and what may be views of it.
+    _origin: Origin | None
     _views: list[weakref.ref[Shard]]
     # The whole value of a view lies in that of what it is a view of; else it was gathered for itself.
     _joined: bool
-    # What this and another are views of; see `views`.
-    _kept: Shard | None
     # Gives the whole value, for which a gather was started when the tensor was made.
     _ahead: Callable[[], torch.Tensor] | None
 

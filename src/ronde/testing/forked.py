@@ -10,6 +10,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -137,12 +138,7 @@ def _launch(
     )
     sys.argv = ["ronde", *arguments]
 
-    def launch() -> None:
-        from ronde.cli import main
-
-        main()
-
-    _become(launch, environment)
+    _become(lambda: runpy.run_module("ronde", run_name="__main__"), environment)
 
 
 class _ForkedRank:
@@ -187,7 +183,7 @@ def _work() -> None:
     main()
 
 
-def _become(program: Callable[[], None], environment: Mapping[str, str]) -> None:
+def _become(program: Callable[[], object], environment: Mapping[str, str]) -> None:
     """Be an interpreter that was just started with this program, to its end; never returns."""
     code: Any = 1
     try:
@@ -203,7 +199,7 @@ def _become(program: Callable[[], None], environment: Mapping[str, str]) -> None
         os._exit(1 if code is None else code)
 
 
-def _ended(program: Callable[[], None]) -> int | None:
+def _ended(program: Callable[[], object]) -> int | None:
     """The exit code of a program; None when it was interrupted."""
     try:
         program()

@@ -16,10 +16,6 @@ class Notes:
     def say(self, sentence: str) -> None:
         self._sentences.setdefault(sentence)
 
-    def take_back(self, sentence: str) -> None:
-        """A sentence that is said for nothing, as more is known now."""
-        self._sentences.pop(sentence, None)
-
     def say_instead(self, before: str, sentence: str) -> None:
         """A sentence takes the place of another, of which more is known now."""
         self._sentences = {sentence if each == before else each: None for each in self._sentences}

@@ -10,7 +10,7 @@ import collections
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,11 @@ class Chances:
         self._writer.event("circumstance", name=name, value=answer)
         return answer
 
-    def install(self, own_file: Callable[[str], bool]) -> None:
-        """In plain python, where no session asks.
-
-        Args:
-            own_file: whether the file at a path is called otherwise in another process.
-        """
+    def install(self) -> None:
+        """In plain python, where no session asks."""
         process = os.getpid()
 
         def in_step() -> bool:
             return threading.current_thread() is threading.main_thread() and os.getpid() == process
 
-        Circumstances(self.answer, in_step, own_file).install(Patches())
+        Circumstances(self.answer, in_step).install(Patches())

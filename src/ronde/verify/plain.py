@@ -18,7 +18,6 @@ from ronde.verify.chances import Chances
 from ronde.verify.pace import hurry
 from ronde.verify.record import RecordConfig, Writer
 from ronde.verify.recorder import record
-from ronde.verify.sites import Sites
 
 __all__ = ["main"]
 
@@ -33,7 +32,7 @@ def main(arguments: list[str]) -> None:
     if config.replay:
         # The second run. Beneath what the script is told, which is replayed: libraries only.
         hurry(Patches())
-    Chances(writer, config.replay).install(Sites(config.scratch, config.tree).is_temporary)
+    Chances(writer, config.replay).install()
     compute.install_alone(Plan.parse(plan), lambda _: None)
     record(config, writer)
     execute(script, rest, module=kind == "module")

@@ -52,7 +52,7 @@ def install(session: _Session | None) -> None:
     config = RecordConfig.take_from(os.environ)
     if session is None:
         writer = Writer(config.directory, 0)
-        Chances(writer, config.replay).install(Sites(config.scratch, config.tree).is_temporary)
+        Chances(writer, config.replay).install()
         record(config, writer)
         return
     with session.files.unmediated():

@@ -9,6 +9,7 @@ import torch
 
 from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule, localize
+from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import functions, is_sharded, local_operand, rewrap, same_layout
 
 __all__ = ["rules"]
@@ -41,16 +42,9 @@ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 def rules() -> dict[Any, Rule]:
     table: dict[Any, Rule] = dict.fromkeys(functions(_NAMES), apply)
     table.update(dict.fromkeys(functions(["to", "type_as"]), convert))
-    table[torch.Tensor.data.__get__] = detach  # pyright: ignore[reportAttributeAccessIssue]
+    table[torch.Tensor.data.__get__] = apply  # pyright: ignore[reportAttributeAccessIssue]
     table[torch.Tensor.detach_] = detach_in_place
     return table
-
-
-def detach(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`tensor.data`."""
-    if not is_sharded(args[0]):
-        return NotImplemented
-    return rewrap(args[0], args[0]._local.data, args[0]._layout)
 
 
 def detach_in_place(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -65,14 +59,12 @@ def convert(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     result = func(*map(localize, args), **{key: localize(value) for key, value in kwargs.items()})
     if not is_sharded(args[0]):
         return result
-    return _kept_ahead(args[0], result, rewrap(args[0], result, args[0]._layout))
+    return _itself_or_new(args[0], result, args[0]._layout)
 
 
-def _kept_ahead(value: GlobalTensor, result: Any, wrapped: Any) -> Any:
-    """A conversion that had nothing to do gives the same rows: what is under way is theirs too."""
-    if result is value._local:
-        wrapped._ahead = value._ahead
-    return wrapped
+def _itself_or_new(value: GlobalTensor, result: Any, layout: Layout) -> Any:
+    """As in torch, a conversion that had nothing to do gives what it was given."""
+    return value if result is value._rows else rewrap(value, result, layout)
 
 
 def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -94,12 +86,12 @@ def apply(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
         *(local_operand(context, value, layout) for value in args),
         **{key: local_operand(context, value, layout) for key, value in kwargs.items()},
     )
-    return _kept_ahead(tensors[0], result, rewrap(tensors[0], result, layout))
+    return _itself_or_new(tensors[0], result, layout)
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor)
 
 
-def _spans(value: torch.Tensor, layout: Any) -> bool:
+def _spans(value: torch.Tensor, layout: Layout) -> bool:
     return value.shape[value.dim() + layout.dim] in (1, layout.size)

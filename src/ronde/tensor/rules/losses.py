@@ -7,6 +7,7 @@ size of the ranks' slices.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from ronde.tensor.edges import SumRanks, sum_ranks_deferred
 from ronde.tensor.global_tensor import GlobalTensor, Rule, cut, localize, materialize
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import enter, is_sharded, local_operand, rewrap
+from ronde.tensor.tree import map_leaves
 
 __all__ = ["install", "rules"]
 
@@ -32,12 +34,6 @@ _DEFAULTS = {
     function: {name: each.default for name, each in inspect.signature(function).parameters.items()}
     for function in (*_POINTWISE, F.cross_entropy, F.nll_loss)
 }
-# Of losses that torch composes, the last node is that of their reduction.
-_REDUCING = {
-    ("SumBackward0", "mean"): "MeanBackward0",
-    ("SumBackward0", "batchmean"): "DivBackward0",
-    ("NegBackward0", "mean"): "DivBackward1",
-}
 
 
 def rules() -> dict[Any, Rule]:
@@ -47,36 +43,19 @@ def rules() -> dict[Any, Rule]:
     return table
 
 
-def install(patches: Patches, table: dict[Any, Rule]) -> None:
-    """Replace `l1_loss`, which does not tell `__torch_function__` of its `weight`."""
+def install(patches: Patches) -> None:
+    """Have `l1_loss` gather where it has a `weight`, of which it does not tell `__torch_function__`."""
     plain: Any = F.l1_loss
 
-    def rule(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        return pointwise(context, plain, args, kwargs)
-
-    def l1_loss(
-        input: torch.Tensor,
-        target: torch.Tensor,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        weight: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        known = size_average is None and reduce is None and reduction in ("none", "sum", "mean")
-        given = (input, target, weight)
-        # A mode is not told of the weight either; what it is told of comes here again.
-        told = torch._C._is_torch_function_mode_enabled()
-        if weight is None or not known or told or not any(isinstance(value, GlobalTensor) for value in given):
-            return plain(input, target, size_average, reduce, reduction, weight)
-        if not input.size() == target.size() == weight.size():
-            return plain(*map(materialize, given[:2]), None, None, reduction, materialize(weight))
-        errors = (input - target).abs() * weight
-        if reduction == "none":
-            return errors
-        return errors.sum() if reduction == "sum" else errors.sum() / weight.sum()
+    @functools.wraps(plain)
+    def l1_loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        weight = kwargs.get("weight", args[3] if len(args) > 3 else None)
+        if weight is None:
+            return plain(input, target, *args, **kwargs)
+        args, kwargs = map_leaves(materialize, (args, kwargs))
+        return plain(materialize(input), materialize(target), *args, **kwargs)
 
     patches.set(F, "l1_loss", l1_loss)
-    table[l1_loss] = rule
 
 
 def _arguments(
@@ -97,12 +76,6 @@ def _total(
     count = torch.as_tensor(local_count, dtype=torch.float64, device=local_sum.device)
     both = SumRanks.apply(torch.stack([local_sum.double(), count]), context)
     return both[0], both[1]
-
-
-def _node(local_sum: torch.Tensor, reduction: str) -> str:
-    """The name of the node that the loss of the whole batch has in plain python."""
-    name = type(local_sum.grad_fn).__name__
-    return _REDUCING.get((name, reduction), name)
 
 
 def _class_count(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> Any:
@@ -135,15 +108,14 @@ def class_loss(context: Context, func: Callable[..., Any], args: Any, kwargs: di
     if reduction == "none":
         return rewrap(whole, func(**local), layout)
     local_sum = func(**{**local, "reduction": "sum"})
-    node = _node(local_sum, reduction)
     if reduction == "sum":
-        return sum_ranks_deferred(context, local_sum, node=node)
+        return sum_ranks_deferred(context, local_sum)
     everywhere = not isinstance(target, GlobalTensor) or target._ahead is not None
     if weight is None and everywhere:
         # Every rank has all targets, and knows by itself how many count.
         known = _class_count(whole, materialize(target), None, named.get("ignore_index", -100))
         if known > 0:
-            return sum_ranks_deferred(context, local_sum, float(known), node)
+            return sum_ranks_deferred(context, local_sum, float(known))
     count = _class_count(rows, rows_target, weight, named.get("ignore_index", -100))
     total, divisor = _total(context, local_sum, count)
     return (total / divisor).to(local_sum.dtype)
@@ -161,7 +133,7 @@ def _rows_like(context: Context, value: torch.Tensor, layout: Layout) -> torch.T
 def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Losses of corresponding elements; operands are broadcast as in any element-wise operation."""
     named = _arguments(func, args, kwargs)
-    if named is None:
+    if named is None or (func is F.mse_loss and named.get("weight") is not None):
         return NotImplemented
     tensors = {key: value for key, value in named.items() if isinstance(value, torch.Tensor)}
     shapes = {tuple(value.shape) for key, value in tensors.items() if key in ("input", "target")}
@@ -183,8 +155,5 @@ def pointwise(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
         return rewrap(sharded[0], func(**local), layout)
     local_sum = func(**{**local, "reduction": "sum"})
     (shape,) = shapes
-    if reduction == "mean" and func in (F.mse_loss, F.l1_loss) and local.get("weight") is not None:
-        return SumRanks.apply(local_sum, context) / SumRanks.apply(local["weight"].sum(), context)
     divisor = {"sum": 1, "mean": torch.Size(shape).numel(), "batchmean": shape[0]}.get(reduction)
-    node = _node(local_sum, reduction)
-    return sum_ranks_deferred(context, local_sum, divisor, node) if divisor else NotImplemented
+    return sum_ranks_deferred(context, local_sum, divisor) if divisor else NotImplemented

@@ -17,21 +17,11 @@ __all__ = ["rules"]
 # The dimension is kept.
 _ALONG = "softmax log_softmax softmin cumsum cumprod logcumsumexp flip normalize".split()
 # The dimension vanishes unless keepdim.
-_REDUCING = (
-    "argmax argmin amax amin max min logsumexp prod all any median mode nansum count_nonzero kthvalue".split()
-)
+_REDUCING = "argmax argmin amax amin max min logsumexp prod all any".split()
 # Two results, the dimension kept.
 _RANKING = "topk sort argsort".split()
-_DIM_AT = {"topk": 2, "kthvalue": 2}
-_DEFAULT_DIM = {
-    "topk": -1,
-    "sort": -1,
-    "argsort": -1,
-    "normalize": 1,
-    "kthvalue": -1,
-    "median": None,
-    "mode": -1,
-}
+_DIM_AT = {"topk": 2, "normalize": 2}
+_DEFAULT_DIM = {"topk": -1, "sort": -1, "argsort": -1, "normalize": 1}
 
 
 def rules() -> dict[Any, Rule]:
@@ -42,8 +32,6 @@ def rules() -> dict[Any, Rule]:
                 table[function] = rule
     for function in functions(["gather"]):
         table[function] = pick
-    for function in functions(["one_hot"]):
-        table[function] = one_hot
     for function in functions(["cat", "concat"]):
         table[function] = join
     return table
@@ -65,9 +53,8 @@ def along(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[st
         return NotImplemented
     value: GlobalTensor = args[0]
     name = func.__name__
-    place = 2 if name == "normalize" else _DIM_AT.get(name, 1)
-    dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(name))
-    if name in ("flip",):
+    dim = _named(args, kwargs, "dim", _DIM_AT.get(name, 1), _DEFAULT_DIM.get(name))
+    if name == "flip":
         dim = _named(args, kwargs, "dims", 1, None) if len(args) < 3 else args[1:]
     if dim is None or isinstance(dim, bool) or value._layout.dim in dimensions(value, dim):
         return NotImplemented
@@ -78,14 +65,13 @@ def reducing(context: Context, func: Callable[..., Any], args: Any, kwargs: dict
     if not _only_first(args, kwargs) or kwargs.get("out") is not None:
         return NotImplemented
     value: GlobalTensor = args[0]
-    place = _DIM_AT.get(func.__name__, 1)
-    dim = _named(args, kwargs, "dim", place, _DEFAULT_DIM.get(func.__name__))
+    dim = _named(args, kwargs, "dim", 1, None)
     if dim is None or isinstance(dim, (bool, torch.dtype)):
         return NotImplemented
     dims = dimensions(value, dim)
     if value._layout.dim in dims:
         return NotImplemented
-    keepdim = bool(_named(args, kwargs, "keepdim", place + 1, False))
+    keepdim = bool(_named(args, kwargs, "keepdim", 2, False))
     result = func(value._local, *args[1:], **kwargs)
     if isinstance(result, torch.Tensor):
         return finish(context, value, result, dims, keepdim)
@@ -101,13 +87,6 @@ def pick(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str
     if value._layout.dim in dimensions(value, dim):
         return NotImplemented
     return rewrap(value, func(value._local, dim, index._local), value._layout)
-
-
-def one_hot(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    classes = _named(args, kwargs, "num_classes", 1, -1)
-    if not _only_first(args, {}) or not isinstance(classes, int) or classes < 0:
-        return NotImplemented
-    return rewrap(args[0], func(args[0]._local, classes), args[0]._layout)
 
 
 def join(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

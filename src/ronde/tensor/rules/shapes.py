@@ -12,7 +12,6 @@ from ronde.tensor.context import Context
 from ronde.tensor.global_tensor import GlobalTensor, Rule
 from ronde.tensor.layout import Layout
 from ronde.tensor.rules.common import functions, is_sharded, rewrap
-from ronde.tensor.views import is_view
 
 __all__ = ["reshaped_layout", "rules"]
 
@@ -22,14 +21,11 @@ def rules() -> dict[Any, Rule]:
         torch.Tensor.__getitem__: index,
         torch.Tensor.view_as: view_as,
         torch.Tensor.reshape_as: view_as,
-        torch.Tensor.T.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
-        torch.Tensor.mT.__get__: turned,  # pyright: ignore[reportAttributeAccessIssue]
     }
     for name, rule in (
         ("view", reshape),
         ("reshape", reshape),
         ("flatten", flatten),
-        ("unflatten", unflatten),
         ("unsqueeze", unsqueeze),
         ("squeeze", squeeze),
         ("permute", permute),
@@ -113,17 +109,6 @@ def flatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[
     )
 
 
-def unflatten(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    if len(args) != 3 or kwargs or not is_sharded(args[0]) or not isinstance(args[1], int):
-        return NotImplemented
-    shape = list(args[0].shape)
-    dim = args[1] % len(shape)
-    sizes = _resolve([shape[dim]], list(args[2]))
-    if sizes is None:
-        return NotImplemented
-    return _viewed(args[0], torch.Tensor.reshape, [*shape[:dim], *sizes, *shape[dim + 1 :]])
-
-
 def unsqueeze(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if not is_sharded(args[0]) or not isinstance(dim, int):
@@ -173,14 +158,6 @@ def transpose(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
 
 def transposed(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     return transpose(context, func, (args[0], 0, 1), {}) if args[0].dim() == 2 else NotImplemented
-
-
-def turned(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """`T` and `mT` of a view, so that `v @ v.T` does not gather all of what `v` is a part of.
-
-    Of a whole batch the value is at hand with the other factor.
-    """
-    return transposed(context, func, args, kwargs) if is_view(args[0]) else NotImplemented
 
 
 def index(context: Context, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
