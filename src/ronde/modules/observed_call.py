@@ -90,6 +90,9 @@ class _Ranks:
     def normalizes(self, func: Any) -> bool:
         return getattr(func, "normalizes_whole_batch", False)
 
+    def looks_up(self, func: Any) -> bool:
+        return getattr(func, "looks_up_rows", False)
+
     def together(self, work: Callable[[], Any]) -> Any:
         """Do what needs all ranks, if none of them has ended its observed call."""
         with _disable_current_modes():

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction, _StopRecomputationError
 
 from ronde.rowwise.labels import Label, Mixed, Order, along
+from ronde.rowwise.lookup import look_up
 from ronde.rowwise.normalize import normalize
 from ronde.rowwise.operation import replaced, tensors
 from ronde.rowwise.parts import alike
@@ -44,10 +45,14 @@ def functions_tried(watch: Watch) -> Iterator[None]:
 
     def apply(plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         run = functools.partial(plain, **kwargs)
+        looks_up = watch.ranks.looks_up(kind)
         if watch.away:
-            if watch.ranks.normalizes(kind):
+            if looks_up or watch.ranks.normalizes(kind):
                 raise MixesRows(meet(kind.__name__))
             return run(*args)
+        if looks_up:
+            watch.sequence.steps.append((kind.__name__, ()))
+            return look_up(watch, kind.__name__, args, lambda: run(*args))
         if watch.ranks.normalizes(kind):
             return _normalized(watch, kind, args, run)
         with torch._C.DisableTorchFunction():

@@ -112,7 +112,7 @@ class Comparison(TorchDispatchMode):
 
     def _apply(self, plain: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         """Ranks ask each other before a collective."""
-        if not self._ranks.normalizes(kind):
+        if not (self._ranks.normalizes(kind) or self._ranks.looks_up(kind)):
             return plain(*args, **kwargs)
         self._step((kind.__name__, ()))
         with self._collective():

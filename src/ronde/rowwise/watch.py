@@ -26,7 +26,7 @@ class Away(enum.Enum):
 
     TRIED = "they are not the model's: something is tried, or rows are compared"
     NOTED = "they are parts of something that is looked at as one operation"
-    JOINED = "they normalize by statistics of the whole batch"
+    JOINED = "they are parts of what ranks do together"
     ENDED = "the call has ended"
 
 
@@ -51,6 +51,10 @@ class Ranks(Protocol):
 
     def normalizes(self, func: Any) -> bool:
         """Whether an `autograd.Function` is a batch norm with statistics of all ranks."""
+        ...
+
+    def looks_up(self, func: Any) -> bool:
+        """Whether it looks up rows of an embedding table by their ids."""
         ...
 
 

@@ -96,6 +96,8 @@ class EmbeddingTable(nn.Module):
 
     def _hold(self, table: Table) -> None:
         self.table = table
+        # Now, as loops cannot be compiled while a first call is observed.
+        self.exchange.compile(table)
         self._pending: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         handle = register_optimizer_step_post_hook(_Follows(weakref.ref(self)))
         weakref.finalize(self, handle.remove)
@@ -181,13 +183,15 @@ class EmbeddingTable(nn.Module):
         gradients = np.concatenate([each for _, each in self._pending])
         self._pending.clear()
         if factor != 0.0:
-            self.table.update(
-                ids, gradients if factor == 1.0 else gradients * gradients.dtype.type(factor), lr
-            )
+            scaled = gradients if factor == 1.0 else gradients * gradients.dtype.type(factor)
+            self.exchange.update(self.table, ids, scaled, lr)
 
 
 class _LookUp(torch.autograd.Function):
     """Rows by id; the gradient goes to the table, and a token of it to the anchor."""
+
+    # An observed call is told: each row of ids gets its own, though they are read on the host.
+    looks_up_rows = True
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:

@@ -24,6 +24,10 @@ __all__ = ["Alone", "Exchange", "Replicated", "Sharded"]
 class Exchange(Protocol):
     """What a table asks of the ranks, each time of all of them."""
 
+    def compile(self, table: Table) -> None:
+        """Compile the loops of a look-up. Asks nobody."""
+        ...
+
     def look_up(self, table: Table, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The embedding of each id; int64 [n] to [n, dim]."""
         ...
@@ -49,6 +53,9 @@ class Exchange(Protocol):
 
 class Alone:
     """One process, which has all rows."""
+
+    def compile(self, table: Table) -> None:
+        table.look_up(np.zeros(1, np.int64))
 
     def look_up(self, table: Table, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return table.look_up(ids)
@@ -92,6 +99,10 @@ class Sharded:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
+
+    def compile(self, table: Table) -> None:
+        table.look_up(unique(np.zeros(1, np.int64)).ids)
+        self._by_owner(np.zeros(1, np.int64))
 
     def look_up(self, table: Table, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         distinct = unique(ids)

@@ -1,0 +1,38 @@
+"""A look-up in an embedding table gives each row of ids its own, though it reads them on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.rowwise.labels import Label, along
+from ronde.rowwise.normalize import Elsewhere
+from ronde.rowwise.operation import tensors
+from ronde.rowwise.verdict import MixesRows, meet
+from ronde.rowwise.watch import Away, Watch
+
+__all__ = ["look_up"]
+
+
+def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
+    """Carry out a look-up, for which ranks may meet, if none of them has a problem.
+
+    Its result has the shape of the ids, and floats behind.
+    """
+    with torch._C.DisableTorchFunction():
+        marks = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
+    if any(type(mark) is not Label for mark in marks):
+        raise MixesRows(meet(name))
+    with watch.looking_away():
+        problem = watch.ranks.agree("")
+    if problem:
+        raise Elsewhere(problem)
+    with watch.looking_away(Away.JOINED):
+        result = run()
+    with torch._C.DisableTorchFunction():
+        watch.made([result])
+        for mark in marks:
+            watch.put(result, along(mark.order, mark.axis, result.shape))
+    return result
