@@ -31,7 +31,7 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
         raise Elsewhere(problem)
     with watch.looking_away(Away.JOINED):
         result = run()
-    with torch._C.DisableTorchFunction():
+    with watch.looking_away(), torch._C.DisableTorchFunction():
         watch.made([result])
         for mark in marks:
             watch.put(result, along(mark.order, mark.axis, result.shape))
