@@ -48,6 +48,8 @@ EXACT_PLANS = (
     "precision=fp16",
     "precision=tf32",
     "compile=true",
+    "hybrid",
+    "hybrid,state=zero2",
     *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
@@ -107,7 +109,15 @@ COMPILED = {
     ("transformer", 2),
 }
 # On a CPU nothing is rounded to TF32; tests/gpu has the rest.
-ONLY = {**COMBINED, "compile=true": COMPILED, "precision=tf32": {("classifier", 2), ("transformer", 3)}}
+TABLES = {("recommender", 2), ("recommender", 3)}
+ONLY = {
+    **COMBINED,
+    "compile=true": COMPILED,
+    "precision=tf32": {("classifier", 2), ("transformer", 3)},
+    # Without a table they are the plans without it.
+    "hybrid": TABLES,
+    "hybrid,state=zero2": TABLES,
+}
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
     "zero1": {
@@ -130,6 +140,10 @@ SAMPLES = {
     "zero3,offload=all": {
         ("ema", 1),
     },
+    "hybrid": {
+        ("recommender", 3),
+    },
+    "hybrid,state=zero2": set(),
     "micro-batches=3": {
         ("maml", 2),
     },
