@@ -59,42 +59,6 @@ def test_tensors_of_all_kinds_are_compared(change: Callable[[torch.Tensor], torc
     assert told == (not x.is_sparse and x.numel() > 0 and not bool((x != x).any()))
 
 
-SETTINGS = {"scale": 2.0, "best": 0}
-
-
-class _Scaled(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * SETTINGS["scale"] + 0 * SETTINGS["best"]
-
-
-def _changed_sooner(rank: Rank) -> tuple[list[str], bool]:
-    """What a thread notes where a model reads it comes to rank 1 a call later."""
-    torch.manual_seed(0)
-    SETTINGS["best"] = 0
-    model, x = _Scaled(), torch.arange(12.0).view(4, 3)
-    expected = model(x).detach()
-    with rank.session() as session:
-        session.context.compares = True
-        found = [model(x).tolist()]
-        for first in (0, 1):
-            if rank.rank == first:
-                SETTINGS["best"] += 1
-            found.append(model(x).tolist())
-        found.append(model(x).tolist())
-        notes = [note for note in session.notes if "one rank before another" in note]
-    return notes, all(torch.allclose(torch.tensor(each), expected) for each in found)
-
-
-def test_what_a_thread_changes_sooner_on_one_rank(ranks: Ranks) -> None:
-    for notes, right in ranks(2, _changed_sooner):
-        assert right
-        assert len(notes) == 1
-
-
 LOSSES: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "weight": lambda out, own: F.cross_entropy(out, Y) * (1 + own),
     "added": lambda out, own: F.cross_entropy(out, Y) + out.new_tensor(own),

@@ -32,7 +32,7 @@ def check_tree(watch: Watch, module: torch.nn.Module) -> None:
     """Refuse what the module's tree holds of the batch, or of the number of its rows."""
     for name in _of_rows(watch, Held.by(module)):
         raise MixesRows(f"it keeps {name}, which depends on the batch, on itself")
-    if watch.undo.arguments.changed():
+    if watch.undo.writes_on_arguments() or watch.undo.arguments.changed():
         raise MixesRows("it changes a list, dict or object among its arguments")
 
 

@@ -215,6 +215,8 @@ class Undo:
         }
         self._objects |= {id(tensor): "its argument" for _, tensor in self.arguments.tensors}
         self._gradients = [(each, _gradient(each)) for _, each in self.module.tensors if each.is_leaf]
+        given = [tensor for _, tensor in self.arguments.tensors]
+        self._written_on = [(tensor, dict(vars(tensor))) for tensor in given]
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
@@ -239,6 +241,10 @@ class Undo:
     def has_gradients(self) -> bool:
         """Whether a gradient was added to one of the module's tensors."""
         return any(_gradient(tensor) is not before for tensor, before in self._gradients)
+
+    def writes_on_arguments(self) -> bool:
+        """Whether attributes were set on a tensor among the arguments."""
+        return any(vars(tensor) != before for tensor, before in self._written_on)
 
     def changes(self) -> str:
         """What the call has changed of the module, or beside it; "" where nothing is another."""

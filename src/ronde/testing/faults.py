@@ -21,7 +21,6 @@ from ronde.rng.draws import SlicedDraws
 from ronde.runtime.session import Session
 from ronde.sync.bucket import Bucket
 from ronde.tensor import layout
-from ronde.tensor.deferred import defer
 from ronde.tensor.rules import losses
 
 __all__ = ["FAULTS", "Fault", "after_reduction", "replace"]
@@ -135,7 +134,9 @@ def local_item(session: Session) -> None:
 
     def locally_valued(*args: Any, **kwargs: Any) -> Any:
         deferred = sum_ranks(*args, **kwargs)
-        return defer(deferred._context, deferred._stand_in, lambda: deferred._stand_in)
+        # What ronde itself compares between ranks is as ever: it would end the run.
+        deferred._number = lambda: deferred._stand_in
+        return deferred
 
     replace(losses, "sum_ranks_deferred", locally_valued)
 

@@ -20,6 +20,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +226,10 @@ def _begin(environment: Mapping[str, str]) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.set_start_method(None, force=True)  # pyright: ignore[reportArgumentType]
+    # The server's own, whose descriptors are closed here.
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
+    forkserver._forkserver.__init__()
     own: Any = sys.modules["multiprocessing.process"]
     own._current_process, own._parent_process, own._children = MAIN_PROCESS, None, set()
     os.environ.clear()
