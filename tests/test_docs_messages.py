@@ -65,7 +65,7 @@ UNSAID = {
     "a tensor of its own": "what a model reads, in a sentence of its own",
     "they are not the model's: something is tried, or rows are compared": "why operations are not looked at",
     "they are parts of something that is looked at as one operation": "why operations are not looked at",
-    "they normalize by statistics of the whole batch": "why operations are not looked at",
+    "they are parts of what ranks do together": "why operations are not looked at",
     "start a process after writing to": "what a rank waits for, in the report of a rank that hangs",
     "'...' object has no attribute 'state'": "Python's own words",
     "I/O operation on closed file": "Python's own words",

@@ -16,7 +16,9 @@ class WideAndDeep(nn.Module):
     def __init__(self, dim):
         super().__init__()
         self.deep = ronde.EmbeddingTable(dim, optimizer=ronde.table.RowwiseAdagrad(lr=0.1))
-        self.wide = ronde.EmbeddingTable(1, optimizer=ronde.table.FTRL(lr=0.2, l1=0.01), init=ronde.table.Zeros())
+        self.wide = ronde.EmbeddingTable(
+            1, optimizer=ronde.table.FTRL(lr=0.2, l1=0.01), init=ronde.table.Zeros()
+        )
         self.top = nn.Sequential(
             nn.Linear(FIELDS * dim + 3, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1)
         )
@@ -60,7 +62,9 @@ def main():
         model.eval()
         with torch.no_grad():
             right = sum(((model(x, i) > 0) == (y > 0)).sum().item() for x, i, y in DataLoader(test_set, 64))
-        print(f"epoch {epoch}: loss {loss.item():.6f}, {len(model.deep)} rows, {right} of {len(test_set)} right")
+        print(
+            f"epoch {epoch}: loss {loss.item():.6f}, {len(model.deep)} rows, {right} of {len(test_set)} right"
+        )
     torch.save(model.state_dict(), "recommender.pt")
 
 

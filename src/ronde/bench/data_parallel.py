@@ -16,7 +16,7 @@ from ronde.bench.rounds import ROUNDING, Round, measure
 __all__ = ["NOTES", "USUAL", "WORKLOADS", "compare"]
 
 USUAL = ("transformer", "gpt", "resnet18-gn", "resnet18-bn", "bert", "mlp")
-WORKLOADS = (*USUAL, "bert-no-dropout", "mlp-512", "mlp-20k")
+WORKLOADS = (*USUAL, "bert-no-dropout", "mlp-512", "mlp-20k", "clicks-1m", "clicks-4m")
 
 # Where the peers do not compute what one device would, and so not what ronde does.
 NOTES = {

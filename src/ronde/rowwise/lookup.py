@@ -23,7 +23,8 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
     """
     with torch._C.DisableTorchFunction():
         marks = [mark for each in tensors(args) if (mark := watch.rows_of(each)) is not None]
-    if any(type(mark) is not Label for mark in marks):
+    labels = [mark for mark in marks if isinstance(mark, Label)]
+    if len(labels) < len(marks):
         raise MixesRows(meet(name))
     with watch.looking_away():
         problem = watch.ranks.agree("")
@@ -33,6 +34,6 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
         result = run()
     with watch.looking_away(), torch._C.DisableTorchFunction():
         watch.made([result])
-        for mark in marks:
-            watch.put(result, along(mark.order, mark.axis, result.shape))
+        for label in labels:
+            watch.put(result, along(label.order, label.axis, result.shape))
     return result

@@ -1,6 +1,7 @@
 """The workloads by name."""
 
 from bert import BERT, BERT_NO_DROPOUT
+from clicks import CLICKS_1M, CLICKS_4M
 from gpt import GPT_12, GPT_SMALL
 from language_model import LM_1B, LM_TINY
 from mlp import MLP, MLP_20K, MLP_512
@@ -20,6 +21,8 @@ CATALOGUE = {
     "mlp": MLP,
     "mlp-512": MLP_512,
     "mlp-20k": MLP_20K,
+    "clicks-1m": CLICKS_1M,
+    "clicks-4m": CLICKS_4M,
     "lm-1b": LM_1B,
     "lm-tiny": LM_TINY,
 }

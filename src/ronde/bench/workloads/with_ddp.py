@@ -40,7 +40,7 @@ def train(make_optimizer=own_optimizer, distributed=replicated):
     workload = args.workload
     torch.manual_seed(0)
     data = workload.data(args.samples)
-    model = distributed(workload.model())
+    model = distributed(workload.twins())
     optimizer = make_optimizer(workload, model.parameters())
     stopwatch = Stopwatch(
         args.warm_up,

@@ -32,7 +32,7 @@ def main():
     workload = args.workload
     torch.manual_seed(0)
     data = workload.data(args.samples)
-    model = workload.model()
+    model = workload.twins()
     model, optimizer = fabric.setup(model, workload.optimizer(model.parameters()))
     stopwatch = Stopwatch(
         args.warm_up,

@@ -21,6 +21,7 @@ class Workload:
         batch_size: samples of a global batch; under a method that fixes the batch of a device, of that.
         steps, warm_up: timed steps of a run, and steps before the clock starts.
         data: at least so many samples as (inputs, targets), or what batches are drawn from.
+        twin_model: what the twins train in its place, None where it is the same.
         optimizer: of the parameters.
         loss: of outputs and targets, the mean over the batch.
         reads_loss: the script reads it at every step.
@@ -32,5 +33,10 @@ class Workload:
     data: Callable[[int], Dataset[tuple[Tensor, ...]] | Drawn]
     model: Callable[[], nn.Module]
     optimizer: partial[Any]
+    twin_model: Callable[[], nn.Module] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
     reads_loss: bool = False
+
+    def twins(self) -> nn.Module:
+        """The model of the twins."""
+        return (self.twin_model or self.model)()

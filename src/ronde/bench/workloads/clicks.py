@@ -1,0 +1,63 @@
+"""A recommender over a million users and items: a table of rows by id here, an `nn.Embedding` in the twins.
+
+The rows begin with the same values, and both are updated by plain gradient descent, so both train alike.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from drawn import Rows
+from torch import nn
+from workload import Workload
+
+FIELDS, DIM = 8, 16
+
+
+class Recommender(nn.Module):
+    """A perceptron on the rows of a sample's ids."""
+
+    def __init__(self, embedding: nn.Module):
+        super().__init__()
+        self.embedding = embedding
+        self.top = nn.Sequential(nn.Linear(FIELDS * DIM, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    def forward(self, ids):
+        return self.top(self.embedding(ids).flatten(1))
+
+
+def with_table() -> Recommender:
+    import ronde
+
+    return Recommender(ronde.EmbeddingTable(DIM, optimizer=ronde.table.SGD()))
+
+
+def with_dense(ids: int) -> Recommender:
+    model = with_table()
+    dense = nn.Embedding(ids, DIM)
+    with torch.no_grad():
+        dense.weight.copy_(model.embedding(torch.arange(ids)))
+    model.embedding = dense
+    return model
+
+
+def clicks(ids: int, samples: int) -> Rows:
+    """Ids that come unequally often (the square of a uniform number), and a click for some of them."""
+    numbers = (torch.rand(max(samples, 20_000), FIELDS, dtype=torch.float64).square() * ids).long()
+    return Rows(numbers, ((numbers % 7).sum(1) % 2))
+
+
+def over(ids: int, steps: int) -> Workload:
+    return Workload(
+        batch_size=512,
+        steps=steps,
+        warm_up=5,
+        data=partial(clicks, ids),
+        model=with_table,
+        twin_model=partial(with_dense, ids),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+
+
+CLICKS_1M, CLICKS_4M = over(1_000_000, 60), over(4_000_000, 30)
