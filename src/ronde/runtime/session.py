@@ -35,7 +35,7 @@ from ronde.parallel.recompute import Inside
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.communication import Algorithm
-from ronde.process import pools
+from ronde.process import parameter_order, pools
 from ronde.process.clock import Circumstances
 from ronde.process.console import Console
 from ronde.process.signals import HandledSignals
@@ -236,6 +236,7 @@ class Session:
             self._signals.before_backward,
         )
         backward.install(patches)
+        parameter_order.install(patches, context.comm, context.on_main_thread, self._in_script)
         optimizers = Optimizers(context, self.reducer, self._sharding, self.tally, self.memory, self._signals)
         optimizers.install(patches)
         self._install_memory()

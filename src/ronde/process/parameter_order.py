@@ -1,0 +1,57 @@
+"""Optimizers have their parameters in one order on all ranks: that of rank 0.
+
+What goes by address, parameters of the modules in a set say, has another order in every process. Gradients
+would then be averaged with those of other parameters, without a word. Which parameter is which on another
+rank is told by the order in which they were made: all ranks run one script.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ronde.comm.process_group import Comm
+from ronde.patching.patches import Patches
+
+__all__ = ["install"]
+
+
+def install(
+    patches: Patches, comm: Comm, on_main_thread: Callable[[], bool], in_script: Callable[[], bool]
+) -> None:
+    """Before what else replaces `add_param_group`: that finds the new group in order.
+
+    Groups are left alone where ranks have other parameters, or some that were made by other means.
+
+    Args:
+        in_script: whether the code that runs now is the script's, on all ranks.
+    """
+    numbers: Any = WeakTensorKeyDictionary()
+    count = itertools.count()
+    make: Any = torch.nn.Parameter.__new__
+    add: Any = torch.optim.Optimizer.add_param_group
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make(cls, *args, **kwargs)
+        if on_main_thread():
+            numbers[made] = next(count)
+        return made
+
+    def add_param_group(optimizer: Any, param_group: Any) -> None:
+        add(optimizer, param_group)
+        if not in_script():
+            return
+        group = optimizer.param_groups[-1]
+        own = [numbers.get(parameter) for parameter in group["params"]]
+        first = comm.broadcast_object(own)
+        if own != first and None not in own and set(own) == set(first):
+            for name in group.keys() & {"params", "param_names"}:
+                numbered = dict(zip(own, group[name], strict=True))
+                group[name][:] = [numbered[number] for number in first]
+
+    patches.set(torch.nn.Parameter, "__new__", staticmethod(new))
+    patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
