@@ -65,8 +65,13 @@ ON_ONE_RANK_TOO = (
     "recompute=selective",
 )
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
+# A sparse gradient is not cut.
+SPARSE = {"sparse_embedding"}
 REFUSED = {
-    "micro-batches=3": {"ema", "frozen", "gan", "multitask", "resnet_batchnorm", "swa", "wgan_gp"},
+    **dict.fromkeys(("zero1", "zero2", "zero3", "central", "zero3,offload=all"), SPARSE),
+    "micro-batches=3": {
+        *{"ema", "frozen", "gan", "multitask", "recommender", "resnet_batchnorm", "swa", "wgan_gp"},
+    },
     "precision=bf16": {"amp_fp16"},
     "precision=fp16": {"amp_bf16", "lbfgs", "optimizer_in_backward"},
 }
@@ -245,6 +250,8 @@ WITHOUT_BLOCKS = {
     "Heads": "outputs",
     "Tagger": "padded_text",
     "SparseAutoencoder": "past_forward",
+    "Topics": "sparse_embedding",
+    "WideAndDeep": "recommender",
     "AttnDecoder": "seq2seq",
     "TiedModel": "tied",
     "VAE": "vae",

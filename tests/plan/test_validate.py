@@ -12,7 +12,7 @@ from ronde.plan.key import Choice, Flag, Integer
 
 SAMPLE = {Integer: "2", Flag: "true"}
 
-BUILT_PRESETS = ("ddp", "hierarchical", "central", "zero1", "zero2", "zero3")
+BUILT_PRESETS = ("ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid")
 
 AVAILABLE = [
     *BUILT_PRESETS,

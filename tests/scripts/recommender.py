@@ -15,12 +15,15 @@ FIELDS = 5
 class WideAndDeep(nn.Module):
     def __init__(self, dim):
         super().__init__()
-        self.deep = ronde.EmbeddingTable(dim, optimizer=ronde.table.RowwiseAdagrad(lr=0.1))
-        self.wide = ronde.EmbeddingTable(
-            1, optimizer=ronde.table.FTRL(lr=0.2, l1=0.01), init=ronde.table.Zeros()
-        )
+        adagrad = ronde.table.RowwiseAdagrad(lr=0.1, initial_accumulator_value=0.1)
+        self.deep = ronde.EmbeddingTable(dim, optimizer=adagrad)
+        self.wide = ronde.EmbeddingTable(1, optimizer=ronde.table.FTRL(lr=0.2), init=ronde.table.Zeros())
         self.top = nn.Sequential(
-            nn.Linear(FIELDS * dim + 3, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1)
+            nn.Linear(FIELDS * dim + 3, 32, bias=False),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(32, 1),
         )
 
     def forward(self, dense, ids):

@@ -438,15 +438,32 @@ def hooks_after_an_exception(rank: Rank) -> list[str]:
 
 
 def sparse_gradients(rank: Rank) -> list[str]:
-    """Refused, with a way round."""
+    """Rows of all ranks, once and again; a rank without any; dense where the weight is used so, too."""
+    problems: list[str] = []
+    looked_up: list[list[list[int]]] = [[[1, 3], [1, 3], [1, 3]], [[0], [1], [2]], [[2, 2], [], []]]
     with _inside_a_model(rank) as session:
         table = nn.Embedding(5, 2, sparse=True)
         session.reducer.adopt_all(torch.optim.SparseAdam(list(table.parameters())))
-        try:
-            table(torch.tensor([1, 3])).sum().backward()
-            return ["did not raise"]
-        except UsageError as error:
-            return [] if "sparse=False, and Adam in place of SparseAdam" in str(error) else [str(error)]
+        for of_ranks in looked_up:
+            expected = torch.zeros(5, 2)
+            for other, ids in enumerate(of_ranks[: rank.world_size]):
+                expected.index_add_(
+                    0, torch.tensor(ids, dtype=torch.int64), torch.ones(len(ids), 2) * (other + 1)
+                )
+            for times in (1, 2):
+                ids = torch.tensor(of_ranks[rank.rank], dtype=torch.int64)
+                (table(ids).sum() * (rank.rank + 1)).backward()
+                found: Any = table.weight.grad
+                same = found.is_sparse and torch.allclose(
+                    found.to_dense(), times * expected / rank.world_size
+                )
+                problems += [] if same else [f"{of_ranks}, {times} times: {found}"]
+            table.zero_grad()
+        (table(torch.tensor([1])).sum() + table.weight.sum()).backward()
+        dense = torch.ones(5, 2)
+        dense[1] += 1
+        problems += [] if torch.equal(table.weight.grad, dense) else [f"dense: {table.weight.grad}"]
+    return problems
 
 
 SITUATIONS = {

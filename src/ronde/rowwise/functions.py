@@ -72,7 +72,7 @@ class Functions(TorchFunctionMode):
         if name in _NOISES:
             return self._within(func, args, kwargs, "makes_noise")
         if (
-            func in _ONE_OPERATION
+            getattr(func, "__wrapped__", func) in _ONE_OPERATION  # of a session's replacement, torch's own
             and self._watch.rows_of(args[0]) is not None
             and not _keeps_statistics(args, kwargs)
         ):

@@ -41,7 +41,7 @@ from ronde.process.console import Console
 from ronde.process.signals import HandledSignals
 from ronde.process.threads import Started
 from ronde.rng.rank_stream import RankStream
-from ronde.runtime import compute, saved_gradients, tables, take_over
+from ronde.runtime import compute, saved_gradients, sparse_weights, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_board
@@ -210,6 +210,8 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan)
+        if not self.plan.state.cuts_optimizer:
+            sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)

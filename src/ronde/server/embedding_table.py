@@ -98,7 +98,7 @@ class EmbeddingTable(nn.Module):
         self.table = table
         # Now, as loops cannot be compiled while a first call is observed.
         self.exchange.compile(table)
-        self._pending: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self._pending = _Pending()
         handle = register_optimizer_step_post_hook(_Follows(weakref.ref(self)))
         weakref.finalize(self, handle.remove)
 
@@ -168,23 +168,32 @@ class EmbeddingTable(nn.Module):
         """Keep gradients for the next step; what the anchor's gradient is to grow by."""
         grown = self.anchor.grad
         if grown is None or float(grown) == 0.0:  # `zero_grad` since the last backward
-            self._pending.clear()
-        self._pending.append((ids, gradients))
+            self._pending.gradients.clear()
+        self._pending.gradients.append((ids, gradients))
         if not np.isfinite(gradients.sum()):
             return math.nan
-        return _TOKEN if len(self._pending) == 1 else 0.0
+        return _TOKEN if len(self._pending.gradients) == 1 else 0.0
 
     def _step(self, lr: float) -> None:
         """Apply what was kept, times what became of the anchor's gradient since."""
-        if not self._pending or self.anchor.grad is None:
+        if not self._pending.gradients or self.anchor.grad is None:
             return
         factor = float(self.anchor.grad) / _TOKEN
-        ids = np.concatenate([each for each, _ in self._pending])
-        gradients = np.concatenate([each for _, each in self._pending])
-        self._pending.clear()
+        ids = np.concatenate([each for each, _ in self._pending.gradients])
+        gradients = np.concatenate([each for _, each in self._pending.gradients])
+        self._pending.gradients.clear()
         if factor != 0.0:
             scaled = gradients if factor == 1.0 else gradients * gradients.dtype.type(factor)
             self.exchange.update(self.table, ids, scaled, lr)
+
+
+class _Pending:
+    """Ids and their gradients since the last step; without a `__dict__`, as a `Table` is."""
+
+    __slots__ = ("gradients",)
+
+    def __init__(self) -> None:
+        self.gradients: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
 
 class _LookUp(torch.autograd.Function):

@@ -100,8 +100,9 @@ class Bucket:
         gradient = gradient_of(tensor)
         if gradient is not None and gradient.layout != torch.strided:
             raise UsageError(
-                f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which is not available "
-                f"in this version; use sparse=False, and Adam in place of SparseAdam"
+                f"a parameter of shape {list(tensor.shape)} has a sparse gradient, which only embeddings "
+                f"of torch.nn may have, and only where every rank has all state; use --plan ddp, or "
+                f"sparse=False and Adam in place of SparseAdam"
             )
         if self.launched:
             self.stale = True

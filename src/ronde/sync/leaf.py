@@ -22,11 +22,13 @@ class Leaf:
         ref: `ref() is tensor` asks whether this is the leaf of a tensor at hand.
         shape, dtype, device: the tensor's, when `describe` was last called.
         stride: of its gradient: the tensor's own, unless elements overlap or leave gaps.
+        sparse: its gradient may be sparse.
     """
 
-    __slots__ = ("_described", "device", "dtype", "ref", "shape", "stride")
+    __slots__ = ("_described", "device", "dtype", "ref", "shape", "sparse", "stride")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.sparse = False
         self.ref = weakref.ref(tensor)
         self.describe(tensor)
 

@@ -134,7 +134,8 @@ class NarrowSums:
         """What there is of each float32 gradient on this rank: all of it, or its part."""
         for leaf in leaves:
             tensor = leaf.tensor
-            if tensor is None or leaf.dtype is not torch.float32:
+            # Nothing casts what is looked up sparsely to float16.
+            if tensor is None or leaf.dtype is not torch.float32 or leaf.sparse:
                 continue
             part = None if self._parts is None else self._parts.part(tensor)
             gradient = leaf.gradient if part is None else part

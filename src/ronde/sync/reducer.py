@@ -32,6 +32,7 @@ from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
+from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.step_clock import Part, StepClock
 
 __all__ = ["Reducer"]
@@ -127,6 +128,14 @@ class Reducer:
             group.leaves.append(leaf)
             group.outdated = True
             self._register(tensor, functools.partial(self._accumulated, group))
+
+    def adopt_sparse(self, tensor: torch.Tensor) -> None:
+        """Expect sparse gradients of this leaf; called before the first of them, on all ranks alike."""
+        self.adopt(tensor)
+        known = self._known.get(id(tensor))
+        if known is not None and known[0].ref() is tensor and not known[0].sparse:
+            known[0].sparse = True
+            known[1].outdated = True
 
     def adopt_all(self, optimizer: Any) -> None:
         """Adopt every parameter of an optimizer."""
@@ -273,9 +282,13 @@ class Reducer:
         # On one rank the average is there already, without memory to send it from.
         if not cut or self._comm.world_size == 1:
             return []
+        sparse = [leaf for members in cut for leaf in members if leaf.sparse]
+        cut = [dense for members in cut if (dense := [leaf for leaf in members if not leaf.sparse])]
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
-        buffers = self._comm.allocate(shapes, [members[0].device for members in cut])
-        return [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
+        buffers = self._comm.allocate(shapes, [members[0].device for members in cut]) if cut else []
+        dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
+        # Behind the others, which they would keep from leaving early.
+        return [*dense, *(SparseBucket(leaf, self._comm, self.memory) for leaf in sparse)]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""

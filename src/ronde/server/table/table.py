@@ -97,6 +97,9 @@ class Table:
         config: what it is made with.
     """
 
+    # No `__dict__`: what a model does is not taken to depend on numbers in here.
+    __slots__ = ("_filter", "_index", "_initial", "_rows", "config", "dtype", "steps")
+
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
