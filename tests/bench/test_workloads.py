@@ -82,9 +82,8 @@ def test_every_peer_has_its_twin(name: str) -> None:
     assert (FOLDER / PEERS[name].script).is_file()
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "ddp" else pytest.param(name, marks=pytest.mark.soak) for name in PEERS]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PEERS)
 def test_the_mlps_twins_train_like_its_script(name: str, trajectories: Mapping[str, Sample]) -> None:
     check_trajectory(trajectories["mlp"], twin(peer_of(name), "mlp"), name)
 
