@@ -209,7 +209,7 @@ class Session:
 
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
-        tables.install(patches, context.comm, self.plan)
+        tables.install(patches, context.comm, self.plan, self.files.for_itself)
         if not self.plan.state.cuts_optimizer:
             sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)

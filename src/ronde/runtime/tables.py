@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ronde.patching.late_patches import LatePatches
 from ronde.patching.patches import Patches
@@ -14,16 +16,38 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
+Around = Callable[[], AbstractContextManager[None]]
 
-def install(patches: Patches, comm: Comm, plan: Plan) -> None:
-    """Once the script imports tables: they need numba, which takes half a second."""
+
+def install(patches: Patches, comm: Comm, plan: Plan, unmediated: Around) -> None:
+    """Once the script imports tables: they need numba, which takes half a second.
+
+    Args:
+        unmediated: inside, files that are written are each rank's own: what numba compiles.
+    """
 
     def join(module: ModuleType) -> None:
         from ronde.server.exchange import Replicated, Sharded
 
         kind = Sharded if plan.state.sparse == "sharded" else Replicated
-        patches.set(module.EmbeddingTable, "exchange", kind(comm))
+        patches.set(module.EmbeddingTable, "exchange", _Unmediated(kind(comm), unmediated))
 
     late = LatePatches({"ronde.server.embedding_table": join})
     late.install()
     patches.undo(late.uninstall)
+
+
+class _Unmediated:
+    """An `Exchange`, each call of which is made so."""
+
+    def __init__(self, exchange: Any, around: Around) -> None:
+        self._exchange, self._around = exchange, around
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._exchange, name)
+
+        def call(*arguments: Any) -> Any:
+            with self._around():
+                return method(*arguments)
+
+        return call
