@@ -174,6 +174,7 @@ IN_SOAK_ONLY = {
     "contrastive": "contrastive_module",
     "ema": "swa",
     "experiment": "config_files",
+    "frozen": "multitask",
     "hf_tiny": "own_loss",
     "hf_trainer": "own_loss",
     "lstm_lm": "char_rnn",
@@ -182,8 +183,10 @@ IN_SOAK_ONLY = {
     "seq2seq": "char_rnn",
     "torch_metrics": "numpy_metrics",
     "transformer_lm": "transformer",
+    "two_loaders": "samplers",
     "two_losses": "multitask",
     "wandb_offline": "tensorboard_log",
+    "wgan_gp": "gan",
 }
 # What is said of a script at its end, and true of it: of each note a part that tells it from others. Of all
 # other scripts nothing is said: they run on shards.
