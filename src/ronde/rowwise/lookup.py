@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ronde.rowwise.labels import Label, along
-from ronde.rowwise.normalize import Elsewhere
+from ronde.rowwise.normalize import require_all
 from ronde.rowwise.operation import tensors
 from ronde.rowwise.verdict import MixesRows, meet
 from ronde.rowwise.watch import Away, Watch
@@ -26,10 +26,7 @@ def look_up(watch: Watch, name: str, args: Any, run: Callable[[], Any]) -> Any:
     labels = [mark for mark in marks if isinstance(mark, Label)]
     if len(labels) < len(marks):
         raise MixesRows(meet(name))
-    with watch.looking_away():
-        problem = watch.ranks.agree("")
-    if problem:
-        raise Elsewhere(problem)
+    require_all(watch)
     with watch.looking_away(Away.JOINED):
         result = run()
     with watch.looking_away(), torch._C.DisableTorchFunction():

@@ -13,7 +13,7 @@ from ronde.rowwise.operation import Operation, tensors
 from ronde.rowwise.verdict import MixesRows
 from ronde.rowwise.watch import Away, Watch
 
-__all__ = ["Elsewhere", "keeps_statistics", "normalize"]
+__all__ = ["Elsewhere", "keeps_statistics", "normalize", "require_all"]
 
 _NORMS = {
     *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
@@ -46,10 +46,7 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
         raise MixesRows("its batch norm is given rows of the batch as channels, or some of them")
     else:
         watch.joint = True
-        with watch.looking_away():
-            problem = watch.ranks.agree("")
-        if problem:
-            raise Elsewhere(problem)
+        require_all(watch)
     with watch.looking_away(Away.JOINED):
         result = run()
     first, *others = tensors((result,))
@@ -60,6 +57,18 @@ def normalize(watch: Watch, value: torch.Tensor, run: Callable[[], Any], *, keep
             for each in others:
                 watch.put(each, Mixed("batch_norm"))
     return result
+
+
+def require_all(watch: Watch) -> None:
+    """Before what all ranks do together: end the call if one of them has a problem.
+
+    Raises:
+        Elsewhere: with that problem.
+    """
+    with watch.looking_away():
+        problem = watch.ranks.agree("")
+    if problem:
+        raise Elsewhere(problem)
 
 
 class Elsewhere(MixesRows):

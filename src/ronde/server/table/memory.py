@@ -43,10 +43,3 @@ class ReservedMemory:
                 self._map.madvise(mmap.MADV_HUGEPAGE, begin, end - begin)
             except OSError:  # a kernel built without them
                 return
-
-    def release(self, begin: int, end: int) -> None:
-        """Give back the whole pages between two bytes; they read as zeros again."""
-        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if begin < end:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -56,7 +56,8 @@ class Adagrad:
     initial_accumulator_value: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("Adagrad", lr=self.lr, eps=self.eps, initial_accumulator_value=self.initial_accumulator_value)
+        start = self.initial_accumulator_value
+        _check(type(self).__name__, lr=self.lr, eps=self.eps, initial_accumulator_value=start)
 
     def state(self, dim: int) -> int:
         """Floats of state of a row."""
@@ -72,28 +73,12 @@ class Adagrad:
 
 
 @dataclass(frozen=True)
-class RowwiseAdagrad:
+class RowwiseAdagrad(Adagrad):
     """Adagrad with one number of state a row (DLRM, FBGEMM): s += mean(g^2); w -= lr g / (sqrt(s) + eps)."""
-
-    lr: float | None = None
-    eps: float = 1e-10
-    initial_accumulator_value: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(
-            "RowwiseAdagrad",
-            lr=self.lr,
-            eps=self.eps,
-            initial_accumulator_value=self.initial_accumulator_value,
-        )
 
     def state(self, dim: int) -> int:
         """Floats of state of a row."""
         return 1
-
-    @property
-    def state_start(self) -> float:
-        return self.initial_accumulator_value
 
     def step(self, rows: TouchedRows, number: int, lr: float) -> None:
         """Apply update `number` (from 1) of the table."""
