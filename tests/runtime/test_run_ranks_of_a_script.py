@@ -60,6 +60,12 @@ def ronde(place: Path, source: str, *options: str, ranks: int = 2) -> subprocess
     return forked.run([*command, *options, str(script)], directory=place)
 
 
+def test_a_plan_that_spreads_rows_of_which_there_are_none_is_told_so(tmp_path: Path) -> None:
+    run = ronde(tmp_path, TINY, "--plan", "hybrid")
+    assert run.returncode == 0, run.stderr
+    assert "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable" in run.stderr
+
+
 TINY = """
 import torch
 model = torch.nn.Linear(2, 2)

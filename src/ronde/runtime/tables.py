@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -14,7 +15,9 @@ from ronde.plan import Plan
 if TYPE_CHECKING:
     from ronde.comm.process_group import Comm
 
-__all__ = ["install"]
+__all__ = ["install", "why_none_is_spread"]
+
+_HOME = "ronde.server.embedding_table"
 
 Around = Callable[[], AbstractContextManager[None]]
 
@@ -32,9 +35,19 @@ def install(patches: Patches, comm: Comm, plan: Plan, unmediated: Around) -> Non
         kind = Sharded if plan.state.sparse == "sharded" else Replicated
         patches.set(module.EmbeddingTable, "exchange", _Unmediated(kind(comm), unmediated))
 
-    late = LatePatches({"ronde.server.embedding_table": join})
+    late = LatePatches({_HOME: join})
     late.install()
     patches.undo(late.uninstall)
+
+
+def why_none_is_spread(plan: Plan, world_size: int) -> str:
+    """A sentence for a plan that spreads rows of a script which has none to spread, else ""."""
+    if plan.state.sparse != "sharded" or world_size == 1 or _HOME in sys.modules:
+        return ""
+    return (
+        "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, and the script has none; "
+        "an nn.Embedding stays whole on every rank"
+    )
 
 
 class _Unmediated:
