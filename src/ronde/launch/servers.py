@@ -1,0 +1,135 @@
+"""The parameter servers beside the ranks of this host: started, started again when they die, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ronde.cluster.environment import hidden_from_script
+from ronde.errors import LaunchError
+from ronde.launch.linux_process import bind_to_parent, load_prctl
+from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.launch.server_config import SERVER_KEY, ServerConfig
+from ronde.trace.run_directory import RunDirectory
+
+__all__ = ["SERVER", "Servers"]
+
+SERVER = (sys.executable, "-m", "ronde.server.process")
+
+_MOST_RESTARTS_IN_A_ROW = 3
+_STABLE_S = 30.0
+_TERMINATION_S = 2.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Running:
+    config: ServerConfig
+    process: subprocess.Popen[bytes]
+    begun: float
+    failures: int = 0
+
+
+class Servers:
+    """The server processes of one run.
+
+    Args:
+        configs: of each.
+        environment: what theirs is made from.
+        say: tells the user that one was started again.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[ServerConfig],
+        directory: RunDirectory,
+        environment: Mapping[str, str],
+        say: Callable[[str], object],
+        command: tuple[str, ...] = SERVER,
+    ) -> None:
+        self._directory = directory
+        self._command = command
+        self._say = say
+        hidden = hidden_from_script(environment)
+        self._environment = {name: value for name, value in environment.items() if name not in hidden}
+        self._environment[RUN_ID_KEY] = directory.run_id
+        self._environment.setdefault("OMP_NUM_THREADS", "1")  # they share the cores with the ranks
+        self._configs = list(configs)
+        self._running: list[_Running] = []
+        self.pids: set[int] = set()
+
+    def start(self) -> None:
+        """Start all of them.
+
+        Raises:
+            LaunchError: one could not be started; those that were have been ended.
+        """
+        try:
+            for config in self._configs:
+                self._running.append(_Running(config, self._start(config), time.monotonic()))
+        except BaseException:
+            self.end()
+            raise
+
+    def look(self) -> str:
+        """Start those again that have died; why the run cannot go on, "" where it can."""
+        for each in self._running:
+            code = each.process.poll()
+            if code is None:
+                continue
+            lived = time.monotonic() - each.begun
+            each.failures = each.failures + 1 if lived < _STABLE_S else 1
+            index = each.config.index
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            log = self._directory.server_log(index)
+            if code > 0 and lived < _STABLE_S and each.failures > _MOST_RESTARTS_IN_A_ROW:
+                return f"server {index} ended {each.failures} times in a row ({how}); see {log}"
+            each.config = dataclasses.replace(each.config, started=each.config.started + 1)
+            each.process, each.begun = self._start(each.config), time.monotonic()
+            self._say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log}")
+        return ""
+
+    def end(self) -> None:
+        """End all: they are asked to, then killed."""
+        for each in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                each.process.terminate()
+        until = time.monotonic() + _TERMINATION_S
+        for each in self._running:
+            try:
+                each.process.wait(max(until - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+                each.process.wait()
+        self._running = []
+
+    def _start(self, config: ServerConfig) -> subprocess.Popen[bytes]:
+        library, launcher = load_prctl(), os.getpid()
+
+        def prepare() -> None:
+            bind_to_parent(library, launcher)
+            os.setpgid(0, 0)  # Ctrl-C is for the ranks: servers end after them
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+        environment = {**self._environment, SERVER_KEY: config.to_json()}
+        try:
+            with self._directory.server_log(config.index).open("ab") as log:
+                process = subprocess.Popen(
+                    self._command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=prepare,  # noqa: PLW1509 - nothing in it waits for another thread
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LaunchError(
+                f"server {config.index} could not be started ({error}); see `ulimit -u` and free memory"
+            ) from None
+        self.pids.add(process.pid)
+        return process

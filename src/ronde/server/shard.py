@@ -1,0 +1,100 @@
+"""All that one server knows: parts of dense parameters and of tables, and whose changes are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ronde.errors import RondeError
+from ronde.server.record import Answer, Array, Part, Record
+from ronde.server.transport.wire import Message, Operation, WireError
+
+__all__ = ["Shard"]
+
+_NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError)
+
+
+class Shard:
+    """A state machine: its state is what its records have made of it.
+
+    Args:
+        parts: by name, in the order in which their state is written.
+
+    Attributes:
+        marks: for each worker, the sequence of its last change.
+    """
+
+    def __init__(self, parts: dict[str, Part]) -> None:
+        self._parts = parts
+        self._changes = {each: part for part in parts.values() for each in part.changes}
+        self._reads = {each: part for part in parts.values() for each in part.reads}
+        self.marks: dict[int, int] = {}
+
+    def is_change(self, operation: Operation) -> bool:
+        return operation in self._changes
+
+    def prepare(self, messages: Sequence[Message]) -> Record:
+        """The change that these messages ask for together.
+
+        Raises:
+            WireError: they make no sense; nothing has changed.
+        """
+        operation = messages[0].operation
+        try:
+            meta, arrays = self._changes[operation].combine(messages)
+        except _NONSENSE as error:
+            raise WireError("request", f"{operation.name.lower()}: {_said(error)}") from None
+        except RondeError as error:
+            raise WireError("request", str(error)) from None
+        return Record(operation, meta, arrays, {each.worker: each.sequence for each in messages})
+
+    def apply(self, record: Record) -> None:
+        """Make a change, and remember whose it is, also where it fails: it will fail again."""
+        try:
+            self._changes[record.operation].apply(record)
+        finally:
+            self.marks.update(record.marks)
+
+    def answer(self, message: Message) -> Answer:
+        """What a worker is told about a change that has been made."""
+        return self._asked(self._changes[message.operation].answer, message)
+
+    def read(self, message: Message) -> Answer:
+        """What a worker asks for.
+
+        Raises:
+            WireError: that is nothing which can be read.
+        """
+        part = self._reads.get(message.operation)
+        if part is None:
+            raise WireError("request", f"{message.operation.name.lower()} is nothing that this server knows")
+        return self._asked(part.read, message)
+
+    def state(self) -> tuple[dict[str, Any], list[Array]]:
+        """All of it, marks included."""
+        told: dict[str, Any] = {"marks": [[worker, mark] for worker, mark in self.marks.items()]}
+        arrays: list[Array] = []
+        for name, part in self._parts.items():
+            meta, own = part.state()
+            told[name] = [meta, len(own)]
+            arrays += own
+        return told, arrays
+
+    def load(self, told: dict[str, Any], arrays: Sequence[Array]) -> None:
+        """Become what `state` gave."""
+        self.marks = {worker: mark for worker, mark in told["marks"]}
+        begin = 0
+        for name, part in self._parts.items():
+            meta, count = told[name]
+            part.load(meta, arrays[begin : begin + count])
+            begin += count
+
+    def _asked(self, ask: Any, message: Message) -> Answer:
+        try:
+            return ask(message)
+        except _NONSENSE as error:
+            raise WireError("request", f"{message.operation.name.lower()}: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__} {error}"[:300]

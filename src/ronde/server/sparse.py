@@ -1,0 +1,106 @@
+"""A server's part of embedding tables: the rows of its buckets of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ronde.server.record import Answer, Array, Record
+from ronde.server.table.spelling import read_config, write_config
+from ronde.server.table.state import State
+from ronde.server.table.table import Table
+from ronde.server.transport.wire import Message, Operation
+
+__all__ = ["SparseShard"]
+
+_LARGEST_HALF = np.float32(np.finfo(np.float16).max)
+
+
+class SparseShard:
+    """Tables by number."""
+
+    changes = frozenset({Operation.MAKE_TABLE, Operation.UPDATE, Operation.PUT_ROWS})
+    reads = frozenset({Operation.LOOK_UP, Operation.COUNT, Operation.ROWS})
+
+    def __init__(self) -> None:
+        self.tables: dict[int, Table] = {}
+
+    def combine(self, messages: Sequence[Message]) -> Answer:
+        first = messages[0].meta
+        number = int(first["table"])
+        match messages[0].operation:
+            case Operation.MAKE_TABLE:
+                return {"table": number, "config": write_config(read_config(first["config"]))}, []
+            case Operation.PUT_ROWS:
+                return first, list(messages[0].arrays)
+            case _:
+                table = self.tables[number]
+        for message in messages:
+            ids, gradients, counts = message.arrays
+            same = gradients.shape == (len(ids), table.config.dim) and len(counts) == len(ids)
+            if not same or ids.dtype != np.int64 or counts.dtype != np.int64 or message.meta["table"] != number:
+                raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
+        arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
+        mean = arrays[1].astype(table.dtype, copy=False) / table.dtype.type(len(messages))
+        return {"table": number, "lr": first["lr"]}, [arrays[0], mean, arrays[2]]
+
+    def apply(self, record: Record) -> None:
+        number = record.meta["table"]
+        match record.operation:
+            case Operation.MAKE_TABLE:
+                config = read_config(record.meta["config"])
+                if number not in self.tables or self.tables[number].config != config:
+                    self.tables[number] = Table(config)
+            case Operation.PUT_ROWS:
+                self.tables[number].load(_state(record.meta, record.arrays))
+            case _:
+                ids, gradients, counts = record.arrays
+                self.tables[number].update(ids, gradients, record.meta["lr"], counts=counts)
+
+    def answer(self, message: Message) -> Answer:
+        return {}, []
+
+    def read(self, message: Message) -> Answer:
+        table = self.tables[int(message.meta["table"])]
+        match message.operation:
+            case Operation.COUNT:
+                return {"count": len(table)}, []
+            case Operation.ROWS:
+                return _told(table.state())
+            case _:
+                (ids,) = message.arrays
+                if ids.dtype != np.int64 or ids.ndim != 1:
+                    raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim}")
+                rows = table.look_up(ids)
+        if message.meta.get("half"):
+            rows = rows.clip(-_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
+        return {}, [rows]
+
+    def state(self) -> Answer:
+        told: list[dict[str, Any]] = []
+        arrays: list[Array] = []
+        for number, table in self.tables.items():
+            meta, own = _told(table.state())
+            told.append({"table": number, "config": write_config(table.config), "entries": meta["entries"]})
+            arrays += own
+        return {"tables": told}, arrays
+
+    def load(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
+        self.tables.clear()
+        begin = 0
+        for each in meta["tables"]:
+            table = self.tables[each["table"]] = Table(read_config(each["config"]))
+            end = begin + len(each["entries"])
+            table.load(_state(each, arrays[begin:end]))
+            begin = end
+
+
+def _told(state: State) -> Answer:
+    arrays = [np.ascontiguousarray(value) for value in state.values()]
+    return {"entries": list(state)}, arrays
+
+
+def _state(meta: dict[str, Any], arrays: Sequence[Array]) -> State:
+    return dict(zip(meta["entries"], arrays, strict=True))

@@ -1,0 +1,60 @@
+"""What a table is made with, as JSON: for the wire, and for files beside its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ronde.errors import UsageError
+from ronde.server.table import admission, eviction, initial, optimizers
+from ronde.server.table.table import TableConfig
+
+__all__ = ["read_config", "write_config"]
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        optimizers.SGD, optimizers.Adagrad, optimizers.RowwiseAdagrad, optimizers.Adam, optimizers.FTRL,
+        initial.Zeros, initial.Uniform, initial.Normal,
+        admission.AdmitAfter, admission.AdmitWithProbability, admission.AdmitByBloomFilter,
+        eviction.EvictByAge, eviction.EvictByNorm, eviction.EvictByFrequency,
+    )
+}  # fmt: skip
+_PARTS = ("optimizer", "initial", "admit", "evict")
+
+
+def write_config(config: TableConfig) -> dict[str, Any]:
+    """An object of JSON that `read_config` understands.
+
+    Raises:
+        UsageError: a part is of a class of the user's own, which no other process knows.
+    """
+    told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name in _PARTS:
+        part = told[name]
+        if part is None:
+            continue
+        if _KINDS.get(type(part).__name__) is not type(part):
+            raise UsageError(
+                f"EmbeddingTable({name}={type(part).__name__}(...)): servers and files know the classes of "
+                "ronde.table only"
+            )
+        told[name] = [type(part).__name__, dataclasses.asdict(part)]
+    return told
+
+
+def read_config(told: Any) -> TableConfig:
+    """The config that was written.
+
+    Raises:
+        UsageError: it is none, or has a value that is not possible.
+    """
+    try:
+        fields = dict(told)
+        for name in _PARTS:
+            if fields.get(name) is not None:
+                kind, options = fields[name]
+                fields[name] = _KINDS[kind](**options)
+        return TableConfig(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"this is not what a table is made with: {error!r}") from None

@@ -1,0 +1,254 @@
+"""A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
+
+Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
+that was killed and started again is waited for, and finds whatever it had not answered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+
+from ronde.errors import PeerLost, RondeError
+from ronde.server.transport.arena import OwnArena
+from ronde.server.transport.wire import Message, Operation, WireError, decode, encode
+
+__all__ = ["Client", "Request", "ServerRefused"]
+
+Array = np.ndarray[Any, Any]
+
+_SLICE_MS = 20
+_FIRST_PATIENCE_S = 1.0
+_LAST_PATIENCE_S = 5.0
+# Refusals after which the same request may well be accepted.
+_AGAIN = ("hello", "order", "checksum", "truncated", "magic", "version", "meta", "operation", "oversized")
+_MOST_AGAIN = 20
+
+
+class ServerRefused(RondeError):
+    """A server cannot do what was asked."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Request:
+    """What was asked of one server; made by `Client.send`.
+
+    Attributes:
+        answer: None until it is there.
+    """
+
+    server: int
+    message: Message
+    answer: Message | None = None
+    asked_at: float = 0.0
+    patience: float = _FIRST_PATIENCE_S
+    refusals: int = 0
+
+
+class Client:
+    """One worker's connections to all servers of a run.
+
+    Args:
+        endpoints: of each server, as `Service` has them.
+        token: of the run.
+        worker, workers: which of how many.
+        incarnation: how often this worker was started before.
+        timeout: seconds that a server may be gone.
+        arena_bytes: how much memory to share with servers, all of which are on this host; 0 is none.
+
+    Raises:
+        PeerLost: a server did not come within the timeout.
+        OSError: there is not so much memory to share.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a connection is made of
+        self,
+        endpoints: Sequence[str],
+        token: bytes,
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        incarnation: int = 0,
+        timeout: float = 1800.0,
+        arena_bytes: int = 0,
+    ) -> None:
+        self.endpoints = list(endpoints)
+        self.worker, self.workers = worker, workers
+        self.arena = OwnArena(arena_bytes) if arena_bytes else None
+        self._token = token
+        self._incarnation = incarnation
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._context = zmq.Context()
+        self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self._waiting: dict[int, Request] = {}
+        self._count = 0
+        self._greetings: list[Message] = []
+        greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
+        self._greetings = self.wait(greeted)
+        self._sequences = [int(each.meta.get("sequence", 0)) for each in self._greetings]
+
+    @property
+    def servers(self) -> int:
+        return len(self.endpoints)
+
+    @property
+    def sequences(self) -> list[int]:
+        """For each server the number of the last request by this worker that changes something."""
+        return list(self._sequences)
+
+    def send(
+        self,
+        server: int,
+        operation: Operation,
+        meta: dict[str, Any] | None = None,
+        arrays: Sequence[Array] = (),
+        *,
+        clock: int = 0,
+        changes: bool = False,
+    ) -> Request:
+        """Ask one server for something; arrays stay as they are until it has answered.
+
+        Args:
+            changes: the request changes the server's state, and must not do so twice.
+        """
+        with self._lock:
+            self._count += 1
+            if changes:
+                self._sequences[server] += 1
+            message = Message(
+                operation,
+                meta or {},
+                arrays,
+                self.worker,
+                self._incarnation,
+                self._sequences[server] if changes else 0,
+                clock,
+                self._count,
+            )
+            request = Request(server, message)
+            self._waiting[self._count] = request
+            self._ask(request)
+            return request
+
+    def wait(self, requests: Iterable[Request]) -> list[Message]:
+        """The answers to all of these.
+
+        Raises:
+            ServerRefused: a server cannot do it.
+            PeerLost: a server did not answer within the timeout.
+        """
+        answers: list[Message] = []
+        for request in requests:
+            begun = time.monotonic()
+            while request.answer is None:
+                with self._lock:
+                    self._receive(_SLICE_MS)
+                    self._ask_again()
+                if request.answer is None and time.monotonic() - begun > self._timeout:
+                    raise PeerLost(
+                        f"server {request.server} at {self.endpoints[request.server]} has not answered for "
+                        f"{self._timeout:g} s ({request.message.operation.name.lower()}); see its log in the "
+                        "run directory, or start it again with `ronde server`"
+                    )
+            answer = request.answer
+            if answer.operation is Operation.REFUSED:
+                raise ServerRefused(f"server {request.server}: {answer.meta.get('why', 'refused')}")
+            answers.append(answer)
+        return answers
+
+    def poll(self) -> None:
+        """Take in answers that are there, without waiting."""
+        with self._lock:
+            self._receive(0)
+            self._ask_again()
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        if self.arena is not None:
+            self.arena.close()
+
+    def _connect(self, endpoint: str) -> Any:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.connect(endpoint)
+        return socket
+
+    def _hello(self) -> dict[str, Any]:
+        hello: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
+        if self.arena is not None:
+            hello["arena"] = self.arena.described
+        return hello
+
+    def _ask(self, request: Request) -> None:
+        request.asked_at = time.monotonic()
+        frames = encode(request.message, self._token, self.arena)
+        self._sockets[request.server].send_multipart(frames, copy=False)
+
+    def _ask_again(self) -> None:
+        now = time.monotonic()
+        for request in list(self._waiting.values()):
+            if now - request.asked_at > request.patience:
+                request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
+                self._ask(request)
+
+    def _receive(self, timeout_ms: int) -> None:
+        for socket, _ in self._poller.poll(timeout_ms):
+            server = self._sockets.index(socket)
+            while True:
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                self._take(server, frames)
+
+    def _take(self, server: int, frames: list[Any]) -> None:
+        try:
+            answer = decode(frames, self._token, arena=self.arena)
+        except WireError:
+            return  # damaged on its way: it is asked for again
+        request = self._waiting.get(answer.request)
+        if request is None or request.server != server:
+            return  # the answer to what was asked twice
+        if answer.operation is Operation.REFUSED and self._may_ask_again(request, answer):
+            return
+        del self._waiting[answer.request]
+        request.answer = answer
+
+    def _may_ask_again(self, request: Request, answer: Message) -> bool:
+        request.refusals += 1
+        if answer.meta.get("kind") not in _AGAIN or request.refusals > _MOST_AGAIN:
+            return False
+        if answer.meta.get("kind") == "hello":
+            self._introduce(request.server)
+        if answer.meta.get("kind") in ("hello", "order"):
+            self._ask_all_again(request.server)
+        else:
+            self._ask(request)
+        return True
+
+    def _ask_all_again(self, server: int) -> None:
+        """In the order in which they were asked first, which is that of their sequences."""
+        for request in [each for each in self._waiting.values() if each.server == server]:
+            self._ask(request)
+
+    def _introduce(self, server: int) -> None:
+        """A server that does not know this connection was started again, or the connection was."""
+        self._count += 1
+        hello = Message(
+            Operation.HELLO, self._hello(), worker=self.worker, incarnation=self._incarnation, request=self._count
+        )
+        self._sockets[server].send_multipart(encode(hello, self._token), copy=False)

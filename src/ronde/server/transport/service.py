@@ -1,0 +1,153 @@
+"""A server's end: receives messages, has them handled, and sends answers, perhaps later.
+
+One thread does all, so a handler's state needs no locks. What is no message of this run is counted and
+answered, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import zmq
+
+from ronde.errors import UsageError
+from ronde.server.transport.arena import PeerArena
+from ronde.server.transport.wire import (
+    Limits,
+    Message,
+    NoArena,
+    Operation,
+    WireError,
+    decode,
+    encode,
+    request_of,
+)
+
+__all__ = ["Handler", "Reply", "Service"]
+
+_TICK_MS = 50
+_AT_ONCE = 64
+
+Reply = Callable[[Message], None]
+
+
+class Handler(Protocol):
+    """What a service does with messages."""
+
+    def handle(self, message: Message, reply: Reply) -> None:
+        """Answer by `reply`, now or later; raises `WireError` for what cannot be done."""
+        ...
+
+    def tick(self) -> None:
+        """Called many times a second, between messages."""
+        ...
+
+
+class Service:
+    """Listens until it is told to stop.
+
+    Args:
+        endpoint: of ZeroMQ: `tcp://127.0.0.1:4000`, `tcp://*:*`, `ipc://@name`.
+        token: what every message of this run holds.
+        limits: of a message.
+
+    Attributes:
+        endpoint: where it listens, the port resolved.
+        refused: how many messages were refused, by kind.
+
+    Raises:
+        UsageError: it cannot listen there.
+    """
+
+    def __init__(self, endpoint: str, token: bytes, handler: Handler, limits: Limits | None = None) -> None:
+        self._token = token
+        self._handler = handler
+        self._limits = limits or Limits()
+        self._context = zmq.Context()
+        self._socket: Any = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # what is on its way is bounded by what workers ask
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self._limits.nbytes)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise UsageError(f"a server cannot listen at {endpoint}: {error}") from None
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.refused: collections.Counter[str] = collections.Counter()
+        self._arenas: dict[bytes, PeerArena | NoArena] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Return from `run` soon; what has been answered is still sent."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stopped:
+            if self._socket.poll(_TICK_MS):
+                self._receive()
+            self._handler.tick()
+
+    def close(self) -> None:
+        self._context.destroy(linger=200)
+
+    def _receive(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._take(identity.bytes, frames)
+
+    def _take(self, identity: bytes, frames: list[Any]) -> None:
+        try:
+            message = decode(frames, self._token, self._limits, self._arenas.get(identity))
+            if message.operation is Operation.HELLO:
+                self._meet(identity, message)
+            elif identity not in self._arenas:
+                raise WireError("hello", "this connection has not said hello")
+            self._handler.handle(message, self._replier(identity, message))
+        except WireError as error:
+            self.refused[error.kind] += 1
+            refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(str(error), error.kind)
+            self._send(identity, encode(refusal, self._token))
+
+    def _meet(self, identity: bytes, message: Message) -> None:
+        described = message.meta.get("arena")
+        self._arenas[identity] = NoArena() if described is None else PeerArena(described)
+
+    def _replier(self, identity: bytes, request: Message) -> Reply:
+        into = request.meta.get("into")
+
+        def reply(answer: Message) -> None:
+            arena = self._arenas.get(identity)
+            if into is not None and isinstance(arena, PeerArena) and answer.operation is Operation.DONE:
+                answer = _placed(answer, arena, into)
+            self._send(identity, encode(answer, self._token, arena))
+
+        return reply
+
+    def _send(self, identity: bytes, frames: list[Any]) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+            self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
+
+
+def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:
+    """The answer with its arrays in the shared memory that the request names, one place for each."""
+    if not isinstance(into, list) or len(into) != len(answer.arrays):
+        return answer.refuse(f"{len(answer.arrays)} arrays are the answer, and there is not a place for each")
+    try:
+        rooms = [arena.room(offset, array.nbytes) for offset, array in zip(into, answer.arrays, strict=True)]
+    except WireError as error:
+        return answer.refuse(str(error), error.kind)
+    arrays: list[np.ndarray[Any, Any]] = []
+    for room, array in zip(rooms, answer.arrays, strict=True):
+        target = room.view(array.dtype).reshape(array.shape)
+        np.copyto(target, array)
+        arrays.append(target)
+    return Message(answer.operation, answer.meta, arrays, request=answer.request)

@@ -1,0 +1,263 @@
+"""Messages between workers and servers, as frames: a fixed header, a JSON object, then arrays.
+
+Nothing that comes from the wire is unpickled. Frame 0 is little-endian: magic, version, operation, worker,
+incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1 tells
+the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory that
+both ends share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hmac
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from ronde.errors import RondeError
+
+__all__ = ["TOKEN_BYTES", "Arena", "Limits", "Message", "Operation", "WireError", "decode", "encode"]
+
+Array = np.ndarray[Any, Any]
+
+TOKEN_BYTES = 16
+
+_MAGIC = b"RNDE"
+_VERSION = 1
+# Magic, version, operation, none, worker, incarnation, sequence, clock, request, token, checksum.
+_HEADER = struct.Struct(f"<4sBBHIIQQQ{TOKEN_BYTES}sQ")
+_CHECKSUM_BYTES = 8
+_DTYPES = {
+    name: np.dtype(name)
+    for name in ("uint8", "int8", "int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+}
+
+
+class Operation(enum.IntEnum):
+    """What a message asks for, or answers."""
+
+    DONE = 0
+    REFUSED = 1
+    HELLO = 2
+    STATUS = 3
+    LEAVE = 4
+    STOP = 5
+    MAKE_TABLE = 10
+    LOOK_UP = 11
+    UPDATE = 12
+    COUNT = 13
+    ROWS = 14
+    PUT_ROWS = 15
+    ADD_GRADIENTS = 20
+    SCALE_GRADIENTS = 21
+    GRADIENTS = 22
+    STEP = 23
+    OPTIMIZER_STATE = 24
+    INIT = 30
+    PUSH = 31
+    PULL = 32
+    ADD = 33
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """One request, or its answer.
+
+    Attributes:
+        operation: what is asked for.
+        meta: what JSON can hold.
+        arrays: contiguous, of a dtype that the wire knows; a copy must be taken of what is to be kept.
+        worker: the rank that asks.
+        incarnation: of the sender: how often it was started before.
+        sequence: numbers a worker's requests that change something; 0 for others.
+        clock: how many steps the sender has made.
+        request: by which the sender knows the answer.
+    """
+
+    operation: Operation
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arrays: Sequence[Array] = ()
+    worker: int = 0
+    incarnation: int = 0
+    sequence: int = 0
+    clock: int = 0
+    request: int = 0
+
+    def answer(self, meta: dict[str, Any] | None = None, arrays: Sequence[Array] = ()) -> Message:
+        """What is sent back, to be found by its request."""
+        return Message(Operation.DONE, meta or {}, arrays, request=self.request)
+
+    def refuse(self, why: str, kind: str = "request") -> Message:
+        """Say why this cannot be done."""
+        return Message(Operation.REFUSED, {"why": why, "kind": kind}, request=self.request)
+
+
+class WireError(RondeError):
+    """Frames that are no message of this run.
+
+    Attributes:
+        kind: a word by which such errors are counted.
+    """
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a message may be at most.
+
+    Attributes:
+        nbytes: of all frames together, shared arrays included.
+        meta_bytes: of the JSON object.
+        arrays: how many.
+    """
+
+    nbytes: int = 4 << 30
+    meta_bytes: int = 8 << 20
+    arrays: int = 4096
+
+
+class Arena(Protocol):
+    """Memory that both ends of a connection see."""
+
+    def place(self, array: Array) -> int | None:
+        """Where an array lies in it, in bytes; None for one that does not, and travels as a frame."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Its bytes; `WireError` where there are none such."""
+        ...
+
+
+class NoArena:
+    """Two ends that share no memory."""
+
+    def place(self, array: Array) -> int | None:
+        return None
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        raise WireError("arena", "an array is said to lie in shared memory, and there is none")
+
+
+def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[Any]:
+    """The frames of a message; arrays are not copied, and must stay as they are until it is answered."""
+    places = [None if arena is None else arena.place(array) for array in message.arrays]
+    described = [
+        [array.dtype.name, list(array.shape)] if place is None else [array.dtype.name, list(array.shape), place]
+        for array, place in zip(message.arrays, places, strict=True)
+    ]
+    meta = json.dumps([message.meta, described], separators=(",", ":")).encode()
+    frames = [
+        _bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None
+    ]
+    head = _HEADER.pack(
+        _MAGIC, _VERSION, message.operation, 0, message.worker, message.incarnation, message.sequence,
+        message.clock, message.request, token, 0,
+    )[:-_CHECKSUM_BYTES]  # fmt: skip
+    checksum = _checksum(head, meta, frames)
+    return [head + struct.pack("<Q", checksum), meta, *frames]
+
+
+def decode(
+    frames: Sequence[Any], token: bytes, limits: Limits | None = None, arena: Arena | None = None
+) -> Message:
+    """The message of these frames, whose arrays are views of them.
+
+    Raises:
+        WireError: they are malformed, damaged, too large, or of another run.
+    """
+    limits = limits or Limits()
+    views = [memoryview(frame).cast("B") for frame in frames]
+    if len(views) < 2 or views[0].nbytes != _HEADER.size:
+        raise WireError("truncated", f"{len(views)} frames, a message has at least 2, the first of {_HEADER.size} bytes")
+    magic, version, operation, _, worker, incarnation, sequence, clock, request, theirs, checksum = (
+        _HEADER.unpack(views[0])
+    )
+    if magic != _MAGIC:
+        raise WireError("magic", "not a message of ronde")
+    if version != _VERSION:
+        raise WireError("version", f"version {version} of the protocol; this server speaks {_VERSION}")
+    if not hmac.compare_digest(theirs, token):
+        raise WireError("token", "the token is not that of this run")
+    total = sum(view.nbytes for view in views)
+    if total > limits.nbytes or views[1].nbytes > limits.meta_bytes or len(views) - 2 > limits.arrays:
+        raise WireError("oversized", f"a message of {total} bytes in {len(views)} frames is too large")
+    if checksum != _checksum(views[0][:-_CHECKSUM_BYTES], views[1], views[2:]):
+        raise WireError("checksum", "the checksum is not that of the message: it was damaged on its way")
+    try:
+        known = Operation(operation)
+    except ValueError:
+        raise WireError("operation", f"there is no operation {operation}") from None
+    meta, arrays = _read(views[1], views[2:], arena or NoArena(), limits)
+    return Message(known, meta, arrays, worker, incarnation, sequence, clock, request)
+
+
+def request_of(frames: Sequence[Any]) -> int:
+    """By which number the sender of frames that cannot be read may wait for an answer; 0 if unknown."""
+    try:
+        return _HEADER.unpack(memoryview(frames[0]).cast("B"))[8]
+    except (struct.error, IndexError, TypeError):
+        return 0
+
+
+def _read(
+    meta: memoryview, frames: Sequence[memoryview], arena: Arena, limits: Limits
+) -> tuple[dict[str, Any], list[Array]]:
+    try:
+        told, described = json.loads(bytes(meta))
+    except (ValueError, TypeError, RecursionError):
+        raise WireError("meta", "the second frame is not a JSON list of an object and of arrays") from None
+    if not isinstance(told, dict) or not isinstance(described, list) or len(described) > limits.arrays:
+        raise WireError("meta", "the second frame is not a JSON list of an object and of arrays")
+    left = list(frames)
+    arrays = [_array(each, left, arena, limits) for each in described]
+    if left:
+        raise WireError("arrays", f"{len(left)} frames belong to no array")
+    return told, arrays
+
+
+def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limits) -> Array:
+    match described:
+        case [str(name), list(shape)]:
+            place = None
+        case [str(name), list(shape), int(place)]:
+            pass
+        case _:
+            raise WireError("arrays", "an array is described by its dtype and shape")
+    dtype = _DTYPES.get(name)
+    if dtype is None or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape) or len(shape) > 8:
+        raise WireError("arrays", f"there is no array of dtype {name[:32]} and shape {str(shape)[:64]}")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes > limits.nbytes:
+        raise WireError("oversized", f"an array of {nbytes} bytes is too large")
+    if place is not None:
+        content = arena.view(place, nbytes)
+    elif frames:
+        content = frames.pop(0)
+    else:
+        raise WireError("arrays", "an array is described, and its frame is missing")
+    if content.nbytes != nbytes:
+        raise WireError("arrays", f"an array of {nbytes} bytes came in {content.nbytes}")
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+
+
+def _checksum(head: Any, meta: Any, frames: Sequence[Any]) -> int:
+    state = xxhash.xxh3_64(head)
+    state.update(meta)
+    for frame in frames:
+        state.update(frame)
+    return state.intdigest()
