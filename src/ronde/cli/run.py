@@ -20,6 +20,7 @@ from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
+from ronde.launch.server_config import read_token
 from ronde.plan import read_plan
 from ronde.trace.run_directory import RunDirectory
 
@@ -45,6 +46,13 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Option(min=0, max=MOST_SEED, help="Of torch, numpy and random; else drawn, and printed."),
     ] = None,
     rng: Annotated[str | None, typer.Option(metavar="VALUE", help="Short for the plan's rng=VALUE.")] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|ENDPOINTS",
+            help="Parameter servers to start beside the ranks, or where some listen: tcp://HOST:PORT,...",
+        ),
+    ] = None,
     batch_dim: Annotated[
         str | None, typer.Option(metavar="AXIS", help="Short for the plan's batch-dim=AXIS.")
     ] = None,
@@ -84,7 +92,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     place = ClusterEnvironment.detect(os.environ)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     count = _count(ranks, devices, place)
-    items = {"rng": rng, "batch-dim": batch_dim, "loading": loading}
+    endpoints = _endpoints(servers)
+    count_of_servers = str(len(endpoints)) if endpoints else servers
+    items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
     canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
     check_module(script) if module else check_script(script)
@@ -103,6 +113,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         threads=threads,
         quiet=quiet,
         timeout=_timeout(timeout),
+        servers=endpoints,
+        server_token=_token(endpoints),
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -126,6 +138,26 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
+
+
+def _endpoints(servers: str | None) -> tuple[str, ...]:
+    """Of servers that somebody else has started; none where a number is to be started."""
+    if servers is None or servers.isdecimal():
+        return ()
+    found = tuple(each.strip() for each in servers.split(","))
+    for each in found:
+        if not each.startswith(("tcp://", "ipc://")):
+            raise UsageError(
+                f"--servers {servers} is neither a number nor a list of endpoints such as "
+                "tcp://10.0.0.5:4000; try --servers 2"
+            )
+    return found
+
+
+def _token(endpoints: tuple[str, ...]) -> str:
+    if not endpoints:
+        return ""
+    return read_token(os.environ)
 
 
 def _timeout(seconds: float) -> float:

@@ -28,6 +28,8 @@ class Job:
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
         quiet: nothing is said but errors and that ranks stand still.
+        servers: endpoints of parameter servers that somebody else has started.
+        server_token: by which they know the run.
         worker: the command of a rank process.
     """
 
@@ -46,6 +48,8 @@ class Job:
     timeout: float = 1800.0
     shown: bool = True
     quiet: bool = False
+    servers: tuple[str, ...] = ()
+    server_token: str = ""
     worker: tuple[str, ...] = WORKER
 
 

@@ -7,7 +7,8 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
@@ -21,16 +22,26 @@ from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.screen import Screen
+from ronde.launch.server_config import ServerConfig, local_endpoint
+from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.launch.terminal import in_foreground
+from ronde.plan import Plan
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
 from ronde.trace.temporary_folder import TemporaryFolder
 
 __all__ = ["launch"]
+
+
+class Endpoints(NamedTuple):
+    """Where parameter servers listen, and the token by which they know the run's messages."""
+
+    addresses: tuple[str, ...]
+    token: str
 
 
 def launch(job: Job) -> Outcome:
@@ -51,13 +62,18 @@ def launch(job: Job) -> Outcome:
         screen = Screen.of_user(job.environment) if job.shown and not job.quiet else None
         pulse = Pulse.create(job.run_directory.pulse)
         outputs = [_open_output(job, rank, screen) for rank in range(job.ranks)]
+        servers, endpoints = _servers(job, lambda words: _say(job, outputs, words))
         try:
+            if servers is not None:
+                servers.start()
             shares_group = in_foreground()
-            for config, output in zip(_configs(job, temporary), outputs, strict=True):
+            for config, output in zip(_configs(job, temporary, endpoints), outputs, strict=True):
                 ranks.append(_start(job, config, output, inbox, library, shares_group=shares_group))
         except BaseException:
             for rank in ranks:
                 rank.send(signal.SIGKILL)
+            if servers is not None:
+                servers.end()
             raise
         for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
@@ -72,9 +88,14 @@ def launch(job: Job) -> Outcome:
             waiting=Standstill(
                 ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
             ),
+            servers=servers,
         )
-        with _progress(screen, pulse):
-            supervisor.watch()
+        try:
+            with _progress(screen, pulse):
+                supervisor.watch()
+        finally:
+            if servers is not None:
+                servers.end()
         return _finish(job, supervisor, outputs)
 
 
@@ -96,7 +117,30 @@ def _check(job: Job) -> None:
         )
 
 
-def _configs(job: Job, temporary: str) -> list[RankConfig]:
+def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None, Endpoints]:
+    """The parameter servers that are to be started here, and where the ranks find theirs."""
+    plan = Plan.parse(job.plan)
+    if job.servers or not plan.state.server_count:
+        return None, Endpoints(job.servers, job.server_token)
+    directory, token = job.run_directory, os.urandom(16).hex()
+    configs = [
+        ServerConfig(
+            index=index,
+            servers=plan.state.server_count,
+            endpoint=local_endpoint(directory.run_id, index),
+            token=token,
+            workers=job.ranks,
+            update=plan.update.rule,
+            staleness=plan.update.staleness or 0,
+            directory=str(directory.server_state(index)),
+        )
+        for index in range(plan.state.server_count)
+    ]
+    endpoints = Endpoints(tuple(config.endpoint for config in configs), token)
+    return Servers(configs, directory, job.environment, say_so), endpoints
+
+
+def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]:
     port = _free_port()
     return [
         RankConfig(
@@ -120,6 +164,8 @@ def _configs(job: Job, temporary: str) -> list[RankConfig]:
             quiet=job.quiet,
             terminal=os.isatty(0),
             temporary=temporary,
+            servers=endpoints.addresses,
+            server_token=endpoints.token,
         )
         for rank in range(job.ranks)
     ]

@@ -38,6 +38,8 @@ class RankConfig:
         quiet: the user wants to read nothing of ronde but errors.
         terminal: rank 0's stdin is a terminal, at which a user may sit.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
+        servers: endpoints of the parameter servers, as ZeroMQ writes them.
+        server_token: 32 hexadecimal digits that each message to them holds.
     """
 
     rank: int
@@ -61,6 +63,8 @@ class RankConfig:
     quiet: bool = False
     terminal: bool = False
     temporary: str = ""
+    servers: tuple[str, ...] = ()
+    server_token: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -68,7 +72,7 @@ class RankConfig:
     @classmethod
     def from_json(cls, text: str) -> RankConfig:
         fields = json.loads(text)
-        for name in ("arguments", "extensions"):
+        for name in ("arguments", "extensions", "servers"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
 

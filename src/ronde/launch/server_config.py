@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import MutableMapping
+import re
+from collections.abc import Mapping, MutableMapping
 
-__all__ = ["SERVER_KEY", "ServerConfig", "local_endpoint"]
+from ronde.errors import UsageError
+
+__all__ = ["SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token"]
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
+TOKEN_KEY = "RONDE_SERVER_TOKEN"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +54,19 @@ class ServerConfig:
 def local_endpoint(run_id: str, index: int) -> str:
     """Where a server of this host listens: a name without a file, so nothing can be left behind."""
     return f"ipc://@ronde-{run_id}-server-{index}"
+
+
+def read_token(environment: Mapping[str, str]) -> str:
+    """The token of servers that were started by hand.
+
+    Raises:
+        UsageError: there is none, or it is no token.
+    """
+    token = environment.get(TOKEN_KEY, "")
+    if not re.fullmatch(r"[0-9a-f]{32}", token):
+        found = "is not set" if not token else "is not one"
+        raise UsageError(
+            f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks alike, to "
+            "what `openssl rand -hex 16` prints"
+        )
+    return token

@@ -33,6 +33,7 @@ from ronde.launch.failure_report import (
     shell_code,
 )
 from ronde.launch.rank_process import RankProcess
+from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill
 from ronde.launch.sweep import leftovers
@@ -64,12 +65,14 @@ class Supervisor:
         on_stop: Callable[[], object],
         debugged: Callable[[], bool],
         waiting: Standstill,
+        servers: Servers | None = None,
     ) -> None:
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
         self.interrupted_by: int | None = None
         self.standstill = ""
         self.pids = {rank.pid for rank in ranks}
+        self._servers = servers
         self._ranks = ranks
         self._directory = directory
         self._inbox = inbox
@@ -85,11 +88,13 @@ class Supervisor:
     def watch(self) -> None:
         """Return when every rank process is gone."""
         while self._alive:
+            self.pids |= set() if self._servers is None else self._servers.pids
             message = self._inbox.wait(self._tick())
             if message is not None:
                 self._handle(message)
             self._collect()
             self._notice_standstill()
+            self._look_at_servers()
             self._end_when_due()
         self._read_errors(self._ranks)
 
@@ -203,6 +208,14 @@ class Supervisor:
             self.standstill = self._waiting.look()
             if self.standstill:
                 self._failed_at = time.monotonic()
+
+    def _look_at_servers(self) -> None:
+        if self._servers is None or self._failed_at is not None:
+            return
+        self.standstill = self._servers.look()
+        self.pids |= self._servers.pids
+        if self.standstill:
+            self._failed_at = time.monotonic()
 
     def _read_errors(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:

@@ -9,11 +9,12 @@ from typing import NoReturn
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.environment import ClusterEnvironment, forced_threads
-from ronde.errors import LaunchError
+from ronde.errors import LaunchError, UsageError
 from ronde.launch.job import Job
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.sweep import remove_temporary_of_the_dead
+from ronde.plan import Plan
 
 __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silence"]
 
@@ -24,6 +25,11 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
     Rank 0's output stays torchrun's business; any other's goes to its log.
     """
     check_store(place)
+    if Plan.parse(job.plan).state.server_count and not job.servers:
+        raise UsageError(
+            "torchrun starts ranks, and no parameter servers: start each with `ronde server --listen "
+            "tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
+        )
     if job.devices and place.local_world_size > len(job.devices):
         raise LaunchError(
             f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
@@ -101,6 +107,8 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         extensions=job.extensions,
         quiet=job.quiet,
         terminal=os.isatty(0),
+        servers=job.servers,
+        server_token=job.server_token,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +18,15 @@ from ronde.plan.resident import Census
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home
 
-__all__ = ["CutState", "Piece"]
+__all__ = ["CutState", "Piece", "StateInParts"]
+
+
+class StateInParts(ABC):
+    """An optimizer's state that is not whole on this rank."""
+
+    @abstractmethod
+    def whole(self) -> Any:
+        """Gather it. All ranks come here."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +101,7 @@ def _pointer(tensor: torch.Tensor, part: torch.Tensor | None) -> tuple[bool, int
     return part is not None, (tensor if part is None else part).data_ptr()
 
 
-class CutState:
+class CutState(StateInParts):
     """The state of one optimizer, in parts.
 
     Reading it whole is a collective: all ranks read alike, as all run one script.

@@ -111,9 +111,8 @@ def _zeroing(
             for tensor in tensors:
                 parts.drop(tensor)
             return plain(owner, set_to_none)
+        parts.zero(tensors)
         with parts.aside():  # so that nobody looks at them
-            for part in parts.parts(tensors):
-                part.zero_()
             return plain(owner, set_to_none)
 
     return zero_grad

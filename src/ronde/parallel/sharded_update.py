@@ -19,7 +19,7 @@ from torch._C import DisableTorchFunction
 from torch.optim import Optimizer
 
 from ronde.errors import UsageError
-from ronde.parallel.cut_state import CutState, Piece
+from ronde.parallel.cut_state import CutState, Piece, StateInParts
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.flat import flat_like
 from ronde.parallel.held_parts import HeldParts
@@ -75,7 +75,7 @@ class ShardedUpdate:
             held = vars(optimizer)["state"]
         except KeyError:
             raise AttributeError(f"'{type(optimizer).__name__}' object has no attribute 'state'") from None
-        if not isinstance(held, CutState):
+        if not isinstance(held, StateInParts):
             return held
         if not self._context.on_main_thread():
             raise UsageError(
@@ -108,7 +108,7 @@ class ShardedUpdate:
             return False
         if not is_elementwise(optimizer):
             return False
-        return isinstance(vars(optimizer)["state"], CutState) or self._takes(optimizer)
+        return isinstance(vars(optimizer)["state"], StateInParts) or self._takes(optimizer)
 
     def _held_somewhere(self, optimizer: Any) -> bool:
         """Whether the script may look again at state that it read or loaded, and expects to see it change.
@@ -116,7 +116,7 @@ class ShardedUpdate:
         `load_state_dict` takes the tensors that it is given: the optimizer goes on in them, and a script that
         loads them once more finds what became of them.
         """
-        if isinstance(vars(optimizer)["state"], CutState):
+        if isinstance(vars(optimizer)["state"], StateInParts):
             return False
         if self._context.comm.votes([state_is_held(optimizer)]) == [0]:
             return False
@@ -145,6 +145,12 @@ class ShardedUpdate:
         state.share(pieces)
         self._held.end_update([piece.tensor for piece in pieces])
 
+    def _number(self, optimizer: Any) -> int:
+        if optimizer not in self._numbers:
+            self._count += 1
+            self._numbers[optimizer] = self._count
+        return self._numbers[optimizer]
+
     def _state(self, optimizer: Any, parameters: Sequence[torch.Tensor]) -> CutState:
         """The optimizer's state in parts, those of all parameters that have a gradient or a state."""
         state = vars(optimizer)["state"]
@@ -153,9 +159,7 @@ class ShardedUpdate:
             if state.stands and state.admit(new):
                 return state
             state = self._read(optimizer)
-        if optimizer not in self._numbers:
-            self._count += 1
-            self._numbers[optimizer] = self._count
+        self._number(optimizer)
         cut = vars(optimizer)["state"] = CutState(self._context.comm, state, self._held)
         cut.admit(each for each in parameters if self._held.has_gradient(each) or each in state)
         return cut

@@ -13,7 +13,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pipeline": (1,),
         "context": (1,),
         "expert": (1,),
-        "state": ("replicated", "zero1", "zero2", "zero3", "central"),
+        "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),
         "offload": ("none", "optimizer", "all"),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),

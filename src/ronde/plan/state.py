@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from ronde.plan.key import Spelled, check_fields, choice
+from ronde.plan.key import Integer, Spelled, check_fields, choice
 
 __all__ = ["Offload", "Placement", "Sparse", "State"]
 
@@ -25,16 +25,24 @@ class State:
             others fetch units of parameters from it. `server`: parameter servers own it.
         sparse: where the rows of sparse embedding tables live: with the other parameters
             (`replicated`), or `sharded` by row over the ranks.
+        servers: how many parameter servers there are; those of `state=server` are one unless it is said.
+            Where there are any, they have the rows of tables too.
         offload: what lies in host memory instead of on a CUDA device: the state of optimizers, which then
             step on the CPU (`optimizer`), with `zero3` and `central` parameters and gradients too (`all`).
     """
 
     placement: Annotated[Placement, Spelled("state", choice(Placement))] = "replicated"
     sparse: Annotated[Sparse, Spelled("sparse", choice(Sparse))] = "replicated"
+    servers: Annotated[int | None, Spelled("servers", Integer(at_least=1))] = None
     offload: Annotated[Offload, Spelled("offload", choice(Offload))] = "none"
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def server_count(self) -> int:
+        """How many parameter servers there are."""
+        return self.servers or int(self.placement == "server")
 
     @property
     def cuts_optimizer(self) -> bool:
@@ -63,4 +71,4 @@ class State:
 
     def on(self, ranks: int) -> State:
         """Where state lives on so many ranks: one rank has nothing to divide, and may offload all."""
-        return self if ranks > 1 or self.offloads_optimizer else State()
+        return self if ranks > 1 or self.offloads_optimizer or self.server_count else State()

@@ -41,7 +41,7 @@ from ronde.process.console import Console
 from ronde.process.signals import HandledSignals
 from ronde.process.threads import Started
 from ronde.rng.rank_stream import RankStream
-from ronde.runtime import compute, saved_gradients, sparse_weights, tables, take_over
+from ronde.runtime import compute, saved_gradients, servers, sparse_weights, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_board
@@ -100,9 +100,12 @@ class Session:
         reducer_comm = self._join("reducer", host, plan.communication.algorithm)
         self._groups = [comm, reducer_comm]
         # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
-        self._sharding = Sharding(plan, reducer_comm, self.notes.say)
+        self.client = servers.connect(config, plan)
+        self._sharding = Sharding(plan, reducer_comm, self.notes.say, self.client)
         clock = self.tally.clock
-        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock)
+        self.reducer = Reducer(
+            reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock, self._sharding.allocate
+        )
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
@@ -210,7 +213,7 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself)
-        if not self.plan.state.cuts_optimizer:
+        if self._sharding.gradients is None and self._sharding.allocate is None:
             sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,11 @@ from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.home import HostMemory, OnDevice
+from ronde.sync.reducer import Allocate
 from ronde.tensor.context import Context
+
+if TYPE_CHECKING:
+    from ronde.server.transport.client import Client
 
 __all__ = ["Sharding"]
 
@@ -34,21 +38,40 @@ class Sharding:
 
     Args:
         comm: the reducer's group.
+        client: the connections to parameter servers, where there are some.
 
     Attributes:
         gradients: where parts of gradients are kept; None where every rank has all of each.
+        allocate: makes the memory of gradients that every rank has; None for the group's own.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, comm: Comm, note: Callable[[str], None], client: Client | None = None
+    ) -> None:
         self._plan = plan
+        self._client = client
         self._state = plan.state.on(comm.world_size)
         # Where an optimizer works, and where parts of parameters and gradients live.
         self._home = HostMemory() if self._state.offloads_optimizer else OnDevice()
         self._home_of_parts = self._home if self._state.offloads_parts else OnDevice()
-        split = owned_by_main if plan.state.placement == "central" else in_equal_parts
-        self._division = Division(comm.world_size, split)
-        cut = self._state.cuts_gradients
-        self.gradients = GradientParts(comm, self._division.assign, self._home_of_parts) if cut else None
+        self.allocate: Allocate | None = None
+        self.gradients: GradientParts | None = None
+        served = self._state.placement == "server"
+        if served and client is not None and plan.update.optimizer_on == "server":
+            from ronde.parallel.served_gradients import ServedGradients, divide_over_servers
+
+            self._division = divide_over_servers(client.servers)
+            self.gradients = ServedGradients(comm, client, self._division)
+        elif served and client is not None:
+            from ronde.parallel.served_buffer import ServedBuffers
+
+            self._division = Division(comm.world_size, in_equal_parts)
+            self.allocate = ServedBuffers(client, comm.world_size).allocate
+        else:
+            split = owned_by_main if plan.state.placement == "central" else in_equal_parts
+            self._division = Division(comm.world_size, split)
+            if self._state.cuts_gradients:
+                self.gradients = GradientParts(comm, self._division.assign, self._home_of_parts)
         self._parameters: ShardedParameters | None = None
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
@@ -61,7 +84,13 @@ class Sharding:
             self._parameters = ShardedParameters(context, self._division, self._home_of_parts, self._note)
             self._building = Building(context, self._parameters.cut_new)
             self._saved = SavedParameters(self._parameters)
-        if self._state.cuts_optimizer:
+        if self._client is not None and self.gradients is not None and self.gradients.away:
+            from ronde.parallel.served_gradients import ServedGradients
+            from ronde.parallel.served_update import ServedUpdate
+
+            assert isinstance(self.gradients, ServedGradients)
+            self._update = ServedUpdate(context, self._client, self._division, self.gradients, self._note)
+        elif self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes, self._note)
 

@@ -216,7 +216,10 @@ class DenseShard:
         stepped.torch_optimizer.param_groups = [
             {
                 **defaults,
-                **{name: tuple(value) if isinstance(value, list) else value for name, value in group["options"].items()},
+                **{
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in group["options"].items()
+                },
                 "params": [self._values[key] for key in group["keys"]],
             }
             for group in groups

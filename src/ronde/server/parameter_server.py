@@ -60,7 +60,7 @@ class ParameterServer:
         on_stop: called when a worker, or whoever started this, says that it is over.
     """
 
-    def __init__(  # noqa: PLR0913 - each says one thing of a server
+    def __init__(
         self,
         shard: Shard,
         journal: Journal | None,

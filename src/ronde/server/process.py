@@ -42,7 +42,9 @@ def serve(config: ServerConfig) -> None:
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tell(f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} workers")
+    _tell(
+        f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} workers"
+    )
     try:
         service.run()
     finally:

@@ -40,7 +40,12 @@ class SparseShard:
         for message in messages:
             ids, gradients, counts = message.arrays
             same = gradients.shape == (len(ids), table.config.dim) and len(counts) == len(ids)
-            if not same or ids.dtype != np.int64 or counts.dtype != np.int64 or message.meta["table"] != number:
+            if (
+                not same
+                or ids.dtype != np.int64
+                or counts.dtype != np.int64
+                or message.meta["table"] != number
+            ):
                 raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
         arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
         mean = arrays[1].astype(table.dtype, copy=False) / table.dtype.type(len(messages))

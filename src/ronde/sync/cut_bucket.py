@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from ronde.comm.buffer import Storage
-from ronde.comm.process_group import Comm, Pending
+from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory, standing_memory
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_parts import GradientParts, Wait
 from ronde.sync.leaf import Leaf
 
 __all__ = ["CutBucket"]
@@ -38,7 +38,7 @@ class CutBucket(Bucket):
         self._comm = comm
         self._parts = parts
         self._ranges = parts.divide(self.tensors)
-        spans = [ranges[comm.rank] or (0, 0) for ranges in self._ranges if ranges is not None]
+        spans = [ranges[parts.owner] or (0, 0) for ranges in self._ranges if ranges is not None]
         count = 0 if parts.leave_device else sum(stop - start for start, stop in spans)
         # Memory that nobody has written to yet is none: pages come with the first sum.
         self._room = Storage(standing_memory(count, leaves[0].dtype, leaves[0].device))
@@ -63,8 +63,8 @@ class CutBucket(Bucket):
         self._places_cut = [place for place in range(len(self.leaves)) if place not in set(whole)]
         elements = {place: self._laid_out(place, gradients[place]) for place in self._places_cut}
         pieces = [
-            [elements[place][slice(*span)] for place, span in self._spans(rank)]
-            for rank in range(self._comm.world_size)
+            [elements[place][slice(*span)] for place, span in self._spans(owner)]
+            for owner in range(max((len(each) for each in self._ranges if each is not None), default=0))
         ]
         # One that is there without having been accumulated was written by the script's code in this backward.
         given = {place for place in self._places_cut if gradients[place] is not None}
@@ -75,8 +75,10 @@ class CutBucket(Bucket):
         self._flags = torch.tensor(flags, dtype=torch.int32, device=self._comm.control_device)
         self.launched = True
         self._pending = [self._comm.all_reduce_async(self._flags)]
-        self._sum = self._memory_for(sum(part.numel() for part in pieces[self._comm.rank]))
-        self._pending.append(self._comm.reduce_scatter_async(self._sum, pieces))
+        own = dict(self._spans(self._parts.owner)).values()
+        self._sum = self._memory_for(sum(stop - start for start, stop in own))
+        cut = [ranges for place in self._places_cut if (ranges := self._ranges[place]) is not None]
+        self._pending.append(self._parts.reduce(cut, self._sum, pieces))
         self._pending += [self._comm.all_reduce_async(flat) for _, flat in self._whole]
 
     def advance(self) -> bool:
@@ -131,7 +133,7 @@ class CutBucket(Bucket):
         self._mean: torch.Tensor | None = None
         self._places_cut: list[int] = []
         self._whole: list[tuple[int, torch.Tensor]] = []
-        self._pending: list[Pending] = []
+        self._pending: list[Wait] = []
 
     @torch.no_grad()
     def _keep(self) -> None:
@@ -139,7 +141,7 @@ class CutBucket(Bucket):
         self._send_home()
         self._parts.wait_for_sent()
         mean: Any = self._mean
-        own = dict(self._spans(self._comm.rank))
+        own = dict(self._spans(self._parts.owner))
         begin = 0
         for place in self._places_cut:
             start, stop = own.get(place, (0, 0))
@@ -159,11 +161,11 @@ class CutBucket(Bucket):
             else:
                 gradient.copy_(average)
 
-    def _spans(self, rank: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Places that are cut of which this rank has elements, and which."""
+    def _spans(self, owner: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Places that are cut of which an owner has elements, and which."""
         for place in self._places_cut:
             ranges = self._ranges[place]
-            span = None if ranges is None else ranges[rank]
+            span = None if ranges is None else ranges[owner]
             if span is not None:
                 yield place, span
 

@@ -6,6 +6,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -14,7 +15,16 @@ from ronde.plan.resident import Census
 from ronde.sync.home import Home
 from ronde.sync.leaf import Leaf
 
-__all__ = ["GradientParts", "Ranges"]
+__all__ = ["GradientParts", "Ranges", "Wait"]
+
+
+class Wait(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        ...
+
 
 Ranges = tuple["tuple[int, int] | None", ...]
 """For each rank its elements of a tensor, in the order in which they lie in memory; None without any."""
@@ -77,12 +87,32 @@ class GradientParts:
         if held is None:
             return whole
         laid = whole.new_empty_strided(held.leaf.shape, held.leaf.stride).copy_(whole)
-        return laid.as_strided((laid.numel(),), (1,))[slice(*(held.ranges[self._comm.rank] or (0, 0)))]
+        return laid.as_strided((laid.numel(),), (1,))[slice(*(held.ranges[self.owner] or (0, 0)))]
 
     def kinds(self, tensors: Iterable[torch.Tensor]) -> set[tuple[torch.dtype, torch.device]]:
         """Of the gradients in parts of these tensors, as a script sees them: on the device."""
         found = [self._of(tensor) for tensor in tensors]
         return {(held.part.dtype, held.leaf.device) for held in found if held is not None}
+
+    @property
+    def owner(self) -> int:
+        """This rank's place in `Ranges`."""
+        return self._comm.rank
+
+    #: Whether this rank has none of the parts: somebody else holds them all.
+    away = False
+
+    def reduce(
+        self, ranges: Sequence[Ranges], out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]
+    ) -> Wait:
+        """Begin to sum over ranks what each owner has of gradients that come together.
+
+        Args:
+            ranges: of each of these gradients.
+            out: flat, this rank's share of the sum, which is there when the result has been waited for.
+            pieces: for each owner, of this rank's gradients the elements that are the owner's.
+        """
+        return self._comm.reduce_scatter_async(out, pieces)
 
     @property
     def leave_device(self) -> bool:
@@ -123,6 +153,12 @@ class GradientParts:
         """The gradient is no more."""
         if self._held:
             self._held.pop(id(tensor), None)
+
+    @torch.no_grad()
+    def zero(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Set what there is of these gradients to zero."""
+        for part in self.parts(tensors):
+            part.zero_()
 
     @torch.no_grad()
     def scale(self, factor: float | torch.Tensor) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch._C import DisableTorchFunction
 from torch.nn.parameter import is_lazy
 
+from ronde.comm.buffer import Buffer
 from ronde.comm.process_group import Comm
 from ronde.errors import RondeError
 from ronde.plan.resident import Census
@@ -35,9 +36,12 @@ from ronde.sync.narrow_sums import Casts, NarrowSums
 from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.step_clock import Part, StepClock
 
-__all__ = ["Reducer"]
+__all__ = ["Allocate", "Reducer"]
 
 _FIRST_BUCKET_BYTES = 1 << 20
+
+Allocate = Callable[[Sequence[tuple[int, torch.dtype]], Sequence[torch.device]], Sequence[Buffer]]
+"""Buffers of these numbers of elements and dtypes, on these devices."""
 
 
 class _Group:
@@ -74,6 +78,7 @@ class Reducer:
         bucket_bytes: size of a bucket.
         parts: where ranks keep parts of gradients; None where each has all of them.
         clock: is told, where it is armed, what runs.
+        allocate: makes the memory of buckets whose gradients every rank has; the group's own as a rule.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
@@ -87,8 +92,10 @@ class Reducer:
         bucket_bytes: int,
         parts: GradientParts | None = None,
         clock: StepClock | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         self._comm = comm
+        self._allocate = allocate or comm.allocate
         self._bucket_bytes = bucket_bytes
         self._parts = parts
         self._clock = clock or StepClock()
@@ -199,7 +206,8 @@ class Reducer:
                 self._depth -= 1
             return
         self._prepare()
-        if graph and self._parts is not None:
+        rounded = casts is not None and bool(casts) and self._parts is not None and self._parts.away
+        if self._parts is not None and (graph or rounded):
             self._parts.restore()  # autograd adds to them, and knows whole ones only
         narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
@@ -212,6 +220,8 @@ class Reducer:
         try:
             yield
             self._finish()
+            if self._parts is not None and rounded:
+                self._parts.restore()  # what they lose by rounding, they lose here
         except BaseException:
             self.hooks.forget()
             # What was sent may still be on its way into these buffers: the next backward has others.
@@ -285,7 +295,7 @@ class Reducer:
         sparse = [leaf for members in cut for leaf in members if leaf.sparse]
         cut = [dense for members in cut if (dense := [leaf for leaf in members if not leaf.sparse])]
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
-        buffers = self._comm.allocate(shapes, [members[0].device for members in cut]) if cut else []
+        buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
         return [*dense, *(SparseBucket(leaf, self._comm, self.memory) for leaf in sparse)]

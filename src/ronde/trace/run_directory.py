@@ -85,6 +85,13 @@ class RunDirectory:
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def server_log(self, server: int) -> Path:
+        return self.path / f"server-{server}.log"
+
+    def server_state(self, server: int) -> Path:
+        """Where a parameter server keeps its log and snapshots."""
+        return self.path / f"server-{server}"
+
     def error(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.error.json"
 

@@ -1,7 +1,8 @@
 """Memory of a worker that servers of the same host see too: large arrays lie there instead of travelling.
 
-The worker allocates it and says where it is; a server opens it through `/proc/PID/fd`, so nothing is left
-behind however either ends.
+The worker allocates it, segment by segment, and says where they are; a server opens them through
+`/proc/PID/fd`, so nothing is left behind however either ends. An array's place is the number of its segment
+and a count of bytes, in one integer.
 """
 
 from __future__ import annotations
@@ -20,110 +21,159 @@ __all__ = ["OwnArena", "PeerArena"]
 Array = np.ndarray[Any, Any]
 
 _ALIGNMENT = 4096
+_SEGMENT_BYTES = 16 << 20
+_SEGMENT_SHIFT = 44  # bits for the count of bytes
 
 
-class OwnArena:
-    """The worker's side.
+class _Segment:
+    """One stretch of shared memory."""
 
-    Args:
-        nbytes: how much there is; it takes memory where it has been written to.
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+        self.whole = np.frombuffer(memory, np.uint8)
+        self.address = self.whole.ctypes.data
 
-    Raises:
-        OSError: there is not so much memory.
-    """
+    def holds(self, array: Array) -> bool:
+        offset = array.ctypes.data - self.address
+        return offset >= 0 and offset + array.nbytes <= len(self.whole)
 
-    def __init__(self, nbytes: int) -> None:
-        self._descriptor = reserve(nbytes)
-        self._memory: mmap.mmap = map_memory(self._descriptor, nbytes)
-        self._whole = np.frombuffer(self._memory, np.uint8)
-        self._address = self._whole.ctypes.data
-        # Free stretches, by where they begin: offset and size.
-        self._free: list[tuple[int, int]] = [(0, nbytes)]
+
+class _Arena:
+    """What both sides have in common."""
+
+    def __init__(self) -> None:
+        self._segments: list[_Segment] = []
+
+    def place(self, array: Array) -> int | None:
+        """Where a contiguous array lies; None for one that does not lie here."""
+        if not array.nbytes or not array.flags.c_contiguous:
+            return None
+        for number, segment in enumerate(self._segments):
+            if segment.holds(array):
+                return number << _SEGMENT_SHIFT | (array.ctypes.data - segment.address)
+        return None
+
+    def view(self, place: int, nbytes: int) -> memoryview:
+        """The bytes at a place.
+
+        Raises:
+            WireError: there are none such.
+        """
+        number, offset = place >> _SEGMENT_SHIFT, place & (1 << _SEGMENT_SHIFT) - 1
+        if not 0 <= number < len(self._segments) or nbytes < 0:
+            raise WireError("arena", f"{nbytes} bytes at {place} lie in no shared memory")
+        memory = self._segments[number].memory
+        if offset + nbytes > len(memory):
+            raise WireError("arena", f"{nbytes} bytes from {offset} do not lie in {len(memory)}")
+        return memoryview(memory)[offset : offset + nbytes]
+
+
+class OwnArena(_Arena):
+    """The worker's side, which grows as room is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._descriptors: list[int] = []
+        self._sizes: list[int] = []
+        # Free stretches: segment, offset, size.
+        self._free: list[tuple[int, int, int]] = []
 
     @property
-    def described(self) -> list[int]:
-        """Process, descriptor, inode and size: where a server finds it."""
-        status = os.fstat(self._descriptor)
-        return [os.getpid(), self._descriptor, status.st_ino, len(self._whole)]
+    def described(self) -> list[list[int]]:
+        """Process, descriptor, inode and size of each segment: where a server finds them."""
+        return [
+            [os.getpid(), descriptor, os.fstat(descriptor).st_ino, size]
+            for descriptor, size in zip(self._descriptors, self._sizes, strict=True)
+        ]
 
-    def take(self, nbytes: int) -> Array | None:
-        """Room of so many bytes (uint8 [nbytes]); None where there is no stretch that large."""
-        wanted = max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
-        for place, (offset, size) in enumerate(self._free):
+    def take(self, nbytes: int) -> tuple[Array, bool]:
+        """Room of so many bytes (uint8 [nbytes]), and whether servers must hear of a new segment first.
+
+        Raises:
+            OSError: there is not so much memory.
+        """
+        wanted = _rounded(nbytes)
+        room = self._take(wanted, nbytes)
+        if room is not None:
+            return room, False
+        size = max(wanted, _SEGMENT_BYTES)
+        descriptor = reserve(size)
+        self._descriptors.append(descriptor)
+        self._sizes.append(size)
+        self._segments.append(_Segment(map_memory(descriptor, size)))
+        self._free.append((len(self._segments) - 1, 0, size))
+        room = self._take(wanted, nbytes)
+        assert room is not None
+        return room, True
+
+    def _take(self, wanted: int, nbytes: int) -> Array | None:
+        for index, (number, offset, size) in enumerate(self._free):
             if size >= wanted:
-                rest = [(offset + wanted, size - wanted)] if size > wanted else []
-                self._free[place : place + 1] = rest
-                return self._whole[offset : offset + nbytes]
+                self._free[index : index + 1] = (
+                    [(number, offset + wanted, size - wanted)] if size > wanted else []
+                )
+                return self._segments[number].whole[offset : offset + nbytes]
         return None
 
     def give_back(self, room: Array) -> None:
         """Free what `take` gave."""
-        offset = room.ctypes.data - self._address
-        size = max(-(-room.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
-        merged: list[tuple[int, int]] = []
-        for begin, length in sorted([*self._free, (offset, size)]):
-            if merged and sum(merged[-1]) == begin:
-                merged[-1] = merged[-1][0], merged[-1][1] + length
+        number = next(number for number, segment in enumerate(self._segments) if segment.holds(room))
+        begin = room.ctypes.data - self._segments[number].address
+        merged: list[tuple[int, int, int]] = []
+        for segment, offset, size in sorted([*self._free, (number, begin, _rounded(room.nbytes))]):
+            if merged and merged[-1][0] == segment and merged[-1][1] + merged[-1][2] == offset:
+                merged[-1] = segment, merged[-1][1], merged[-1][2] + size
             else:
-                merged.append((begin, length))
+                merged.append((segment, offset, size))
         self._free = merged
-
-    def place(self, array: Array) -> int | None:
-        offset = array.ctypes.data - self._address
-        inside = 0 <= offset and offset + array.nbytes <= len(self._whole)
-        return offset if inside and array.flags.c_contiguous and array.nbytes else None
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        return _view(self._memory, offset, nbytes)
 
     def close(self) -> None:
         """Let go of the memory; what still looks at it keeps it."""
-        os.close(self._descriptor)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
 
 
-class PeerArena:
-    """The server's side of a worker's arena.
+class PeerArena(_Arena):
+    """The server's side of a worker's arena."""
 
-    Args:
-        described: as `OwnArena.described` says.
+    def __init__(self) -> None:
+        super().__init__()
+        self._described: list[Any] = []
 
-    Raises:
-        WireError: there is no such memory, or it is not to be opened.
-    """
+    def follow(self, described: Any) -> None:
+        """Open the segments that are new.
 
-    def __init__(self, described: Any) -> None:
-        match described:
-            case [int(pid), int(descriptor), int(inode), int(nbytes)] if nbytes > 0:
-                pass
-            case _:
-                raise WireError("arena", "shared memory is described by process, descriptor, inode and size")
-        try:
-            self._memory = map_of_peer(pid, descriptor, inode, nbytes)
-        except (OSError, ValueError) as error:
-            raise WireError("arena", f"memory of process {pid} cannot be shared: {error}") from None
-        self._whole = np.frombuffer(self._memory, np.uint8)
-        self._address = self._whole.ctypes.data
+        Args:
+            described: as `OwnArena.described` says.
 
-    def place(self, array: Array) -> int | None:
-        offset = array.ctypes.data - self._address
-        inside = 0 <= offset and offset + array.nbytes <= len(self._whole)
-        return offset if inside and array.flags.c_contiguous and array.nbytes else None
+        Raises:
+            WireError: there is no such memory, or it is not to be opened.
+        """
+        if not isinstance(described, list) or described[: len(self._described)] != self._described:
+            raise WireError("arena", "shared memory is a list of segments that only grows")
+        for each in described[len(self._described) :]:
+            match each:
+                case [int(pid), int(descriptor), int(inode), int(nbytes)] if nbytes > 0:
+                    pass
+                case _:
+                    raise WireError("arena", "a segment is a process, descriptor, inode and size")
+            try:
+                self._segments.append(_Segment(map_of_peer(pid, descriptor, inode, nbytes)))
+            except (OSError, ValueError, OverflowError) as error:
+                raise WireError("arena", f"memory of process {pid} cannot be shared: {error}") from None
+            self._described.append(each)
 
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        return _view(self._memory, offset, nbytes)
-
-    def room(self, offset: Any, nbytes: int) -> Array:
+    def room(self, place: Any, nbytes: int) -> Array:
         """Where an answer is to be written (uint8 [nbytes]).
 
         Raises:
             WireError: it does not lie in the arena.
         """
-        if type(offset) is not int:
-            raise WireError("arena", "the place of an answer is a number of bytes")
-        return np.frombuffer(self.view(offset, nbytes), np.uint8)
+        if type(place) is not int:
+            raise WireError("arena", "the place of an answer is a whole number")
+        return np.frombuffer(self.view(place, nbytes), np.uint8)
 
 
-def _view(memory: mmap.mmap, offset: int, nbytes: int) -> memoryview:
-    if offset < 0 or nbytes < 0 or offset + nbytes > len(memory):
-        raise WireError("arena", f"{nbytes} bytes from {offset} do not lie in shared memory of {len(memory)}")
-    return memoryview(memory)[offset : offset + nbytes]
+def _rounded(nbytes: int) -> int:
+    return max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT

@@ -60,14 +60,12 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
-        arena_bytes: how much memory to share with servers, all of which are on this host; 0 is none.
 
     Raises:
         PeerLost: a server did not come within the timeout.
-        OSError: there is not so much memory to share.
     """
 
-    def __init__(  # noqa: PLR0913 - what a connection is made of
+    def __init__(
         self,
         endpoints: Sequence[str],
         token: bytes,
@@ -76,11 +74,11 @@ class Client:
         workers: int = 1,
         incarnation: int = 0,
         timeout: float = 1800.0,
-        arena_bytes: int = 0,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
-        self.arena = OwnArena(arena_bytes) if arena_bytes else None
+        here = all(endpoint.startswith("ipc://") for endpoint in self.endpoints)
+        self.arena = OwnArena() if here else None
         self._token = token
         self._incarnation = incarnation
         self._timeout = timeout
@@ -166,6 +164,33 @@ class Client:
             answers.append(answer)
         return answers
 
+    def room(self, nbytes: int) -> Array:
+        """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
+
+        Raises:
+            OSError: there is not so much memory.
+        """
+        if self.arena is None:
+            return np.empty(nbytes, np.uint8)
+        with self._lock:
+            room, is_new = self.arena.take(nbytes)
+            if is_new:
+                for server in range(self.servers):
+                    self._introduce(server)
+            return room
+
+    def give_back(self, room: Array) -> None:
+        """Free what `room` gave; nothing that was asked refers to it any more."""
+        if self.arena is not None:
+            with self._lock:
+                self.arena.give_back(room)
+
+    def into(self, *rooms: Array) -> dict[str, Any]:
+        """What a request says of where its answer's arrays are to be written, if that is possible."""
+        if self.arena is None:
+            return {}
+        return {"into": [self.arena.place(room) for room in rooms]}
+
     def poll(self) -> None:
         """Take in answers that are there, without waiting."""
         with self._lock:
@@ -249,6 +274,10 @@ class Client:
         """A server that does not know this connection was started again, or the connection was."""
         self._count += 1
         hello = Message(
-            Operation.HELLO, self._hello(), worker=self.worker, incarnation=self._incarnation, request=self._count
+            Operation.HELLO,
+            self._hello(),
+            worker=self.worker,
+            incarnation=self._incarnation,
+            request=self._count,
         )
         self._sockets[server].send_multipart(encode(hello, self._token), copy=False)

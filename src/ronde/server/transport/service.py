@@ -119,7 +119,13 @@ class Service:
 
     def _meet(self, identity: bytes, message: Message) -> None:
         described = message.meta.get("arena")
-        self._arenas[identity] = NoArena() if described is None else PeerArena(described)
+        if described is None:
+            self._arenas.setdefault(identity, NoArena())
+            return
+        known = self._arenas.get(identity)
+        arena = known if isinstance(known, PeerArena) else PeerArena()
+        arena.follow(described)
+        self._arenas[identity] = arena
 
     def _replier(self, identity: bytes, request: Message) -> Reply:
         into = request.meta.get("into")

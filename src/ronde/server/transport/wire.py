@@ -151,13 +151,13 @@ def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[A
     """The frames of a message; arrays are not copied, and must stay as they are until it is answered."""
     places = [None if arena is None else arena.place(array) for array in message.arrays]
     described = [
-        [array.dtype.name, list(array.shape)] if place is None else [array.dtype.name, list(array.shape), place]
+        [array.dtype.name, list(array.shape)]
+        if place is None
+        else [array.dtype.name, list(array.shape), place]
         for array, place in zip(message.arrays, places, strict=True)
     ]
     meta = json.dumps([message.meta, described], separators=(",", ":")).encode()
-    frames = [
-        _bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None
-    ]
+    frames = [_bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None]
     head = _HEADER.pack(
         _MAGIC, _VERSION, message.operation, 0, message.worker, message.incarnation, message.sequence,
         message.clock, message.request, token, 0,
@@ -177,7 +177,9 @@ def decode(
     limits = limits or Limits()
     views = [memoryview(frame).cast("B") for frame in frames]
     if len(views) < 2 or views[0].nbytes != _HEADER.size:
-        raise WireError("truncated", f"{len(views)} frames, a message has at least 2, the first of {_HEADER.size} bytes")
+        raise WireError(
+            "truncated", f"{len(views)} frames, a message has at least 2, the first of {_HEADER.size} bytes"
+        )
     magic, version, operation, _, worker, incarnation, sequence, clock, request, theirs, checksum = (
         _HEADER.unpack(views[0])
     )
@@ -233,7 +235,11 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
         case _:
             raise WireError("arrays", "an array is described by its dtype and shape")
     dtype = _DTYPES.get(name)
-    if dtype is None or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape) or len(shape) > 8:
+    if (
+        dtype is None
+        or not all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
+        or len(shape) > 8
+    ):
         raise WireError("arrays", f"there is no array of dtype {name[:32]} and shape {str(shape)[:64]}")
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes > limits.nbytes:

@@ -1,0 +1,87 @@
+"""Flat buffers whose mean over ranks is taken by parameter servers: they add, ranks step (BytePS's way)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from ronde.comm.buffer import InOwnMemory, Source
+from ronde.parallel.served_gradients import name_of, pack
+from ronde.server.dense import array_of
+from ronde.server.transport.client import Client, Request
+from ronde.server.transport.wire import Operation
+
+__all__ = ["ServedBuffers"]
+
+_ALIGNMENT = 128
+
+
+class ServedBuffers:
+    """Makes buffers, each of which servers know by a key of its own.
+
+    Args:
+        workers: how many ranks push.
+    """
+
+    def __init__(self, client: Client, workers: int) -> None:
+        self._client, self._workers = client, workers
+        self._keys = itertools.count()
+
+    def allocate(
+        self, shapes: Sequence[tuple[int, torch.dtype]], devices: Sequence[torch.device]
+    ) -> list[ServedBuffer]:
+        """As `Comm.allocate`."""
+        return [
+            ServedBuffer(
+                torch.zeros(numel, dtype=dtype, device=device), self._client, self._workers, next(self._keys)
+            )
+            for (numel, dtype), device in zip(shapes, devices, strict=True)
+        ]
+
+
+class ServedBuffer(InOwnMemory):
+    """One such buffer, cut into equal parts over servers."""
+
+    def __init__(self, tensor: torch.Tensor, client: Client, workers: int, key: int) -> None:
+        super().__init__(tensor)
+        self._client, self._workers, self._key = client, workers, key
+        self._requests: list[Request] = []
+
+    def launch(self, sources: Sequence[Source] = ()) -> None:
+        assert not sources
+        flat, client = self._storage.tensor, self._client
+        self._parts = [part for part in flat.tensor_split(self._cuts(flat.numel())) if part.numel()]
+        self._rooms = [pack(client, [part]) for part in self._parts]
+        self._requests = []
+        for server, (part, room) in enumerate(zip(self._parts, self._rooms, strict=True)):
+            meta = {"keys": [self._key], "sizes": [part.numel()], "dtype": name_of(part.dtype), "pull": True}
+            meta |= client.into(room)  # what was pushed has been added when the answer comes
+            array = array_of(torch.from_numpy(room).view(part.dtype))
+            self._requests.append(client.send(server, Operation.PUSH, meta, [array], changes=True))
+
+    def advance(self) -> bool:
+        """The servers work by themselves."""
+        return True
+
+    def reduce(self) -> None:
+        answers = self._client.wait(self._requests)
+        for part, answer in zip(self._parts, answers, strict=True):
+            raw = torch.from_numpy(answer.arrays[0].reshape(-1))
+            part.copy_(raw.view(part.dtype) if raw.dtype != part.dtype else raw)
+
+    def collect(self) -> None:
+        self._storage.tensor.div_(self._workers)
+
+    def settle(self) -> None:
+        for room in self._rooms:
+            self._client.give_back(room)
+        self._parts, self._rooms, self._requests = [], [], []
+
+    def _cuts(self, numel: int) -> list[int]:
+        servers = self._client.servers
+        return [
+            min(-(-numel * server // servers // _ALIGNMENT) * _ALIGNMENT, numel)
+            for server in range(1, servers)
+        ]

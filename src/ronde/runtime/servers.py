@@ -1,0 +1,44 @@
+"""This rank's connections to the parameter servers of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ronde.errors import UsageError
+from ronde.launch.rank_config import RankConfig
+from ronde.plan import Plan
+
+if TYPE_CHECKING:
+    from ronde.server.transport.client import Client
+
+__all__ = ["connect"]
+
+
+def connect(config: RankConfig, plan: Plan) -> Client | None:
+    """Meet all servers; None where the plan has none.
+
+    Raises:
+        UsageError: nobody has said where they are; a package that they need is not installed.
+        PeerLost: one did not come.
+    """
+    count = plan.state.server_count
+    if not count:
+        return None
+    if len(config.servers) != count:
+        raise UsageError(
+            f"the plan has {count} parameter servers, and {len(config.servers)} are known; start the run by "
+            f"`ronde run --servers {count}`"
+        )
+    try:
+        from ronde.server.transport.client import Client
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"parameter servers need {error.name}, which is not installed: pip install 'ronde[server]'"
+        ) from None
+    return Client(
+        config.servers,
+        bytes.fromhex(config.server_token),
+        worker=config.rank,
+        workers=config.world_size,
+        timeout=config.timeout,
+    )
