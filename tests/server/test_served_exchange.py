@@ -1,4 +1,4 @@
-"""Tables on servers: what comes back is what one process would have, or, with a staleness, had a while ago."""
+"""Tables on servers: what comes back is what one process would have, or had a few steps ago."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class One:
     """A group of one rank."""
 
     rank, world_size = 0, 1
+
+
+ONE: Any = One()
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def steps(count: int, seed: int = 0) -> Iterator[tuple[Array, Array]]:
 def test_served_rows_are_those_of_one_process(
     servers: int, transport: str, connect: Callable[..., Client]
 ) -> None:
-    served, alone, own = Served(connect(servers, transport), One()), Table(config()), Table(config())  # pyright: ignore[reportArgumentType]
+    served, alone, own = Served(connect(servers, transport), ONE), Table(config()), Table(config())
     served.compile(own)
     for ids, gradients in steps(6):
         np.testing.assert_allclose(served.look_up(own, ids), alone.look_up(ids), rtol=1e-13)
@@ -96,7 +99,7 @@ def test_served_rows_are_those_of_one_process(
 
 
 def test_what_a_server_refuses_is_raised_by_what_is_asked_next(connect: Callable[..., Client]) -> None:
-    served, own = Served(connect(2), One()), Table(config(max_rows=3))  # pyright: ignore[reportArgumentType]
+    served, own = Served(connect(2), ONE), Table(config(max_rows=3))
     ids = np.arange(100)
     served.update(own, ids, np.ones((100, DIM)), 0.1)
     with pytest.raises(ServerRefused, match="its `max_rows` is 3"):
@@ -107,7 +110,7 @@ class HoldsBack(Served):
     """The last pushes have not reached the servers: as late as the staleness allows."""
 
     def __init__(self, client: Client, late: int) -> None:
-        super().__init__(client, One(), staleness=0)  # pyright: ignore[reportArgumentType]
+        super().__init__(client, ONE, staleness=0)
         self._late, self._held = late, list[tuple[Any, ...]]()
 
     def update(self, table: Table, ids: Array, gradients: Array, lr: float) -> None:
@@ -138,7 +141,7 @@ def test_no_row_lacks_more_pushes_than_the_staleness(
     staleness: int, places: int, connect: Callable[..., Client]
 ) -> None:
     said: list[str] = []
-    served = Served(connect(2), One(), staleness=staleness, hot_rows=places, say=said.append)  # pyright: ignore[reportArgumentType]
+    served = Served(connect(2), ONE, staleness=staleness, hot_rows=places, say=said.append)
     own, alone = Table(config()), Table(config())
     versions: list[Array] = []
     names = np.unique(np.concatenate([ids for ids, _ in steps(30)]))
@@ -148,7 +151,7 @@ def test_no_row_lacks_more_pushes_than_the_staleness(
         found = served.look_up(own, ids)
         possible = np.stack([each[np.searchsorted(names, ids)] for each in versions[-1 - staleness :]])
         # Of the possible versions of each row, the newest that it is.
-        same = np.isclose(possible, found, rtol=1e-12).all(axis=2)
+        same: Array = np.all(np.isclose(possible, found, rtol=1e-12), axis=2)
         assert same.any(axis=0).all()
         older += int((~same[-1]).sum())
         served.update(own, ids, gradients, 0.1)

@@ -96,7 +96,7 @@ class Served:
         say: is told at the end how often a row was.
     """
 
-    def __init__(  # noqa: PLR0913 - each says one thing
+    def __init__(
         self,
         client: Client,
         comm: Comm,
@@ -201,9 +201,10 @@ class Served:
         """As `settle`, and say what there is to say."""
         self.settle()
         if self._asked and self._say is not None:
+            share = self._found / self._asked
             self._say(
-                f"tables: {self._found / self._asked:.0%} of the rows that rank {self._comm.rank} looked up were "
-                "kept from an earlier step, and were not asked for"
+                f"tables: {share:.0%} of the rows that rank {self._comm.rank} looked up were kept from an "
+                "earlier step, and were not asked for"
             )
 
     def _settle_answered(self) -> None:
