@@ -163,3 +163,17 @@ def test_no_row_lacks_more_pushes_than_the_staleness(
     assert not words.startswith("tables: 0%")
     for name, value in alone.state().items():
         np.testing.assert_allclose(served.state(own)[name], value, rtol=1e-12)
+
+
+def test_half_rows_are_rounded_on_their_way_and_stay_finite(connect: Callable[..., Client]) -> None:
+    served, own = Served(connect(2), ONE), Table(config(initial=tables.Uniform(1e6), half_rows=True))
+    whole, ids = Table(config(initial=tables.Uniform(1e6))), np.arange(500)
+    found, expected = served.look_up(own, ids), whole.look_up(ids)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, np.clip(expected, -65504, 65504).astype(np.float16))
+    gradients = np.full((500, DIM), 1e-4)
+    gradients[0] = 1e9
+    served.update(own, ids, gradients, 0.1)
+    whole.update(ids, np.clip(gradients, None, 65504).astype(np.float16).astype(np.float64))
+    # Servers keep rows as they are.
+    np.testing.assert_array_equal(served.state(own)["embeddings"], whole.state()["embeddings"])

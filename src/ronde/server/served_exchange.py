@@ -20,6 +20,7 @@ from ronde.comm.process_group import Comm
 from ronde.server.exchange import summed
 from ronde.server.hot_rows import HotRows
 from ronde.server.table.combine import unique
+from ronde.server.table.half import to_half
 from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.spelling import write_config
 from ronde.server.table.state import State, divide, merge
@@ -142,6 +143,8 @@ class Served:
     def update(self, table: Table, ids: Array, gradients: Array, lr: float) -> None:
         remote, client = self._remote(table), self._client
         ids, gradients, counts = summed(ids, gradients)
+        if table.config.half_rows:
+            gradients = to_half(gradients)
         route = self._by_server(ids)
         room = client.room(ids.nbytes + counts.nbytes + gradients.nbytes)
         pieces: list[Array] = []
@@ -222,7 +225,7 @@ class Served:
             [n, dim], int64 [n], int64 [n].
         """
         client, dim, route = self._client, table.config.dim, self._by_server(ids)
-        width = dim * table.dtype.itemsize
+        width = dim * (2 if table.config.half_rows else table.dtype.itemsize)
         room = client.room(ids.nbytes + len(ids) * width)
         asked = room[: ids.nbytes].view(np.int64)
         np.take(ids, route.order, out=asked)
