@@ -74,6 +74,7 @@ ON_ONE_RANK_TOO = (
 SPARSE = {"sparse_embedding"}
 REFUSED = {
     **dict.fromkeys(("zero1", "zero2", "zero3", "central", "zero3,offload=all"), SPARSE),
+    **dict.fromkeys(("ps", "ps,servers=2", "ps,optimizer-on=worker"), SPARSE),
     "micro-batches=3": {
         *{"ema", "frozen", "gan", "multitask", "recommender", "resnet_batchnorm", "swa", "wgan_gp"},
     },
@@ -336,9 +337,10 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
             said += ("GPT2Block keeps all its activations: it is given a DynamicCache",)
         if script == "compiled":
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
-    if plan.startswith(("zero", "central")) and script in OWN_UPDATE:
+    cuts_optimizer = plan.startswith(("zero", "central")) or plan in ("ps", "ps,servers=2")
+    if cuts_optimizer and script in OWN_UPDATE:
         said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
-    if plan.startswith(("zero", "central")) and script in HOLDS_STATE:
+    if cuts_optimizer and script in HOLDS_STATE:
         said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     return said
 
