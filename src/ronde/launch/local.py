@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.failure_report import report
+from ronde.launch.failure_report import RankDeath, report
 from ronde.launch.job import Job, Outcome
 from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
@@ -89,6 +89,7 @@ def launch(job: Job) -> Outcome:
                 ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
             ),
             servers=servers,
+            spares=lambda death: _goes_on_without(job, death, lambda words: _say(job, outputs, words)),
         )
         try:
             with _progress(screen, pulse):
@@ -115,6 +116,18 @@ def _check(job: Job) -> None:
             f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
             'CPU with CUDA_VISIBLE_DEVICES=""'
         )
+
+
+def _goes_on_without(job: Job, death: RankDeath, say_so: Callable[[str], object]) -> bool:
+    """Whether the others go on when a rank has died so: where none waits for another, and rank 0 is left."""
+    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).update.is_local:
+        return False
+    name = signal.Signals(-death.code).name
+    say_so(
+        f"rank {death.rank} was killed by {name}; the others go on without it; log: "
+        f"{job.run_directory.log(death.rank)}"
+    )
+    return True
 
 
 def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None, Endpoints]:

@@ -66,7 +66,7 @@ def read_token(environment: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[0-9a-f]{32}", token):
         found = "is not set" if not token else "is not one"
         raise UsageError(
-            f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks alike, to "
-            "what `openssl rand -hex 16` prints"
+            f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks "
+            "alike, to what `openssl rand -hex 16` prints"
         )
     return token

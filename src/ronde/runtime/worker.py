@@ -32,6 +32,8 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.patching.patches import Patches
+    from ronde.plan import Plan
+    from ronde.runtime.local_view import LocalView
     from ronde.runtime.memory.meter import MemoryMeter
     from ronde.runtime.session import Session
 
@@ -46,7 +48,7 @@ _WAIT_FOR_TORCHRUN = 3
 def main() -> None:
     """Run this rank's script to its end, and the rank to its own."""
     config = RankConfig.take_from(os.environ)
-    joined: list[Session] = []
+    joined: list[Session | LocalView] = []
 
     def left_alone() -> bool:
         # Groups of ronde's own are joined by an exit handler.
@@ -65,7 +67,7 @@ def main() -> None:
     leave(code)  # here, where no exception holds the script's frames any more
 
 
-def _run_and_report(config: RankConfig, joined: list[Session]) -> None:
+def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> None:
     try:
         _run(config, joined)
     except SystemExit as end:
@@ -128,7 +130,7 @@ def _end_without_handlers(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(config: RankConfig, joined: list[Session]) -> None:
+def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     """Run the script; a session that joins it to other ranks is added to `joined`."""
     if config.native:
         os.environ.update(torchrun_environment(config))
@@ -173,7 +175,9 @@ def _hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]) -> Session | None:
+def _session(
+    config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]
+) -> Session | LocalView | None:
     """What joins this rank to the others; None for one that is alone and needs no boundary.
 
     Args:
@@ -186,7 +190,9 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
         return None
     from ronde.runtime import compute
 
-    if config.world_size == 1 and not compute.needs_boundary(plan):
+    if plan.update.is_local:
+        return _local_view(config, plan, tally, entropy)
+    if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
         return None
     from ronde.runtime.api import activate
@@ -200,6 +206,20 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
     session.install()
     activate(session)
     return session
+
+
+def _local_view(config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> LocalView:
+    """A rank that waits for no other."""
+    from ronde.runtime.api import activate
+    from ronde.runtime.local_view import LocalView
+
+    if config.store.startswith("file://"):
+        _write_stack_when_asked(config)
+    view = LocalView(config, plan, tally, entropy)
+    atexit.register(view.close)
+    view.install()
+    activate(view)
+    return view
 
 
 def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
@@ -228,7 +248,7 @@ def _write_stack_when_asked(config: RankConfig) -> None:
 def _conclude(
     config: RankConfig,
     tally: Tally,
-    session: Session | None,
+    session: Session | LocalView | None,
     meter: MemoryMeter | None,
     notes: Iterable[str],
 ) -> None:

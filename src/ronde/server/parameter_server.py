@@ -2,9 +2,9 @@
 
 `sync`: a change is made of one request of every worker, all with the same sequence, in the order of ranks; so
 what comes out does not depend on who came first. `async`: each request is a change by itself, at once.
-`bounded`: the same, and a worker is not answered while the slowest one is more than `staleness` steps behind it
-(Ho et al. 2013). A request whose change has been made already, known by worker and sequence, is answered again
-and changes nothing; one that is out of turn is refused, and comes again.
+`bounded`: the same, and a worker is not answered while the slowest one is more than `staleness` steps behind
+it (Ho et al. 2013). A request whose change has been made already, known by worker and sequence, is answered
+again and changes nothing; one that is out of turn is refused, and comes again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ronde.errors import RondeError
+from ronde.server.presence import Presence
 from ronde.server.record import Record
 from ronde.server.shard import Shard
 from ronde.server.transport.service import Reply
@@ -85,9 +86,9 @@ class ParameterServer:
         self._accepted: dict[int, int] = {}
         # What waits until the state is new enough, by worker and request.
         self._deferred: dict[tuple[int, int], tuple[Message, Reply]] = {}
-        # Steps that each worker has made, and those who make no more.
+        # Steps that each worker has made.
         self._clocks: dict[int, int] = {}
-        self._left: set[int] = set()
+        self._presence = Presence(workers)
 
     def handle(self, message: Message, reply: Reply) -> None:
         """Answer a message, at once or when the time has come; `WireError` for what cannot be done."""
@@ -95,22 +96,30 @@ class ParameterServer:
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
             raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
-        elif self.shard.is_change(message.operation):
+        else:
+            self._presence.heard(message.worker)
+            self._serve(message, reply)
+
+    def _serve(self, message: Message, reply: Reply) -> None:
+        if self.shard.is_change(message.operation):
             self._change(message, reply)
         else:
             self._answer_when_due(message, reply)
 
     def tick(self) -> None:
-        """Nothing is done without being asked."""
+        """Do not wait for workers who have gone."""
+        if self._presence.look():
+            self._wake()
 
     def _administer(self, message: Message, reply: Reply) -> None:
         if message.operation is Operation.STOP:
             self._on_stop()
         elif message.operation is Operation.LEAVE:
-            self._left.add(message.worker)
+            self._presence.left(message.worker)
             self._wake()
         elif message.operation is Operation.HELLO:
-            self._left.discard(message.worker)
+            process = message.meta.get("process")
+            self._presence.met(message.worker, process if type(process) is int else None)
             asked = message.meta.get("workers")
             if asked != self._workers:
                 reply(message.refuse(f"this run has {self._workers} workers, not {asked}", "workers"))
@@ -192,8 +201,8 @@ class ParameterServer:
             return self.shard.marks.get(message.worker, 0) >= message.clock
         if self._rule != "bounded":
             return True
-        others = set(range(self._workers)) - self._left
-        slowest = min((self._clocks.get(worker, 0) for worker in others), default=message.clock)
+        there = self._presence.there
+        slowest = min((self._clocks.get(worker, 0) for worker in there), default=message.clock)
         return slowest >= message.clock - self._staleness
 
     def _wake(self) -> None:

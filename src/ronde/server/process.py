@@ -37,13 +37,14 @@ def serve(config: ServerConfig) -> None:
         rule=_RULES[config.update],
         staleness=config.staleness,
         about=about,
-        on_stop=lambda: service.stop(),
+        on_stop=lambda: service.stop(),  # noqa: PLW0108 - it is made after this
     )
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tell(
-        f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} workers"
+        f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} "
+        "workers"
     )
     try:
         service.run()

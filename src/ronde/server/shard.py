@@ -82,7 +82,7 @@ class Shard:
 
     def load(self, told: dict[str, Any], arrays: Sequence[Array]) -> None:
         """Become what `state` gave."""
-        self.marks = {worker: mark for worker, mark in told["marks"]}
+        self.marks = dict(told["marks"])
         begin = 0
         for name, part in self._parts.items():
             meta, count = told[name]

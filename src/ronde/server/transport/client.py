@@ -7,6 +7,7 @@ that was killed and started again is waited for, and finds whatever it had not a
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -215,7 +216,7 @@ class Client:
     def _hello(self) -> dict[str, Any]:
         hello: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
         if self.arena is not None:
-            hello["arena"] = self.arena.described
+            hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
 
     def _ask(self, request: Request) -> None:
