@@ -105,7 +105,7 @@ class Servers:
                 each.process.wait(max(until - time.monotonic(), 0.01))
             except subprocess.TimeoutExpired:
                 each.process.kill()
-                each.process.wait()
+                each.process.wait(_TERMINATION_S)
         self._running = []
 
     def _start(self, config: ServerConfig) -> subprocess.Popen[bytes]:

@@ -108,7 +108,7 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction("optimizer-on=server", "update=geo", "update=geo,optimizer-on=worker")
     if plan.state.servers is not None and plan.state.placement != "server" and plan.state.sparse != "sharded":
         item = plan.item("servers")
-        yield _contradiction(item, f"{state},{plan.item('sparse')}", f"state=server,{item}, or hybrid,{item}")
+        yield _contradiction(item, f"{state},{plan.item('sparse')}", f"state=server,{item}")
     if plan.state.sparse == "sharded" and plan.state.placement == "central":
         yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
 

@@ -90,6 +90,11 @@ class ParameterServer:
         self._clocks: dict[int, int] = {}
         self._presence = Presence(workers)
 
+    @property
+    def waiting(self) -> int:
+        """How many requests have not been answered yet."""
+        return len(self._deferred) + sum(map(len, self._rounds.values()))
+
     def handle(self, message: Message, reply: Reply) -> None:
         """Answer a message, at once or when the time has come; `WireError` for what cannot be done."""
         if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 
 import torch._dynamo
@@ -9,6 +10,9 @@ import torch._subclasses  # noqa: F401
 
 import ronde.runtime.session
 import ronde.runtime.worker  # noqa: F401
+
+with contextlib.suppress(ModuleNotFoundError):  # what parameter servers need is an extra
+    import ronde.server.process
 
 __all__ = ["MAIN_PROCESS"]
 
