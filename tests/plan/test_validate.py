@@ -90,7 +90,11 @@ CONTRADICTIONS = [
     ("servers=2", "servers=2 and state=replicated,sparse=replicated", "state=server,servers=2"),
     ("zero3,servers=2", "servers=2 and state=zero3,sparse=replicated", "state=server,servers=2"),
     ("ps,precision=fp16", "precision=fp16 and state=server", "precision=bf16,state=server"),
-    ("ps-async,micro-batches=2", "update=async and micro-batches=2", "state=server,update=sync,micro-batches=2"),
+    (
+        "ps-async,micro-batches=2",
+        "update=async and micro-batches=2",
+        "state=server,update=sync,micro-batches=2",
+    ),
     (
         "ps-async,optimizer-on=worker",
         "optimizer-on=worker and update=async",
