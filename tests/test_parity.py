@@ -50,6 +50,11 @@ EXACT_PLANS = (
     "compile=true",
     "hybrid",
     "hybrid,state=zero2",
+    "hybrid,servers=1",
+    "hybrid,servers=2",
+    "ps",
+    "ps,servers=2",
+    "ps,optimizer-on=worker",
     *COMBINED,
 )
 # These round, and leave float64 as it is: tried in single precision, against one device that rounds alike.
@@ -122,6 +127,8 @@ ONLY = {
     # Without a table they are the plans without it.
     "hybrid": TABLES,
     "hybrid,state=zero2": TABLES,
+    "hybrid,servers=1": TABLES,
+    "hybrid,servers=2": TABLES,
 }
 # Of a plan that differs from ddp in one part only, those that try this part; `make soak` runs all.
 SAMPLES = {
@@ -149,6 +156,11 @@ SAMPLES = {
         ("recommender", 3),
     },
     "hybrid,state=zero2": set(),
+    "hybrid,servers=1": set(),
+    "hybrid,servers=2": {("recommender", 3)},
+    "ps": {("clip_and_log", 2)},
+    "ps,servers=2": {("recommender", 2)},
+    "ps,optimizer-on=worker": set(),
     "micro-batches=3": {
         ("maml", 2),
     },

@@ -22,7 +22,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.screen import Screen
-from ronde.launch.server_config import ServerConfig, local_endpoint
+from ronde.launch.server_config import ServerConfig, local_endpoint, rule_of_servers
 from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill, read_standings
@@ -143,7 +143,7 @@ def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None,
             endpoint=local_endpoint(directory.run_id, index),
             token=token,
             workers=job.ranks,
-            update=plan.update.rule,
+            update=rule_of_servers(plan),
             staleness=plan.update.staleness or 0,
             directory=str(directory.server_state(index)),
         )

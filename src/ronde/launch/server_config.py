@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, MutableMapping
 
 from ronde.errors import UsageError
+from ronde.plan import Plan
 
-__all__ = ["SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token"]
+__all__ = ["SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token", "rule_of_servers"]
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
 TOKEN_KEY = "RONDE_SERVER_TOKEN"
@@ -49,6 +50,11 @@ class ServerConfig:
     def take_from(cls, environment: MutableMapping[str, str]) -> ServerConfig:
         """Read the configuration and remove it."""
         return cls(**json.loads(environment.pop(SERVER_KEY)))
+
+
+def rule_of_servers(plan: Plan) -> str:
+    """How servers apply changes; where they have tables only, one round of all ranks after another."""
+    return plan.update.rule if plan.state.placement == "server" else "sync"
 
 
 def local_endpoint(run_id: str, index: int) -> str:

@@ -212,7 +212,7 @@ class Session:
 
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
-        tables.install(patches, context.comm, self.plan, self.files.for_itself)
+        tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client)
         if self._sharding.gradients is None and self._sharding.allocate is None:
             sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)
@@ -308,6 +308,8 @@ class Session:
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
         self._edge.conclude()
+        if self.client is not None:
+            self.client.finish()
         notes = [*self.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
         unspread = tables.why_none_is_spread(self.plan, self.config.world_size)

@@ -14,6 +14,7 @@ from ronde.plan import Plan
 
 if TYPE_CHECKING:
     from ronde.comm.process_group import Comm
+    from ronde.server.transport.client import Client
 
 __all__ = ["install", "why_none_is_spread"]
 
@@ -22,18 +23,27 @@ _HOME = "ronde.server.embedding_table"
 Around = Callable[[], AbstractContextManager[None]]
 
 
-def install(patches: Patches, comm: Comm, plan: Plan, unmediated: Around) -> None:
+def install(
+    patches: Patches, comm: Comm, plan: Plan, unmediated: Around, client: Client | None = None
+) -> None:
     """Once the script imports tables: they need numba, which takes half a second.
 
     Args:
+        client: the connections to parameter servers, which have the rows where there are some.
         unmediated: inside, files that are written are each rank's own: what numba compiles.
     """
 
     def join(module: ModuleType) -> None:
         from ronde.server.exchange import Replicated, Sharded
 
-        kind = Sharded if plan.state.sparse == "sharded" else Replicated
-        patches.set(module.EmbeddingTable, "exchange", _Unmediated(kind(comm), unmediated))
+        if client is not None:
+            from ronde.server.served_exchange import Served
+
+            exchange = Served(client, comm)
+            client.before_end.append(exchange.settle)
+        else:
+            exchange = Sharded(comm) if plan.state.sparse == "sharded" else Replicated(comm)
+        patches.set(module.EmbeddingTable, "exchange", _Unmediated(exchange, unmediated))
 
     late = LatePatches({_HOME: join})
     late.install()
@@ -42,7 +52,8 @@ def install(patches: Patches, comm: Comm, plan: Plan, unmediated: Around) -> Non
 
 def why_none_is_spread(plan: Plan, world_size: int) -> str:
     """A sentence for a plan that spreads rows of a script which has none to spread, else ""."""
-    if plan.state.sparse != "sharded" or world_size == 1 or _HOME in sys.modules:
+    alone = world_size == 1 and not plan.state.server_count
+    if plan.state.sparse != "sharded" or alone or _HOME in sys.modules:
         return ""
     return (
         "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, and the script has none; "

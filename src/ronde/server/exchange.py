@@ -18,14 +18,14 @@ from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table
 
-__all__ = ["Alone", "Exchange", "Replicated", "Sharded"]
+__all__ = ["Alone", "Exchange", "Replicated", "Sharded", "summed"]
 
 
 class Exchange(Protocol):
     """What a table asks of the ranks, each time of all of them."""
 
     def compile(self, table: Table) -> None:
-        """Compile the loops of a look-up. Asks nobody."""
+        """Make ready for look-ups of a new table, and compile their loops."""
         ...
 
     def look_up(self, table: Table, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -85,7 +85,7 @@ class Replicated(Alone):
         self, table: Table, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float
     ) -> None:
         comm = self._comm
-        ids, gradients, counts = _summed(ids, gradients)
+        ids, gradients, counts = summed(ids, gradients)
         sizes = comm.all_gather(torch.tensor([len(ids)])).view(-1).tolist()
         all_ids, all_gradients, all_counts = (
             torch.cat(comm.all_gather_uneven(torch.from_numpy(each), sizes)).numpy()
@@ -117,7 +117,7 @@ class Sharded:
     def update(
         self, table: Table, ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], lr: float
     ) -> None:
-        ids, gradients, counts = _summed(ids, gradients)
+        ids, gradients, counts = summed(ids, gradients)
         order, sizes = self._by_owner(ids)
         own_ids = self._exchange(ids[order], sizes)
         back = [len(each) for each in own_ids]
@@ -157,7 +157,7 @@ class Sharded:
         return [each.numpy() for each in self._comm.all_to_all(pieces, come)]
 
 
-def _summed(
+def summed(
     ids: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Each id once, with the sum of its gradients and how often it stands there: less travels."""

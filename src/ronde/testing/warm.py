@@ -18,11 +18,15 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment
+from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint, rule_of_servers
+from ronde.plan import Plan
 from ronde.runtime.ending import exit_code
 from ronde.verify.runs import Start, plain_arguments
 
@@ -44,7 +48,11 @@ _GRACE = 3.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Process:
-    """One process to fork: the function `module:name`, its arguments, and its surroundings."""
+    """One process to fork: the function `module:name`, its arguments, and its surroundings.
+
+    Attributes:
+        serves: it runs until the others are gone, and is ended then.
+    """
 
     entry: str
     arguments: tuple[str, ...]
@@ -52,6 +60,7 @@ class _Process:
     directory: str
     stdout: str
     stderr: str
+    serves: bool = False
 
 
 class WarmHost:
@@ -118,7 +127,8 @@ def _plain(start: Start) -> list[_Process]:
 def _ranks(start: Start, ranks: int) -> list[_Process]:
     run_dir = start.place / "run"
     run_dir.mkdir()
-    processes: list[_Process] = []
+    servers = _server_configs(start, ranks)
+    processes = [_server(start, config, run_dir / f"server-{config.index}.log") for config in servers]
     for rank in range(ranks):
         config = RankConfig(
             rank=rank,
@@ -133,6 +143,8 @@ def _ranks(start: Start, ranks: int) -> list[_Process]:
             plan=start.job.plan,
             seed=start.job.seed,
             extensions=start.extensions,
+            servers=tuple(config.endpoint for config in servers),
+            server_token=servers[0].token if servers else "",
         )
         log = run_dir / f"rank-{rank}.log"
         processes.append(
@@ -148,6 +160,35 @@ def _ranks(start: Start, ranks: int) -> list[_Process]:
             )
         )
     return processes
+
+
+def _server_configs(start: Start, ranks: int) -> list[ServerConfig]:
+    plan = Plan.parse(start.job.plan)
+    run_id, token = os.urandom(8).hex(), os.urandom(16).hex()
+    return [
+        ServerConfig(
+            index=index,
+            servers=plan.state.server_count,
+            endpoint=local_endpoint(run_id, index),
+            token=token,
+            workers=ranks,
+            update=rule_of_servers(plan),
+            staleness=plan.update.staleness or 0,
+        )
+        for index in range(plan.state.server_count)
+    ]
+
+
+def _server(start: Start, config: ServerConfig, log: Path) -> _Process:
+    return _Process(
+        entry="ronde.server.process:main",
+        arguments=(),
+        environment={**start.environment, SERVER_KEY: config.to_json()},
+        directory=str(start.directory),
+        stdout=str(log),
+        stderr=str(log),
+        serves=True,
+    )
 
 
 def serve() -> None:
@@ -167,13 +208,25 @@ def serve() -> None:
 
 
 def _run(processes: list[_Process]) -> int:
-    running = {_fork(process) for process in processes}
+    serving = {_fork(process) for process in processes if process.serves}
+    running = {_fork(process) for process in processes if not process.serves}
+    failed = _failure_of(running, serving)
+    for each in serving:
+        os.kill(each, signal.SIGTERM)
+    for each in serving:
+        os.waitpid(each, 0)
+    return failed
+
+
+def _failure_of(running: set[int], serving: set[int]) -> int:
+    """The exit code of the first that fails, also of those that serve; 0 when the others have ended."""
     failed = 0
     ended_by = 0.0
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
+        if pid in running or pid in serving:
             running.discard(pid)
+            serving.discard(pid)
             code = os.waitstatus_to_exitcode(status)
             if code and not failed:
                 failed = code if code > 0 else 128 - code
@@ -187,9 +240,12 @@ def _run(processes: list[_Process]) -> int:
 
 
 def _fork(process: _Process) -> int:
+    host = os.getpid()
     pid = os.fork()
     if pid:
         return pid
+    if process.serves:
+        bind_to_parent(load_prctl(), host)
     code = 1
     try:
         code = _execute(process)

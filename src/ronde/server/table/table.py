@@ -98,7 +98,7 @@ class Table:
     """
 
     # No `__dict__`: what a model does is not taken to depend on numbers in here.
-    __slots__ = ("_filter", "_index", "_initial", "_rows", "config", "dtype", "steps")
+    __slots__ = ("__weakref__", "_filter", "_index", "_initial", "_rows", "config", "dtype", "steps")
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config

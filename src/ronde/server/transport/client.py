@@ -10,7 +10,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,8 @@ class Client:
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
         self._waiting: dict[int, Request] = {}
+        #: Called by `finish`, for what was asked and not waited for.
+        self.before_end: list[Callable[[], None]] = []
         self._count = 0
         self._greetings: list[Message] = []
         greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
@@ -198,6 +200,11 @@ class Client:
             self._receive(0)
             self._ask_again()
 
+    def finish(self) -> None:
+        """Wait for what nobody has waited for yet; raises as `wait` does."""
+        for settle in self.before_end:
+            settle()
+
     def close(self) -> None:
         self._context.destroy(linger=0)
         if self.arena is not None:
@@ -224,12 +231,17 @@ class Client:
         frames = encode(request.message, self._token, self.arena)
         self._sockets[request.server].send_multipart(frames, copy=False)
 
+    def _repeat(self, request: Request) -> None:
+        # Its first answer may have freed the place of the second, which so is sent, not written there.
+        request.message.meta.pop("into", None)
+        self._ask(request)
+
     def _ask_again(self) -> None:
         now = time.monotonic()
         for request in list(self._waiting.values()):
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
-                self._ask(request)
+                self._repeat(request)
 
     def _receive(self, timeout_ms: int) -> None:
         for socket, _ in self._poller.poll(timeout_ms):
@@ -263,13 +275,13 @@ class Client:
         if answer.meta.get("kind") in ("hello", "order"):
             self._ask_all_again(request.server)
         else:
-            self._ask(request)
+            self._repeat(request)
         return True
 
     def _ask_all_again(self, server: int) -> None:
         """In the order in which they were asked first, which is that of their sequences."""
         for request in [each for each in self._waiting.values() if each.server == server]:
-            self._ask(request)
+            self._repeat(request)
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""
