@@ -116,7 +116,7 @@ class Served:
         requests: list[Request] = []
         for server in range(client.servers):
             part = divide(state, lambda ids, server=server: self._servers_of(ids) == server)
-            arrays = [np.ascontiguousarray(value) for value in part.values()]
+            arrays = [np.asarray(value, order="C") for value in part.values()]
             # All ranks have the same to load; the first one's is taken.
             own = arrays if self._comm.rank == 0 else []
             meta = {"table": remote.number, "entries": list(part)}

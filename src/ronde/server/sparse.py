@@ -103,7 +103,7 @@ class SparseShard:
 
 
 def _told(state: State) -> Answer:
-    arrays = [np.ascontiguousarray(value) for value in state.values()]
+    arrays = [np.asarray(value, order="C") for value in state.values()]
     return {"entries": list(state)}, arrays
 
 
