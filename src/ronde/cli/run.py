@@ -20,7 +20,7 @@ from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
-from ronde.launch.server_config import read_token
+from ronde.launch.server_config import read_durability, read_token
 from ronde.plan import read_plan
 from ronde.trace.run_directory import RunDirectory
 
@@ -51,6 +51,19 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Option(
             metavar="N|ENDPOINTS",
             help="Parameter servers to start beside the ranks, or where some listen: tcp://HOST:PORT,...",
+        ),
+    ] = None,
+    durability: Annotated[
+        str,
+        typer.Option(
+            metavar="VALUE",
+            help="What of servers survives them: log, log,sync=always|group, snapshot or none.",
+        ),
+    ] = "log",
+    server_state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Begin with the tables that the servers of an earlier --run-dir had."
         ),
     ] = None,
     batch_dim: Annotated[
@@ -93,6 +106,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     count = _count(ranks, devices, place)
     endpoints = _endpoints(servers)
+    kept, sync = read_durability(durability)
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
@@ -115,6 +129,9 @@ def run(  # noqa: PLR0913 - one parameter per option
         timeout=_timeout(timeout),
         servers=endpoints,
         server_token=_token(endpoints),
+        durability=kept,
+        durability_sync=sync,
+        server_state=_server_state(server_state, directory),
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -158,6 +175,17 @@ def _token(endpoints: tuple[str, ...]) -> str:
     if not endpoints:
         return ""
     return read_token(os.environ)
+
+
+def _server_state(path: Path | None, directory: RunDirectory) -> str:
+    if path is None:
+        return ""
+    if path.absolute() == directory.path:
+        raise UsageError(
+            f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
+            "another by --run-dir DIR"
+        )
+    return str(path.absolute())
 
 
 def _timeout(seconds: float) -> float:

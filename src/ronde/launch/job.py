@@ -30,6 +30,8 @@ class Job:
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
+        durability, durability_sync: of servers that are started here, as in `ServerConfig`.
+        server_state: directory of an earlier run, whose servers' tables are taken over; "" for none.
         worker: the command of a rank process.
     """
 
@@ -50,6 +52,9 @@ class Job:
     quiet: bool = False
     servers: tuple[str, ...] = ()
     server_token: str = ""
+    durability: str = "log"
+    durability_sync: str = "never"
+    server_state: str = ""
     worker: tuple[str, ...] = WORKER
 
 

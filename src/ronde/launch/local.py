@@ -146,6 +146,9 @@ def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None,
             update=rule_of_servers(plan),
             staleness=plan.update.staleness or 0,
             directory=str(directory.server_state(index)),
+            durability=job.durability,
+            sync=job.durability_sync,
+            source=job.server_state,
         )
         for index in range(plan.state.server_count)
     ]
@@ -244,6 +247,8 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
         if job.shown:
             say(text, new_line=new_line)
             new_line = False
+    if supervisor.exit_code() == 0 and job.run_directory.is_default:
+        job.run_directory.remove_server_states()
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 

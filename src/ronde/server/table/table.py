@@ -231,7 +231,7 @@ class Table:
             )
         self.clear()
         self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
-        self.steps = int(state["steps"])
+        self.steps = int(np.max(state["steps"]))  # of one number, whichever shape it has
         if self._filter is not None:
             remembered = {name: value for name, value in state.items() if name.startswith(ADMISSION)}
             self._filter.load({name.removeprefix(ADMISSION): value for name, value in remembered.items()})
