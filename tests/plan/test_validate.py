@@ -13,7 +13,8 @@ from ronde.plan.key import Choice, Flag, Integer
 SAMPLE = {Integer: "2", Flag: "true"}
 
 BUILT_PRESETS = (
-    "ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid", "ps", "ps-async", "ps-bounded", "geo",
+    "ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid",
+    "ps", "ps-async", "ps-bounded", "geo",
 )  # fmt: skip
 
 AVAILABLE = [
