@@ -213,7 +213,7 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client)
-        if self._sharding.gradients is None and self._sharding.allocate is None:
+        if self._sharding.gradients is None:
             sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
