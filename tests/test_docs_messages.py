@@ -33,6 +33,9 @@ UNSAID = {
     "... ranks, plan ..., on ..., ... cores; torch ...": "a line above the table of `ronde bench`",
     "one core of ..., load ... before, ... rounds, ... ids at a time; it copies ... GB/s; "
     "million rows a second": ("a line above the table of `ronde bench tables`"),
+    "a server and a worker on ..., load ... before, ... rounds, ... ids at a time": (
+        "a line above the table of `ronde bench servers`"
+    ),
     "a segment of the index is full": "an assertion about our own code",
     "it printed nothing on stderr": "in place of what a process printed",
     "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "

@@ -73,7 +73,9 @@ ON_ONE_RANK_TOO = (
 # A sparse gradient is not cut.
 SPARSE = {"sparse_embedding"}
 REFUSED = {
-    **dict.fromkeys(("zero1", "zero2", "zero3", "central", "zero3,offload=all"), SPARSE),
+    **dict.fromkeys(
+        ("zero1", "zero2", "zero3", "central", "zero3,offload=all", "ps", "ps,servers=2"), SPARSE
+    ),
     "micro-batches=3": {
         *{"ema", "frozen", "gan", "multitask", "recommender", "resnet_batchnorm", "swa", "wgan_gp"},
     },
@@ -336,9 +338,11 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
             said += ("GPT2Block keeps all its activations: it is given a DynamicCache",)
         if script == "compiled":
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
-    if plan.startswith(("zero", "central")) and script in OWN_UPDATE:
+    steps_elsewhere = plan.startswith("ps") and "optimizer-on=worker" not in plan
+    in_parts = plan.startswith(("zero", "central")) or steps_elsewhere
+    if in_parts and script in OWN_UPDATE:
         said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
-    if plan.startswith(("zero", "central")) and script in HOLDS_STATE:
+    if in_parts and script in HOLDS_STATE:
         said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     return said
 

@@ -21,7 +21,7 @@ from ronde.bench.spread import Spread
 if TYPE_CHECKING:  # the command line imports no numpy
     import numpy as np
 
-__all__ = ["KIND", "TableFigures", "TablesReport", "measure", "table"]
+__all__ = ["KIND", "TableFigures", "TablesReport", "measure", "names_of", "picks", "rate", "table"]
 
 KIND = "tables"
 #: Ids of a look-up: 2,500 samples with 26 features.
@@ -129,24 +129,23 @@ def _measure(ids: int, dim: int, spread: str, exponent: float, rounds: int) -> T
     from ronde.server.table.table import Table, TableConfig
 
     rng = np.random.default_rng(0)
-    names = np.unique(rng.integers(-(2**62), 2**62, ids))  # the few that came twice are missing
-    rng.shuffle(names)
+    names = names_of(rng, ids)
     own = Table(TableConfig(dim=dim, optimizer=RowwiseAdagrad(lr=_LEARNING_RATE)))
     for begin in range(0, len(names), 1 << 20):
         some = names[begin : begin + (1 << 20)]
         own.update(some, np.zeros((len(some), dim), np.float32))
     dense = np.zeros((len(names), dim), np.float32)
     dense += 1  # touches every page
-    pick = _picks(rng, len(names), exponent)
+    pick = picks(rng, len(names), exponent)
     gradients = rng.standard_normal((BATCH, dim)).astype(np.float32)
     timed: dict[str, list[float]] = {"look_ups": [], "gathers": [], "updates": []}
     for number in range(rounds + 1):  # the first is the warm-up, in which loops are compiled
-        picks = [pick() for _ in range(_BATCHES_OF_A_ROUND)]
-        asked = [names[each] for each in picks]
+        chosen = [pick() for _ in range(_BATCHES_OF_A_ROUND)]
+        asked = [names[each] for each in chosen]
         found = {
-            "look_ups": _rate(own.look_up, asked),
-            "gathers": _rate(lambda places: dense[places], picks),
-            "updates": _rate(lambda each: own.update(each, gradients), asked),
+            "look_ups": rate(own.look_up, asked),
+            "gathers": rate(lambda places: dense[places], chosen),
+            "updates": rate(lambda each: own.update(each, gradients), asked),
         }
         if number:
             for name, value in found.items():
@@ -156,7 +155,16 @@ def _measure(ids: int, dim: int, spread: str, exponent: float, rounds: int) -> T
     return TableFigures(ids=len(own), dim=dim, spread=spread, memory=own.nbytes / rows, **lists)
 
 
-def _picks(rng: np.random.Generator, ids: int, exponent: float) -> Callable[[], np.ndarray[Any, Any]]:
+def names_of(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+    """About so many ids, in a random order; int64."""
+    import numpy as np
+
+    names = np.unique(rng.integers(-(2**62), 2**62, count))  # the few that came twice are missing
+    rng.shuffle(names)
+    return names
+
+
+def picks(rng: np.random.Generator, ids: int, exponent: float) -> Callable[[], np.ndarray[Any, Any]]:
     """Numbers of ids, a batch at a time; as they were shuffled, popular ones lie anywhere."""
     import numpy as np
 
@@ -166,11 +174,16 @@ def _picks(rng: np.random.Generator, ids: int, exponent: float) -> Callable[[], 
     return lambda: np.searchsorted(shares, rng.random(BATCH) * shares[-1])
 
 
-def _rate(work: Callable[[np.ndarray[Any, Any]], object], batches: Sequence[np.ndarray[Any, Any]]) -> float:
-    """Million rows a second."""
+def rate(
+    work: Callable[[np.ndarray[Any, Any]], object],
+    batches: Sequence[np.ndarray[Any, Any]],
+    settle: Callable[[], object] = lambda: None,
+) -> float:
+    """Million rows a second, until all work that was begun is done."""
     begin = time.perf_counter()
     for each in batches:
         work(each)
+    settle()
     return sum(map(len, batches)) / (time.perf_counter() - begin) / 1e6
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ronde.bench import data_parallel, overhead, tables
+from ronde.bench import data_parallel, overhead, servers, tables
 from ronde.bench import first_call as first_calls
 from ronde.bench.choice import check_known
 from ronde.bench.collectives import contender as contenders
@@ -35,6 +35,8 @@ from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
+from ronde.bench.servers import KIND as SERVERS
+from ronde.bench.servers import Figures, ServersReport
 from ronde.bench.table import table
 from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TableFigures, TablesReport
@@ -180,6 +182,24 @@ def tables_(
     _tell(report, json=json)
 
 
+@bench.command("servers")
+def servers_(
+    ids: Annotated[int, typer.Option(min=1000, help="Rows of the table.")] = 10_000_000,
+    dim: Annotated[int, typer.Option(min=1, help="Floats of a row.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 9,
+    json: _Json = None,
+) -> None:
+    """Measure a parameter server and a worker on this host: rows looked up, and their gradients pushed.
+
+    Ids come equally often, and as clicks do (Zipf, 1.05). Beside it stand a gather of rows of a dense array
+    by their number, and a copy of as many bytes.
+    """
+    check_linux()
+    _check_writable(json=json)
+    report = servers.measure(ids=ids, dim=dim, rounds=rounds, progress=_say_figures)
+    _tell(report, json=json)
+
+
 @bench.command()
 def collectives(
     operations: Annotated[
@@ -276,7 +296,13 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport, TABLES: TablesReport}
+    kinds = {
+        KIND: CollectivesReport,
+        MEMORY: MemoryReport,
+        FIRST_CALL: FirstCallReport,
+        TABLES: TablesReport,
+        SERVERS: ServersReport,
+    }
     _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
 
@@ -320,6 +346,10 @@ def _say_memory(result: PlanMemory) -> None:
 
 def _say_table(figures: TableFigures) -> None:
     print(f"ronde: {figures.ids:,} ids of {figures.dim} floats, {figures.spread}: done", file=sys.stderr)
+
+
+def _say_figures(figures: Figures) -> None:
+    print(f"ronde: {figures.what}: done", file=sys.stderr)
 
 
 def _without_picture(of_what: str, plot: Path) -> None:
@@ -367,7 +397,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport,
+    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport | ServersReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,
@@ -377,6 +407,8 @@ def _tell(
     match report:
         case FirstCallReport():
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
+        case ServersReport():
+            draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case TablesReport():
             draw, shown = partial(_without_picture, "tables"), tables.table(report)
         case CollectivesReport():

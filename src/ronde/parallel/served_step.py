@@ -79,6 +79,7 @@ def ask_servers(
                 for members, group in zip(there, optimizer.param_groups, strict=True)
             ],
             "anew": anew,
+            "default": name_of(torch.get_default_dtype()),  # of what an optimizer counts steps in
             "values": values,
             "state": state,
         }

@@ -151,6 +151,11 @@ def _update(plan: Plan) -> str:
             return f"{alone}; w_r moves to the mean over ranks when a background average arrives"
         case "async":
             return f"{arriving} ({plan.item('optimizer-on')})"
+        case "bounded" if plan.state.placement != "server":
+            behind = (
+                f"rows of tables may lack the last s steps where they are read ({plan.item('staleness')})"
+            )
+            return f"w[t+1] = U(w[t], g[t]) once per step, {_owner(plan)}; {behind}"
         case "bounded":
             lead = f"no rank leads the slowest by more than s steps ({plan.item('staleness')})"
             return f"{arriving} ({plan.item('optimizer-on')})\n{lead}"

@@ -42,9 +42,17 @@ def check(plan: Values, world_size: int | None = None, device: str | None = None
 
 def _not_built(plan: Values) -> Iterator[str]:
     for name, built in BUILT.items():
+        if name == "update" and plan.update.rule == "bounded" and _has_tables_on_servers(plan):
+            continue  # built for tables
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
+
+
+def _has_tables_on_servers(plan: Values) -> bool:
+    """Whether servers have the rows of tables, and ranks all else."""
+    state = plan.state
+    return state.placement != "server" and state.sparse == "sharded" and state.servers is not None
 
 
 def _contradiction(first: str, second: str, remedy: str) -> str:
@@ -90,7 +98,8 @@ def _refinements(plan: Values) -> Iterator[str]:
 def _update_and_state(plan: Values) -> Iterator[str]:
     """Who applies the update must be where the state lives."""
     rule, state = plan.item("update"), plan.item("state")
-    if plan.update.rule in _AT_SERVERS and plan.state.placement != "server":
+    bounds_tables = plan.update.rule == "bounded" and _has_tables_on_servers(plan)
+    if plan.update.rule in _AT_SERVERS and plan.state.placement != "server" and not bounds_tables:
         yield _contradiction(rule, state, f"state=server,{rule}")
     if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
         yield _contradiction(rule, state, f"state=replicated,{rule}")

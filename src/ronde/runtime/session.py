@@ -212,7 +212,7 @@ class Session:
 
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
-        tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client)
+        tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
         if self._sharding.gradients is None:
             sparse_weights.install(patches, self.reducer.adopt_sparse)
         batch_norm.install(patches, context)

@@ -24,13 +24,19 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 def install(
-    patches: Patches, comm: Comm, plan: Plan, unmediated: Around, client: Client | None = None
+    patches: Patches,
+    comm: Comm,
+    plan: Plan,
+    unmediated: Around,
+    client: Client | None,
+    say: Callable[[str], None],
 ) -> None:
     """Once the script imports tables: they need numba, which takes half a second.
 
     Args:
-        client: the connections to parameter servers, which have the rows where there are some.
         unmediated: inside, files that are written are each rank's own: what numba compiles.
+        client: the connections to parameter servers, which have the rows where there are some.
+        say: tells the user at the end.
     """
 
     def join(module: ModuleType) -> None:
@@ -39,8 +45,11 @@ def install(
         if client is not None:
             from ronde.server.served_exchange import Served
 
-            exchange = Served(client, comm)
-            client.before_end.append(exchange.settle)
+            # Servers that have dense parameters too take each rank's change by itself unless update=sync.
+            rounds = plan.update.rule == "sync" or plan.state.placement != "server"
+            staleness = plan.update.staleness or 0
+            exchange = Served(client, comm, rounds=rounds, staleness=staleness, say=say)
+            client.before_end.append(exchange.end)
         else:
             exchange = Sharded(comm) if plan.state.sparse == "sharded" else Replicated(comm)
         patches.set(module.EmbeddingTable, "exchange", _Unmediated(exchange, unmediated))

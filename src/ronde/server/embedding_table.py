@@ -53,6 +53,8 @@ class EmbeddingTable(nn.Module):
         dtype: torch.float32 or torch.float64; None is the default type.
         seed: of first values and of draws by which ids are admitted.
         max_rows: rows at most; None is as many as the memory of this machine holds.
+        half_rows: rows and gradients travel between ranks and parameter servers as float16, in half the bytes
+            of float32, rounded; the servers keep them whole. Without servers it changes nothing.
 
     Raises:
         UsageError: one of these has a value that is not possible; numba is not installed.
@@ -73,6 +75,7 @@ class EmbeddingTable(nn.Module):
         dtype: torch.dtype | None = None,
         seed: int = 0,
         max_rows: int | None = None,
+        half_rows: bool = False,
     ) -> None:
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -89,6 +92,7 @@ class EmbeddingTable(nn.Module):
             dtype=_DTYPES[dtype],
             seed=seed,
             max_rows=max_rows,
+            half_rows=half_rows,
         )
         self.dim, self.pooling = dim, pooling
         self.anchor = nn.Parameter(torch.zeros(1, dtype=dtype))

@@ -229,7 +229,8 @@ class ParameterServer:
             reply(message.answer(*self.shard.answer(message)))
         else:
             self.counts.reads += 1
-            reply(message.answer(*self.shard.read(message)))
+            answer = message.answer(*self.shard.read(message))
+            reply(dataclasses.replace(answer, sequence=self.shard.marks.get(message.worker, 0)))
 
     def _is_due(self, message: Message) -> bool:
         """Whether the state is new enough for this answer."""

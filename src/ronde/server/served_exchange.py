@@ -1,21 +1,26 @@
 """Tables whose rows are on parameter servers: ids go to their servers, rows come back, gradients are pushed.
 
 A push is not waited for: what is asked next says which push it must contain, so the server applies it while
-this rank goes on. What a server refuses is raised by what is asked next, or at the end.
+this rank goes on. What a server refuses is raised by what is asked next, or at the end. With a staleness a
+look-up need not contain the last pushes, and rows of ids that come often are kept for a while.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ronde.comm.process_group import Comm
 from ronde.server.exchange import summed
+from ronde.server.hot_rows import HotRows
 from ronde.server.table.combine import unique
+from ronde.server.table.half import to_half
 from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.spelling import write_config
 from ronde.server.table.state import State, divide, merge
@@ -23,7 +28,10 @@ from ronde.server.table.table import Table
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Message, Operation
 
-__all__ = ["Served"]
+__all__ = ["HOT_ROWS", "Served"]
+
+#: Rows of a table that a worker keeps at most, where it may.
+HOT_ROWS = 1 << 16
 
 Array = np.ndarray[Any, Any]
 
@@ -34,11 +42,31 @@ class _Remote:
 
     Attributes:
         number: tables are numbered as they are made, which is in the same order on all ranks.
-        clocks: for each server, by which of this rank's changes look-ups must be preceded.
+        clocks: the last pushes, and of each for every server the number of this rank's change.
+        pushes: how many there were.
+        hot: rows that need not be asked for.
     """
 
     number: int
-    clocks: list[int]
+    clocks: collections.deque[list[int]]
+    pushes: int = 0
+    hot: HotRows | None = None
+
+    @property
+    def oldest(self) -> int:
+        """The push that a look-up must contain."""
+        return self.pushes - len(self.clocks) + 1
+
+    def version(self, server: int, mark: int) -> int:
+        """The last push that is contained where a server has applied so many changes."""
+        return self.oldest - 1 + sum(clock[server] <= mark for clock in self.clocks)
+
+    def follows(self, clocks: list[int]) -> None:
+        """From here on all look-ups come after these changes."""
+        self.clocks.clear()
+        self.clocks.append(clocks)
+        if self.hot is not None:
+            self.hot.clear()
 
 
 class _Route(NamedTuple):
@@ -52,17 +80,37 @@ class _Route(NamedTuple):
     order: Array
     bounds: list[int]
 
+    def parts(self) -> list[tuple[int, int, int]]:
+        """Each server, with where its part begins and ends."""
+        return [(server, *span) for server, span in enumerate(itertools.pairwise(self.bounds))]
+
 
 class Served:
     """An `Exchange` of ranks that hold no rows themselves.
 
     Args:
         client: the connections to the servers.
-        comm: the ranks, each of which pushes at each step, for a step is made of all of them.
+        comm: the ranks, each of which pushes at each step.
+        rounds: servers make a step of the pushes of all ranks; else each push is one.
+        staleness: how many of the last pushes a look-up may lack.
+        hot_rows: of each table that are kept, where there is a staleness.
+        say: is told at the end how often a row was.
     """
 
-    def __init__(self, client: Client, comm: Comm) -> None:
+    def __init__(
+        self,
+        client: Client,
+        comm: Comm,
+        *,
+        rounds: bool = True,
+        staleness: int = 0,
+        hot_rows: int = HOT_ROWS,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._client, self._comm = client, comm
+        self._rounds, self._staleness, self._say = rounds, staleness, say
+        self._hot_rows = hot_rows if staleness else 0
+        self._found = self._asked = 0
         self._numbers = itertools.count()
         self._remotes: weakref.WeakKeyDictionary[Table, _Remote] = weakref.WeakKeyDictionary()
         # Requests that were not waited for, with the memory that they refer to.
@@ -74,18 +122,29 @@ class Served:
         self._remote(table)
 
     def look_up(self, table: Table, ids: Array) -> Array:
-        remote, client = self._remote(table), self._client
+        remote = self._remote(table)
+        hot = remote.hot
         distinct = unique(ids)
-        route = self._by_server(distinct.ids)
-        rows = self._fetch(table, remote, distinct.ids, route)
-        places = np.empty(len(route.order), np.int64)
-        places[route.order] = np.arange(len(route.order))
-        del client
-        return rows[places[distinct.inverse]]
+        if hot is None:
+            rows, order, _ = self._fetch(table, remote, distinct.ids)
+            places = np.empty(len(order), np.int64)
+            places[order] = np.arange(len(order))
+            return rows[places[distinct.inverse]]
+        out = np.empty((len(distinct.ids), table.config.dim), table.dtype)
+        missing = hot.find(distinct.ids, remote.oldest, out)
+        self._asked += len(out)
+        self._found += len(out) - len(missing)
+        rows, order, versions = self._fetch(table, remote, distinct.ids[missing])
+        missing = missing[order]
+        out[missing] = rows
+        hot.keep(distinct.ids[missing], rows, versions)
+        return out[distinct.inverse]
 
     def update(self, table: Table, ids: Array, gradients: Array, lr: float) -> None:
         remote, client = self._remote(table), self._client
         ids, gradients, counts = summed(ids, gradients)
+        if table.config.half_rows:
+            gradients = to_half(gradients)
         route = self._by_server(ids)
         room = client.room(ids.nbytes + counts.nbytes + gradients.nbytes)
         pieces: list[Array] = []
@@ -97,12 +156,13 @@ class Served:
             begin += each.nbytes
         requests: list[Request] = []
         meta = {"table": remote.number, "lr": lr}
-        for server, (first, last) in enumerate(itertools.pairwise(route.bounds)):
+        for server, first, last in route.parts():
             some_ids, some_counts, some_gradients = (each[first:last] for each in pieces)
             arrays = [some_ids, some_gradients, some_counts]
             requests.append(client.send(server, Operation.UPDATE, dict(meta), arrays, changes=True))
         self._pushed.append((requests, room))
-        remote.clocks = client.sequences
+        remote.clocks.append(client.sequences)
+        remote.pushes += 1
 
     def count(self, table: Table) -> int:
         return sum(int(each.meta["count"]) for each in self._ask(table, Operation.COUNT))
@@ -114,15 +174,19 @@ class Served:
     def load(self, table: Table, state: State) -> None:
         remote, client = self._remote(table), self._client
         requests: list[Request] = []
-        for server in range(client.servers):
+        # All ranks have the same to load; the first one's is taken.
+        first = self._comm.rank == 0
+        for server in range(client.servers if first or self._rounds else 0):
             part = divide(state, lambda ids, server=server: self._servers_of(ids) == server)
             arrays = [np.asarray(value, order="C") for value in part.values()]
-            # All ranks have the same to load; the first one's is taken.
-            own = arrays if self._comm.rank == 0 else []
             meta = {"table": remote.number, "entries": list(part)}
-            requests.append(client.send(server, Operation.PUT_ROWS, meta, own, changes=True))
+            requests.append(
+                client.send(server, Operation.PUT_ROWS, meta, arrays if first else [], changes=True)
+            )
         client.wait(requests)
-        remote.clocks = client.sequences
+        if not self._rounds:
+            self._comm.barrier()
+        remote.follows(client.sequences)
 
     def settle(self) -> None:
         """Wait for pushes, and raise what a server has refused.
@@ -136,37 +200,53 @@ class Served:
             self._client.wait(requests)
             self._client.give_back(room)
 
+    def end(self) -> None:
+        """As `settle`, and say what there is to say."""
+        self.settle()
+        if self._asked and self._say is not None:
+            share = self._found / self._asked
+            self._say(
+                f"tables: {share:.0%} of the rows that rank {self._comm.rank} looked up were kept from an "
+                "earlier step, and were not asked for"
+            )
+
     def _settle_answered(self) -> None:
         """As `settle`, of those that have been answered already."""
+        self._client.poll()
         while self._pushed and all(each.answer is not None for each in self._pushed[0][0]):
             requests, room = self._pushed.pop(0)
             self._client.wait(requests)
             self._client.give_back(room)
 
-    def _fetch(self, table: Table, remote: _Remote, ids: Array, route: _Route) -> Array:
-        """Rows of ids, in the order of the route; [n, dim]."""
-        client, dim = self._client, table.config.dim
-        dtype = table.dtype
-        width = dim * dtype.itemsize
+    def _fetch(self, table: Table, remote: _Remote, ids: Array) -> tuple[Array, Array, Array]:
+        """Rows of different ids, in an order of servers; the order, and the push that each contains.
+
+        Returns:
+            [n, dim], int64 [n], int64 [n].
+        """
+        client, dim, route = self._client, table.config.dim, self._by_server(ids)
+        width = dim * (2 if table.config.half_rows else table.dtype.itemsize)
         room = client.room(ids.nbytes + len(ids) * width)
         asked = room[: ids.nbytes].view(np.int64)
         np.take(ids, route.order, out=asked)
         rows = room[ids.nbytes :]
         requests: list[Request] = []
-        for server, (first, last) in enumerate(itertools.pairwise(route.bounds)):
+        for server, first, last in route.parts():
             if first < last:
                 meta = {"table": remote.number} | client.into(rows[first * width : last * width])
-                clock = remote.clocks[server]
+                clock = remote.clocks[0][server]
                 request = client.send(server, Operation.LOOK_UP, meta, [asked[first:last]], clock=clock)
                 requests.append(request)
         answers = client.wait(requests)
         self._settle_answered()
         found = np.empty((len(ids), dim), table.dtype)
-        spans = [span for span in itertools.pairwise(route.bounds) if span[0] < span[1]]
-        for (first, last), answer in zip(spans, answers, strict=True):
+        versions = np.empty(len(ids), np.int64)
+        parts = [part for part in route.parts() if part[1] < part[2]]
+        for (server, first, last), answer in zip(parts, answers, strict=True):
             found[first:last] = answer.arrays[0]
+            versions[first:last] = remote.version(server, answer.sequence)
         client.give_back(room)
-        return found
+        return found, route.order, versions
 
     def _ask(self, table: Table, operation: Operation) -> list[Message]:
         """Ask all servers the same, of all that has been pushed."""
@@ -189,7 +269,10 @@ class Served:
                     for each in range(client.servers)
                 ]
             )
-            remote = self._remotes[table] = _Remote(number, client.sequences)
+            clocks = collections.deque([client.sequences], self._staleness + 1)
+            remote = self._remotes[table] = _Remote(number, clocks)
+            if self._hot_rows:
+                remote.hot = HotRows(table.config.dim, table.dtype, self._hot_rows)
         return remote
 
     def _servers_of(self, ids: Array) -> Array:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from ronde.server.record import Answer, Array, Record
+from ronde.server.table.half import to_half
 from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State
 from ronde.server.table.table import Table
 from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["SparseShard"]
-
-_LARGEST_HALF = np.float32(np.finfo(np.float16).max)
 
 
 class SparseShard:
@@ -79,9 +78,7 @@ class SparseShard:
                 if ids.dtype != np.int64 or ids.ndim != 1:
                     raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim}")
                 rows = table.look_up(ids)
-        if message.meta.get("half"):
-            rows = rows.clip(-_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
-        return {}, [rows]
+        return {}, [to_half(rows) if table.config.half_rows else rows]
 
     def state(self) -> Answer:
         told: list[dict[str, Any]] = []

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import hashlib
 import importlib.util
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +33,8 @@ __all__ = ["Rank", "RankError", "RankPool", "run_ranks"]
 _GRACE = 1.5
 _GROUPS = ("boundary", "reducer")
 _COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+# Numbers this process's sessions, alike on all ranks.
+_sessions = itertools.count()
 
 
 class RankError(AssertionError):
@@ -63,6 +68,8 @@ class Rank:
         from ronde.plan import Plan
         from ronde.process.seeds import seed_all
 
+        parsed = Plan.parse(plan)
+        servers = _server_configs(parsed, self)
         config = RankConfig(
             rank=self.rank,
             world_size=self.world_size,
@@ -73,14 +80,67 @@ class Rank:
             script="",
             plan=plan,
             seed=seed,
+            servers=tuple(each.endpoint for each in servers),
+            server_token=servers[0].token if servers else "",
         )
         seed_all(seed)
-        session = _pooled_session()(config, Plan.parse(plan), self.groups)
-        try:
-            session.install_boundary()
-            yield session
-        finally:
-            session.uninstall_boundary()
+        with _running(servers if self.rank == 0 else []):
+            session = _pooled_session()(config, parsed, self.groups)
+            try:
+                session.install_boundary()
+                yield session
+                if session.client is not None:
+                    session.client.finish()
+                    self.groups["boundary"].barrier()  # nobody asks a server any more
+            finally:
+                session.uninstall_boundary()
+                if session.client is not None:
+                    session.client.close()
+
+
+def _server_configs(plan: Any, rank: Rank) -> list[Any]:
+    """Of the parameter servers that a plan has; every rank makes the same."""
+    from ronde.launch.server_config import ServerConfig, local_endpoint, rule_of_servers
+
+    name = f"{Path(rank.directory).name}-{next(_sessions)}"
+    return [
+        ServerConfig(
+            index=index,
+            servers=plan.state.server_count,
+            endpoint=local_endpoint(name, index),
+            token=hashlib.md5(name.encode()).hexdigest(),
+            workers=rank.world_size,
+            update=rule_of_servers(plan),
+            staleness=plan.update.staleness or 0,
+        )
+        for index in range(plan.state.server_count)
+    ]
+
+
+@contextmanager
+def _running(servers: list[Any]) -> Iterator[None]:
+    """These servers run while what is inside does."""
+    from ronde.launch.linux_process import bind_to_parent, load_prctl
+    from ronde.launch.server_config import SERVER_KEY
+
+    library, parent = load_prctl(), os.getpid()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ronde.server.process"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), SERVER_KEY: config.to_json()},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: bind_to_parent(library, parent),  # noqa: PLW1509 - it waits for no thread
+        )
+        for config in servers
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
 
 
 def _pooled_session() -> Any:

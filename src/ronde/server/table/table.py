@@ -36,6 +36,7 @@ class TableConfig:
         dtype: "float32" or "float64".
         seed: of first values.
         max_rows: rows at most; None is as many as the memory of this machine holds.
+        half_rows: between servers and ranks rows and gradients travel as float16.
 
     Raises:
         UsageError: a size is below 1, or the dtype another.
@@ -49,6 +50,7 @@ class TableConfig:
     dtype: str = "float32"
     seed: int = 0
     max_rows: int | None = None
+    half_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.dim < 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -163,4 +164,4 @@ def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:
         target = room.view(array.dtype).reshape(array.shape)
         np.copyto(target, array)
         arrays.append(target)
-    return Message(answer.operation, answer.meta, arrays, request=answer.request)
+    return dataclasses.replace(answer, arrays=arrays)

@@ -75,7 +75,8 @@ class Message:
         arrays: contiguous, of a dtype that the wire knows; a copy must be taken of what is to be kept.
         worker: the rank that asks.
         incarnation: of the sender: how often it was started before.
-        sequence: numbers a worker's requests that change something; 0 for others.
+        sequence: numbers a worker's requests that change something; 0 for others. Of an answer to a question,
+            which of that worker's changes was the last.
         clock: how many steps the sender has made.
         request: by which the sender knows the answer.
     """

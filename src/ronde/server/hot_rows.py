@@ -1,0 +1,92 @@
+"""Rows that a worker has lately been given, for ids that it often asks for: they need not be asked for again.
+
+A place for each row, by the id's hash. Another id that falls on it takes one from the count of the id that
+lies there, and takes the place when nothing is left: who is asked for more often stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ronde.server.table.compiled import compiled
+from ronde.server.table.hashing import mix
+
+__all__ = ["HotRows"]
+
+Array = np.ndarray[Any, Any]
+
+_NEVER = np.iinfo(np.int64).min
+
+
+class HotRows:
+    """A bounded number of rows, with the version of the table that each is of.
+
+    Args:
+        dim: floats of a row.
+        dtype: of the rows.
+        places: rows at most, rounded up to a power of two.
+    """
+
+    def __init__(self, dim: int, dtype: np.dtype[Any], places: int) -> None:
+        places = 1 << max(places - 1, 1).bit_length()
+        self._keys = np.zeros(places, np.int64)
+        self._versions = np.full(places, _NEVER)
+        self._counts = np.zeros(places, np.int64)
+        self._rows = np.zeros((places, dim), dtype)
+
+    def find(self, ids: Array, oldest: int, out: Array) -> Array:
+        """Write the rows that are here to `out`, and return where there was none.
+
+        Args:
+            ids: int64 [n], all different.
+            oldest: rows of versions before this one are not here.
+            out: [n, dim].
+
+        Returns:
+            int64 [missing].
+        """
+        return _find(ids, oldest, self._keys, self._versions, self._counts, self._rows, out)
+
+    def keep(self, ids: Array, rows: Array, versions: Array) -> None:
+        """Take in rows that were asked for; int64 [n], [n, dim], and int64 [n]."""
+        _keep(ids, rows, versions, self._keys, self._versions, self._counts, self._rows)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._versions[:] = _NEVER
+
+
+@compiled
+def _find(ids: Any, oldest: Any, keys: Any, versions: Any, counts: Any, rows: Any, out: Any) -> Any:
+    missing = np.empty(ids.shape[0], np.int64)
+    lost = 0
+    last = np.uint64(keys.shape[0] - 1)
+    for i in range(ids.shape[0]):
+        place = np.int64(mix(ids[i]) & last)
+        if keys[place] == ids[i] and versions[place] >= oldest:
+            counts[place] += 1
+            for c in range(out.shape[1]):
+                out[i, c] = rows[place, c]
+        else:
+            missing[lost] = i
+            lost += 1
+    return missing[:lost].copy()
+
+
+@compiled
+def _keep(ids: Any, new: Any, new_versions: Any, keys: Any, versions: Any, counts: Any, rows: Any) -> Any:
+    last = np.uint64(keys.shape[0] - 1)
+    for i in range(ids.shape[0]):
+        place = np.int64(mix(ids[i]) & last)
+        if keys[place] != ids[i] and counts[place] > 0:
+            counts[place] -= 1
+            continue
+        if keys[place] != ids[i]:
+            counts[place] = 0
+        keys[place] = ids[i]
+        counts[place] += 1
+        versions[place] = new_versions[i]
+        for c in range(rows.shape[1]):
+            rows[place, c] = new[i, c]

@@ -1,0 +1,20 @@
+"""Rows as float16: half the bytes, and what is too large for it becomes the largest that there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["to_half"]
+
+_LARGEST = np.finfo(np.float16).max
+
+
+def to_half(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Finite numbers stay finite; float [n, dim] to float16 [n, dim]."""
+    with np.errstate(over="ignore"):
+        half = rows.astype(np.float16)
+    beyond = np.isinf(half) & np.isfinite(rows)
+    half[beyond] = np.copysign(_LARGEST, rows[beyond])
+    return half
