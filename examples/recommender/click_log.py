@@ -1,10 +1,10 @@
 """A click log of which the truth is known: a hidden teacher makes the clicks.
 
-Thirteen numbers and 26 categorical fields a sample, as in the logs of advertisers. A field has as many ids as in
-MLPerf's DLRM, scaled down: a thousandth, but small fields keep up to a hundred. Ids come as Zipf's law says, in
-each field's own order of popularity. Over time another order takes its place: at the end of the log, for `drift`
-of the samples. A click is drawn with the teacher's probability, so the AUC of the teacher's own scores is the
-most that a model may hope for.
+Thirteen numbers and 26 categorical fields a sample, as in the logs of advertisers. A field has as many ids as
+in MLPerf's DLRM, scaled down: a thousandth, but small fields keep up to a hundred. Ids come as Zipf's law says,
+in each field's own order of popularity. Over time another order takes its place: at the end of the log, for
+`drift` of the samples. A click is drawn with the teacher's probability, so the AUC of the teacher's own scores
+is the most that a model may hope for.
 """
 
 import numpy as np

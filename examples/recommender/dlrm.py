@@ -1,4 +1,4 @@
-"""Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019)."""
+"""Deep Learning Recommendation Model (Naumov and others, 2019)."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import ronde
 
 
 class DLRM(nn.Module):
-    """A perceptron makes the numbers a vector beside those of the ids; another sees all pairs' dot products."""
+    """A perceptron makes the numbers a vector beside the ids'; another sees all pairs' dot products."""
 
     def __init__(self, numbers, fields, crosses=(), dim=16):
         super().__init__()

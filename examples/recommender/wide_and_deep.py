@@ -1,4 +1,4 @@
-"""Cheng et al., "Wide & Deep Learning for Recommender Systems" (2016)."""
+"""Wide & Deep Learning for Recommender Systems (Cheng and others, 2016)."""
 
 import torch
 from torch import nn
