@@ -1,10 +1,10 @@
 """A click log of which the truth is known: a hidden teacher makes the clicks.
 
-Thirteen numbers and 26 categorical fields a sample, as in the logs of advertisers. A field has as many ids as
-in MLPerf's DLRM, scaled down: a thousandth, but small fields keep up to a hundred. Ids come as Zipf's law says,
-in each field's own order of popularity. Over time another order takes its place: at the end of the log, for
-`drift` of the samples. A click is drawn with the teacher's probability, so the AUC of the teacher's own scores
-is the most that a model may hope for.
+Thirteen numbers and 26 categorical fields a sample, as in the logs of advertisers. A field has as many ids
+as in MLPerf's DLRM, scaled down: a thousandth, but small fields keep up to a hundred. Ids come as Zipf's law
+says, in each field's own order of popularity. Over time another order takes its place: at the end of the log,
+for `drift` of the samples. A click is drawn with the teacher's probability, so the AUC of the teacher's own
+scores is the most that a model may hope for.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ CARDINALITIES = [max(min(ids, 100), ids // 1000) for ids in map(int, MLPERF.spli
 NUMBERS, FACTORS = 13, 4
 
 
-def clicks(samples, seed=0, drift=0.5, exponent=1.1):
+def clicks(samples, seed=0, drift=0.5, exponent=1.3):
     """Draw a log of so many samples, and the teacher's log odds of each. The seed alone makes the teacher."""
     truth, draws = (np.random.default_rng([seed, part]) for part in (0, 1))
     orders = [[truth.permutation(ids) for _ in ("early", "late")] for ids in CARDINALITIES]
@@ -53,5 +53,5 @@ def teacher(truth, dense, values):
         squares += hidden**2
     together = (vectors**2 - squares).sum(1)  # twice the dot products of all pairs of fields
     bent = np.tanh(dense @ truth.normal(size=(NUMBERS, 8)) / 3) @ truth.normal(size=8)
-    parts = zip((alone, together, bent), (0.8, 1.2, 0.6), strict=True)
+    parts = zip((alone, together, bent), (1.0, 1.0, 0.7), strict=True)
     return sum(weight * (part - part.mean()) / part.std() for part, weight in parts) - 1.2

@@ -3,8 +3,8 @@
     python examples/recommender/train.py --model wide-deep --data movielens
     ronde run --ranks 2 --plan hybrid examples/recommender/train.py --model dlrm --data clicks
 
-The last tenth of the samples, in time, is held out. Beside the model's AUC stands that of popularity: the score
-of a sample is then the share of clicks that its item, or the field that does best at this, had in training.
+The last tenth of the samples, in time, is held out. Beside the model's AUC stands that of popularity: the
+score of a sample is then the share of clicks that its item, or the field that does best, had in training.
 """
 
 import argparse

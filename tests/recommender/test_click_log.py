@@ -1,4 +1,4 @@
-"""The click log: of a seed alone, ids by Zipf's law, popularity that drifts, and a teacher that knows more."""
+"""The click log: of a seed alone, its ids by Zipf's law, popularity that drifts, a teacher who knows."""
 
 from __future__ import annotations
 
