@@ -1,7 +1,7 @@
 """Both recommenders on both data sets, on one device and on two ranks: one table. `make demo-recsys` runs it.
 
 In double precision, where sums in another order change the 16th digit. In single precision rounding grows
-with every step and moves the AUC by about 1e-4. Every process has one thread.
+with every step and moves the AUC by up to 1e-4. Every process has one thread.
 """
 
 import argparse
