@@ -102,7 +102,8 @@ class Session:
         # What the state axis keeps in parts decides where gradients go, so it is there before the reducer.
         self._sharding = Sharding(plan, reducer_comm, self.notes.say)
         clock = self.tally.clock
-        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock)
+        gradients, rows = self._sharding.gradients, self._sharding.rows
+        self.reducer = Reducer(reducer_comm, plan.bucket_bytes, gradients, clock, rows)
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
@@ -211,7 +212,7 @@ class Session:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself)
         if not self.plan.state.cuts_optimizer:
-            sparse_weights.install(patches, self.reducer.adopt_sparse)
+            sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)

@@ -14,7 +14,11 @@ from ronde.parallel.building import Building
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.held_parts import HeldParts
+from ronde.parallel.held_rows import ROW_OPTIMIZERS, HeldRows, updates_rows
 from ronde.parallel.host_options import can_step_on_host
+from ronde.parallel.row_division import RowDivision
+from ronde.parallel.row_lookup import RowLookup
+from ronde.parallel.row_units import RowUnits
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
@@ -22,8 +26,9 @@ from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_parts import GradientParts, Ranges
 from ronde.sync.home import HostMemory, OnDevice
+from ronde.sync.row_parts import RowParts
 from ronde.tensor.context import Context
 
 __all__ = ["Sharding"]
@@ -37,6 +42,7 @@ class Sharding:
 
     Attributes:
         gradients: where parts of gradients are kept; None where every rank has all of each.
+        rows: where gradients of spread rows are kept; None where no rows are spread.
     """
 
     def __init__(self, plan: Plan, comm: Comm, note: Callable[[str], None]) -> None:
@@ -53,6 +59,9 @@ class Sharding:
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
+        self._row_division = RowDivision(comm.world_size)
+        self.rows = RowParts(comm, self._row_ranges) if _spreads_rows(plan, comm.world_size) else None
+        self._look_up: RowLookup | None = None
         self._note = note
 
     def bind(self, context: Context) -> None:
@@ -64,11 +73,35 @@ class Sharding:
         if self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes, self._note)
+        if self.rows is not None:
+            self._bind_rows(context, self.rows)
+
+    def _bind_rows(self, context: Context, gradients: RowParts) -> None:
+        division, note = self._row_division, self._note
+        parameters = ShardedParameters(context, division, self._home_of_parts, note, RowUnits(note))
+        self._parameters, self._saved = parameters, SavedParameters(parameters)
+        self._look_up = RowLookup(context, parameters)
+        held = HeldRows(division, gradients, parameters)
+        update = ShardedUpdate(context, held, self._holds_rows, note, ROW_OPTIMIZERS, updates_rows)
+        self._update = update
+
+    def look_up(self) -> RowLookup | None:
+        """What looks up rows that are spread; None where none can be."""
+        return self._look_up
+
+    def _row_ranges(self, weight: torch.Tensor) -> Ranges | None:
+        parameters = self._parameters
+        spread = parameters is not None and parameters.own(weight) is not None
+        return self._row_division.ranges(weight) if spread else None
+
+    def _holds_rows(self, optimizer: Any) -> bool:
+        members = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        return any(self._row_ranges(tensor) is not None for tensor in members)
 
     @property
     def residents(self) -> list[Resident]:
         """What holds state elsewhere than in the script's tensors."""
-        return [each for each in (self.gradients, self._parameters) if each is not None]
+        return [each for each in (self.gradients, self.rows, self._parameters) if each is not None]
 
     def install(self, patches: Patches, context: Context) -> None:
         if self._update is not None:
@@ -76,6 +109,8 @@ class Sharding:
         if self.gradients is not None:
             kept = () if self._parameters is None else (self._parameters.lasting,)
             gradients.install(patches, context, self.gradients, *kept)
+        if self.rows is not None and self._parameters is not None:
+            gradients.install(patches, context, self.rows, self._parameters.lasting, clips=False)
         if self._building is not None:
             self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
@@ -86,8 +121,9 @@ class Sharding:
         """Make everything whole again. All ranks come here."""
         if self._update is not None:
             self._update.release()
-        if self.gradients is not None:
-            self.gradients.restore()
+        for parts in (self.gradients, self.rows):
+            if parts is not None:
+                parts.restore()
         if self._parameters is not None:
             self._parameters.release()
         self.uninstall()
@@ -136,7 +172,9 @@ class Sharding:
 
     def note_whole_state(self, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
-        if self._update is None:
+        if self.rows is not None:
+            self._note_whole_rows(optimizer)
+        if self._update is None or self.rows is not None:
             return
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         kind = type(optimizer)
@@ -174,6 +212,14 @@ class Sharding:
                 f"only; leave that out to have {offload}"
             )
 
+    def _note_whole_rows(self, optimizer: Any) -> None:
+        if not updates_rows(optimizer) and self._holds_rows(optimizer):
+            known = ", ".join(kind.__name__ for kind in ROW_OPTIMIZERS)
+            self._note(
+                f"{type(optimizer).__name__} has the rows of an embedding whole on every rank for each step: "
+                f"sparse=sharded leaves them spread for the steps of {known} without momentum"
+            )
+
     def _takes(self, optimizer: Any) -> bool:
         """Without state, to share whole parameters would cost more than to update all of them."""
         if self._state.offloads_optimizer and not can_step_on_host(optimizer):
@@ -181,3 +227,14 @@ class Sharding:
         if self.gradients is not None or type(optimizer) is not torch.optim.SGD:
             return True
         return any(group["momentum"] != 0 for group in optimizer.param_groups)
+
+
+def _spreads_rows(plan: Plan, world_size: int) -> bool:
+    """Whether sparse weights of torch's embeddings are in parts; where other plans cut state they are refused.
+
+    Micro-batches may be fewer on one rank than on another, and a compiled model asks no parameter for its
+    rows; a scale of float16 looks at whole gradients.
+    """
+    compute = plan.compute
+    plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
+    return plan.state.sparse == "sharded" and world_size > 1 and plain and not plan.state.cuts_optimizer
