@@ -14,7 +14,7 @@ __all__ = ["RowDivision", "first_rows"]
 
 
 def first_rows(rows: int, world_size: int) -> list[int]:
-    """The first row of each rank, and behind them the number of rows: ranks have equally many, or one more."""
+    """The first row of each rank, and behind them the number of rows; ranks differ by one at most."""
     return [rows * rank // world_size for rank in range(world_size + 1)]
 
 

@@ -36,15 +36,15 @@ class RowLookup:
         self._parameters = parameters
 
     def takes(self, weight: Any, ids: Any) -> bool:
-        """Whether this look-up goes to the owners of rows: the weight is spread, and not whole just now.
+        """Whether rows of the weight are spread, and these are ids that this rank has.
 
-        Ids that are not this rank's own, and such as torch refuses, are for torch and the whole weight.
+        Other ids, and such as torch refuses, are for torch and the whole weight.
         """
         if torch.compiler.is_compiling() or in_transform() or not isinstance(ids, torch.Tensor):
             return False
         if own_class(ids) is not None or ids.dtype not in (torch.int64, torch.int32):
             return False
-        return self._context.is_in_step() and self._parameters.latest(weight) is not None
+        return self._context.is_in_step() and self._parameters.own(weight) is not None
 
     def takes_bag(self, weight: Any, ids: Any, offsets: Any, mode: str, per_sample_weights: Any) -> bool:
         """As `takes`, of a look-up of bags."""
@@ -52,10 +52,14 @@ class RowLookup:
             return False
         with DisableTorchFunction():  # an observed call would take sizes for what it reads
             in_rows = ids.dim() == 2 and offsets is None
-            laid_end_to_end = ids.dim() == 1 and isinstance(offsets, torch.Tensor) and own_class(offsets) is None
+            laid_end_to_end = (
+                ids.dim() == 1 and isinstance(offsets, torch.Tensor) and own_class(offsets) is None
+            )
             weighted = per_sample_weights is not None
             suits = not weighted or (mode == "sum" and per_sample_weights.shape == ids.shape)
-        return (in_rows or laid_end_to_end) and suits and (not weighted or own_class(per_sample_weights) is None)
+        return (
+            (in_rows or laid_end_to_end) and suits and (not weighted or own_class(per_sample_weights) is None)
+        )
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
         """As `F.embedding`; ids of any shape to [*ids.shape, dim].
@@ -104,12 +108,13 @@ class RowLookup:
         )
 
     def _rows_of(self, weight: torch.Tensor, distinct: torch.Tensor) -> torch.Tensor:
-        """Rows of rising ids, each from its owner; [n] to [n, dim]."""
+        """Rows of rising ids, each from its owner, or from the whole if it is there; [n] to [n, dim]."""
         comm, (rows, dim) = self._context.comm, weight.shape
-        if len(distinct) and not (0 <= int(distinct[0]) and int(distinct[-1]) < rows):
+        if len(distinct) and (int(distinct[0]) < 0 or int(distinct[-1]) >= rows):
             raise IndexError("index out of range in self")
         part = self._parameters.latest(weight)
-        assert part is not None
+        if part is None:
+            return weight.detach().index_select(0, distinct)
         return _from_owners(comm, part.view(-1, dim), distinct, first_rows(rows, comm.world_size))
 
 

@@ -1,4 +1,4 @@
-"""Which weights of a model have their rows spread: those of `nn.Embedding` and `nn.EmbeddingBag`, if sparse."""
+"""Which weights of a model have their rows spread: those of sparse `nn.Embedding` and `nn.EmbeddingBag`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class RowUnits:
 
     def __call__(self, model: nn.Module) -> list[list[torch.Tensor]]:
         tables = list(_sparse_tables(model))
-        opaque = any(isinstance(part, torch.jit.ScriptModule) or is_compiled(part) for part in model.modules())
+        opaque = any(
+            isinstance(part, torch.jit.ScriptModule) or is_compiled(part) for part in model.modules()
+        )
         whole: set[int] = set()
         for name, table in tables:
             why = "its model is compiled" if opaque else _why_whole(table)

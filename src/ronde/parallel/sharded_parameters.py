@@ -57,7 +57,7 @@ class ShardedParameters:
     ) -> None:
         self._context = context
         self._note = note
-        self._kind: Any = sharded_parameter(self.holding)
+        self._kind: Any = sharded_parameter(self.holding, self._address)
         self._table = UnitTable(context.comm, division, home, find)
         # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
         # same about these, so none may be collected on one of them meanwhile.
@@ -176,6 +176,10 @@ class ShardedParameters:
     def saved(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
         """Whose memory a tensor lies in."""
         return self._table.lying_in(tensor.untyped_storage()._cdata)
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        found = self._table.entry(tensor)
+        return 0 if found is None else found[0].cdata
 
     def begin_update(self) -> None:
         """Parts are about to be updated: what was written to the whole is in them from now on."""

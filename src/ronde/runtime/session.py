@@ -308,7 +308,8 @@ class Session:
         self._edge.conclude()
         notes = [*self.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        unspread = tables.why_none_is_spread(self.plan, self.config.world_size)
+        spread = self._sharding.has_spread_rows
+        unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self.config.world_size)
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""

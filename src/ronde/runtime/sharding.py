@@ -42,7 +42,8 @@ class Sharding:
 
     Attributes:
         gradients: where parts of gradients are kept; None where every rank has all of each.
-        rows: where gradients of spread rows are kept; None where no rows are spread.
+        rows: where gradients of spread rows are kept; None where the plan spreads no rows.
+        has_spread_rows: those of torch's embeddings are, or were.
     """
 
     def __init__(self, plan: Plan, comm: Comm, note: Callable[[str], None]) -> None:
@@ -61,6 +62,7 @@ class Sharding:
         self._update: ShardedUpdate | None = None
         self._row_division = RowDivision(comm.world_size)
         self.rows = RowParts(comm, self._row_ranges) if _spreads_rows(plan, comm.world_size) else None
+        self.has_spread_rows = False
         self._look_up: RowLookup | None = None
         self._note = note
 
@@ -115,7 +117,7 @@ class Sharding:
             self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
-            self._saved.install(patches)
+            self._saved.install(patches, at_once=self.rows is None)
 
     def release(self) -> None:
         """Make everything whole again. All ranks come here."""
@@ -150,6 +152,10 @@ class Sharding:
             yield
             return
         with self._parameters.calling(module):
+            if self.rows is not None and self._saved is not None and self._parameters.are_there:
+                self.has_spread_rows = True
+                if not self._saved.begin():
+                    self._parameters.pin()  # what the script's hooks keep of rows must stay there
             yield
 
     def building(self) -> AbstractContextManager[None]:
@@ -230,10 +236,11 @@ class Sharding:
 
 
 def _spreads_rows(plan: Plan, world_size: int) -> bool:
-    """Whether sparse weights of torch's embeddings are in parts; where other plans cut state they are refused.
+    """Whether sparse weights of torch's embeddings are in parts.
 
-    Micro-batches may be fewer on one rank than on another, and a compiled model asks no parameter for its
-    rows; a scale of float16 looks at whole gradients.
+    Where the plan cuts other state too, sparse gradients are refused. Micro-batches may be fewer on one rank
+    than on another, a compiled model asks no parameter for its rows, and a scale of float16 looks at whole
+    gradients.
     """
     compute = plan.compute
     plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile

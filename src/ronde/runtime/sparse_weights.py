@@ -1,4 +1,4 @@
-"""Weights that are looked up with `sparse=True`: known before their first gradient; rows of some are spread."""
+"""Weights looked up with `sparse=True`: known before their first gradient, and with spread rows perhaps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def install(
         return plain_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
 
     @functools.wraps(plain_bag)
-    def embedding_bag(
+    def embedding_bag(  # noqa: PLR0913 - torch's own
         input: Any,
         weight: Any,
         offsets: Any = None,

@@ -40,13 +40,17 @@ def install(patches: Patches, comm: Comm, plan: Plan, unmediated: Around) -> Non
     patches.undo(late.uninstall)
 
 
-def why_none_is_spread(plan: Plan, world_size: int) -> str:
-    """A sentence for a plan that spreads rows of a script which has none to spread, else ""."""
-    if plan.state.sparse != "sharded" or world_size == 1 or _HOME in sys.modules:
+def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
+    """A sentence for a plan that spreads rows of a script which has none to spread, else "".
+
+    Args:
+        spread: rows of torch's own embeddings are or were.
+    """
+    if plan.state.sparse != "sharded" or world_size == 1 or _HOME in sys.modules or spread:
         return ""
     return (
-        "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, and the script has none; "
-        "an nn.Embedding stays whole on every rank"
+        "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, or of an nn.Embedding or "
+        "nn.EmbeddingBag with sparse=True, and the script has none that can be spread"
     )
 
 

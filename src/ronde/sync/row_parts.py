@@ -85,7 +85,9 @@ class RowParts(GradientParts):
             return None
         comm, leaf, part = self._comm, held.leaf, held.part.coalesce()
         first = _first_rows(held.ranges, leaf.shape)[comm.rank]
-        counts: list[int] = comm.all_gather(torch.tensor([part._nnz()], device=comm.control_device)).view(-1).tolist()
+        counts: list[int] = (
+            comm.all_gather(torch.tensor([part._nnz()], device=comm.control_device)).view(-1).tolist()
+        )
         with torch.inference_mode(False):  # later backwards add to it
             gradient = torch.sparse_coo_tensor(
                 torch.cat(comm.all_gather_uneven(part.indices()[0] + first, counts)).unsqueeze(0),

@@ -24,9 +24,7 @@ class SparseBucket(Bucket):
         rows: keeps what is averaged of weights whose rows are spread; None where no plan spreads any.
     """
 
-    def __init__(
-        self, leaf: Leaf, comm: Comm, memory: GradientMemory, rows: RowParts | None = None
-    ) -> None:
+    def __init__(self, leaf: Leaf, comm: Comm, memory: GradientMemory, rows: RowParts | None = None) -> None:
         super().__init__([leaf], None, memory)
         self._comm = comm
         self._rows = rows
@@ -69,7 +67,11 @@ class SparseBucket(Bucket):
         if not any(computed):
             return
         if any(denses):
-            whole = torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if gradient is None else gradient.to_dense()
+            whole = (
+                torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+                if gradient is None
+                else gradient.to_dense()
+            )
             self._mean = comm.all_reduce(whole.clone()) / comm.world_size
             return
         if own is None:
