@@ -285,7 +285,10 @@ def situation(rank: Rank, name: str, mapped: bool) -> tuple[Found, list[str]]:
 
 # torch says so once of its own Adagrad.
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("mapped", [True, False], ids=["once on the host", "apart"])
+@pytest.mark.parametrize(
+    "mapped",
+    [pytest.param(True, marks=pytest.mark.soak, id="once on the host"), pytest.param(False, id="apart")],
+)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", list(SITUATIONS))
 def test_ranks_have_what_one_device_has(ranks: Ranks, world_size: int, name: str, mapped: bool) -> None:
