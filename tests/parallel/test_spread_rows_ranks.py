@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from ronde.parallel.copied_unit import CopiedUnit
@@ -267,10 +268,100 @@ def renormed() -> Found:
     return training.found()
 
 
+class Mixing(Net):
+    """Rows depend on each other, so that the call that is watched is unwound."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out = super().forward(ids)
+        return out * (1 + out.mean(0))
+
+
+def mixing() -> Found:
+    training = Training(Mixing())
+    for _ in range(3):
+        training.step()
+    return training.found()
+
+
+class Checkpointed(Net):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, ids, use_reentrant=False)
+
+
+def checkpointed() -> Found:
+    training = Training(Checkpointed())
+    for _ in range(3):
+        training.step()
+    return training.found()
+
+
+class Weighted(Shared):
+    """Weights of the ids in a bag are computed by the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_weights = nn.Parameter(torch.linspace(0.1, 1, WORDS, dtype=torch.float64))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(self.second(ids, per_sample_weights=self.top_weights[ids]))
+
+
+def weighted() -> Found:
+    training = Training(Weighted())
+    for _ in range(3):
+        training.step()
+    return training.found()
+
+
+def several_models() -> Found:
+    found: Found = []
+    for _ in range(2):
+        training = Training()
+        training.step()
+        training.step()
+        found += training.found()
+    return found
+
+
+def evaluated() -> Found:
+    training = Training()
+    training.step()
+    training.model.eval()
+    with torch.no_grad():
+        whole = training.model(training.ids()).clone()
+        one = training.model(training.ids(1)).clone()
+    training.model.train()
+    training.step()
+    return [whole.detach(), one.detach(), *training.found()]
+
+
+def hooked() -> Found:
+    """A hook sees the whole gradient."""
+    training = Training(kind=torch.optim.SGD)
+    training.step()
+    seen: Found = []
+    weight = training.model.words.weight
+    weight.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.to_dense().clone()))
+    training.step()
+    return [*seen, *training.found()]
+
+
+def script_hooks() -> Found:
+    """The script packs what autograd saves."""
+    training = Training(Tied(), kind=torch.optim.SGD)
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each):
+        training.step()
+        training.backward()
+    training.update()
+    training.step()
+    return training.found()
+
+
 SITUATIONS = {
     function.__name__: function
     for function in (
         *(sparse_adam, sgd, adagrad, momentum, accumulated, gradient_is_read, saved_and_loaded, written),
+        *(mixing, checkpointed, weighted, several_models, evaluated, hooked, script_hooks),
         *(copied, tied, once_sparse_then_dense, shared, ragged, past_forward, few_rows, moved, renormed),
     )
 }

@@ -62,7 +62,7 @@ class SparseBucket(Bucket):
         dense = gradient is not None and gradient.layout == torch.strided
         own = None if gradient is None or dense else gradient.coalesce()
         told = [self.touched, dense, 0 if own is None else own._nnz()]
-        computed, denses, rows = comm.all_gather(torch.tensor(told)).t().tolist()
+        computed, denses, rows = comm.all_gather(torch.tensor(told, device=comm.control_device)).t().tolist()
         self._mean, self._ranges = None, None
         if not any(computed):
             return
