@@ -442,7 +442,7 @@ def out_of_range(rank: Rank) -> str:
         net = nn.Sequential(nn.Embedding(WORDS, DIM, sparse=True))
         net(torch.tensor([[1], [2], [3]]))
         try:
-            net(torch.tensor([[WORDS], [WORDS], [WORDS]]))
+            net(torch.tensor([[1], [2], [WORDS]]))
         except IndexError as error:
             return str(error)
     return "did not raise"

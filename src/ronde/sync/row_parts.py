@@ -35,11 +35,17 @@ def exchange(comm: Comm, ids: torch.Tensor, firsts: Sequence[int]) -> Exchanged:
     Args:
         ids: int64 [n].
         firsts: the first id of each rank, and behind them the number of ids.
+
+    Raises:
+        IndexError: on some rank an id is not among these; in torch's words.
     """
     bounds = torch.tensor(firsts, device=ids.device)
     sent: list[int] = torch.searchsorted(ids, bounds).diff().tolist()
-    every = comm.all_gather(torch.tensor(sent, device=comm.control_device))
-    come: list[int] = every.view(comm.world_size, -1)[:, comm.rank].tolist()
+    told = torch.tensor([*sent, len(ids)], device=comm.control_device)
+    every = comm.all_gather(told).view(comm.world_size, -1)
+    if bool((every[:, :-1].sum(1) != every[:, -1]).any()):  # on all ranks, whichever has it
+        raise IndexError("index out of range in self")
+    come: list[int] = every[:, comm.rank].tolist()
     return Exchanged(comm.all_to_all(ids.split(sent), come), sent, come)
 
 
