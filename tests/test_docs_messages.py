@@ -60,6 +60,7 @@ UNSAID = {
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
     "EOF when reading a line": "Python's own words",
+    "index out of range in self": "torch's own words",
     "no system known to us": "what `ronde plan show` prints",
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",

@@ -71,7 +71,7 @@ ON_ONE_RANK_TOO = (
 )
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
 # A sparse gradient is not cut.
-SPARSE = {"sparse_embedding"}
+SPARSE = {"sparse_embedding", "sparse_hybrid"}
 REFUSED = {
     **dict.fromkeys(
         ("zero1", "zero2", "zero3", "central", "zero3,offload=all", "ps", "ps,servers=2"), SPARSE
@@ -122,12 +122,13 @@ COMPILED = {
 }
 # On a CPU nothing is rounded to TF32; tests/gpu has the rest.
 TABLES = {("recommender", 2), ("recommender", 3)}
+SPREAD = {(script, ranks) for script in ("sparse_embedding", "sparse_hybrid") for ranks in (2, 3)}
 ONLY = {
     **COMBINED,
     "compile=true": COMPILED,
     "precision=tf32": {("classifier", 2), ("transformer", 3)},
-    # Without a table they are the plans without it.
-    "hybrid": TABLES,
+    # Without a table or a sparse embedding they are the plans without it.
+    "hybrid": TABLES | SPREAD,
     "hybrid,state=zero2": TABLES,
     "hybrid,servers=1": TABLES,
     "hybrid,servers=2": TABLES,
@@ -156,6 +157,7 @@ SAMPLES = {
     },
     "hybrid": {
         ("recommender", 3),
+        ("sparse_hybrid", 3),
     },
     "hybrid,state=zero2": set(),
     "hybrid,servers=1": set(),
@@ -195,6 +197,7 @@ IN_SOAK_ONLY = {
     "packed_gru": "padded_text",
     "recommender": "the same under hybrid",
     "seq2seq": "char_rnn",
+    "sparse_hybrid": "the same under hybrid",
     "torch_metrics": "numpy_metrics",
     "transformer_lm": "transformer",
     "two_loaders": "samplers",
@@ -274,6 +277,7 @@ WITHOUT_BLOCKS = {
     "Tagger": "padded_text",
     "SparseAutoencoder": "past_forward",
     "Topics": "sparse_embedding",
+    "Towers": "sparse_hybrid",
     "WideAndDeep": "recommender",
     "AttnDecoder": "seq2seq",
     "TiedModel": "tied",

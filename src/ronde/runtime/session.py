@@ -104,7 +104,12 @@ class Session:
         self._sharding = Sharding(plan, reducer_comm, self.notes.say, self.client)
         clock = self.tally.clock
         self.reducer = Reducer(
-            reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock, self._sharding.allocate
+            reducer_comm,
+            plan.bucket_bytes,
+            self._sharding.gradients,
+            clock,
+            rows=self._sharding.rows,
+            allocate=self._sharding.allocate,
         )
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
@@ -213,8 +218,8 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
-        if self._sharding.gradients is None:
-            sparse_weights.install(patches, self.reducer.adopt_sparse)
+        if self._sharding.gradients is None and not self.plan.state.cuts_optimizer:
+            sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
@@ -312,7 +317,8 @@ class Session:
             self.client.finish()
         notes = [*self.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        unspread = tables.why_none_is_spread(self.plan, self.config.world_size)
+        spread = self._sharding.has_spread_rows
+        unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self.config.world_size)
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""
