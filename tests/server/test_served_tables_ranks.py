@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 import ronde
-from ronde.testing.run_ranks import Rank, run_ranks
+from ronde.testing.run_ranks import Rank
 
 
 def train(steps: int = 4) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -29,9 +32,11 @@ def on_servers(rank: Rank, plan: str) -> tuple[list[float], dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("plan", ["hybrid,servers=2", pytest.param("ps,servers=2", marks=pytest.mark.soak)])
-def test_ranks_train_a_table_of_servers_as_one_device_does(plan: str) -> None:
+def test_ranks_train_a_table_of_servers_as_one_device_does(
+    plan: str, ranks: Callable[..., list[Any]]
+) -> None:
     losses, rows = train()
-    for found, state in run_ranks(on_servers, 2, plan):
+    for found, state in ranks(2, on_servers, plan):
         assert found == pytest.approx(losses, rel=1e-12)
         for name, value in rows.items():
             torch.testing.assert_close(state[name], value, rtol=1e-12, atol=0)

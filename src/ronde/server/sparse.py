@@ -46,9 +46,12 @@ class SparseShard:
                 or message.meta["table"] != number
             ):
                 raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
+        # Copies, as the record outlives the messages.
         arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
-        mean = arrays[1].astype(table.dtype, copy=False) / table.dtype.type(len(messages))
-        return {"table": number, "lr": first["lr"]}, [arrays[0], mean, arrays[2]]
+        arrays[1] = arrays[1].astype(table.dtype, copy=False)
+        if len(messages) > 1:
+            arrays[1] /= len(messages)
+        return {"table": number, "lr": first["lr"]}, arrays
 
     def apply(self, record: Record) -> None:
         number = record.meta["table"]
