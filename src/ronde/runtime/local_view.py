@@ -21,7 +21,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.runtime import compute, servers, take_over
+from ronde.runtime import compute, servers, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.server.transport.wire import Operation
@@ -56,8 +56,9 @@ class LocalView:
         self._client = client
         self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
         self._slices = LocalSlices(config.rank, config.world_size, lambda rows: tally.deliver(0, rows))
+        self._others = _Apart(config.rank, config.world_size)
         self.files = ScriptFiles(
-            comm=_Apart(config.rank, config.world_size),
+            comm=self._others,
             paths=paths_of_rank(config.run_dir),
             temporary=TemporaryFolders(config.temporary, config.run_dir),
             apart=True,
@@ -77,6 +78,7 @@ class LocalView:
         patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
         patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
         self._slices.install(patches)
+        tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
         compute.install_alone(plan, self.notes.say)
         take_over.install(patches, config, self.retire)
         self.files.install()
@@ -111,6 +113,7 @@ class LocalView:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
 
     def summary(self) -> RankSummary:
+        self._client.finish()
         notes = [*self.notes, *self.files.notes]
         return summarize(self.config, self._tally, algorithm="", notes=notes, memory=self._meter.memory())
 
