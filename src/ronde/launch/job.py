@@ -27,6 +27,7 @@ class Job:
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
+        publish: seconds between versions of the model that are published; 0: none is.
         quiet: nothing is said but errors and that ranks stand still.
         worker: the command of a rank process.
     """
@@ -46,6 +47,7 @@ class Job:
     timeout: float = 1800.0
     shown: bool = True
     quiet: bool = False
+    publish: float = 0.0
     worker: tuple[str, ...] = WORKER
 
 

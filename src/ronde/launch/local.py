@@ -118,6 +118,7 @@ def _configs(job: Job, temporary: str) -> list[RankConfig]:
             extensions=job.extensions,
             watched=True,
             quiet=job.quiet,
+            publish=job.publish,
             terminal=os.isatty(0),
             temporary=temporary,
         )

@@ -100,6 +100,7 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         timeout=job.timeout,
         extensions=job.extensions,
         quiet=job.quiet,
+        publish=job.publish,
         terminal=os.isatty(0),
     )
 
