@@ -51,6 +51,8 @@ def sync_written(beside: Path, path: Path) -> None:
     """Make what was written to `beside` durable, and call it `path`."""
     handle = os.open(beside, os.O_RDONLY)
     try:
+        # Whoever may read the folder may read it; some libraries write for their user alone.
+        os.fchmod(handle, os.stat(path.parent).st_mode & 0o644)
         os.fsync(handle)
     finally:
         os.close(handle)

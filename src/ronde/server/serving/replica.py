@@ -71,6 +71,9 @@ class Replica:
         self.lag: float | None = None
         self.trouble = ""
         self._snapshot = source.load(self._known(version))
+        self._newest = max(source.versions(), default=0)
+        for table in self._snapshot.tables.values():  # compiled now, not for whoever asks first
+            table.look_up(np.zeros(1, np.int64))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -169,7 +172,9 @@ class Replica:
             except (DamagedFile, MemoryError, RondeError) as error:
                 self._complain(newest, error)
                 return False
-            self.lag = time() - self._snapshot.time
+            if newest > self._newest:
+                self.lag = time() - self._snapshot.time
+            self._newest = max(newest, self._newest)
             self.trouble = ""
             return True
 
