@@ -13,6 +13,8 @@ from ronde.bench.machine import Machine, cpu_model
 from ronde.bench.memory.report import KIND as MEMORY
 from ronde.bench.memory.report import MemoryReport
 from ronde.bench.report import Report
+from ronde.bench.serving.report import KIND as SERVING
+from ronde.bench.serving.report import ServingReport
 from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TablesReport
 from ronde.errors import UsageError
@@ -43,7 +45,13 @@ OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json":
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_reports_that_the_documentation_shows(path: Path) -> None:
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport, TABLES: TablesReport}
+    kinds = {
+        KIND: CollectivesReport,
+        MEMORY: MemoryReport,
+        FIRST_CALL: FirstCallReport,
+        TABLES: TablesReport,
+        SERVING: ServingReport,
+    }
     text = path.read_text()
     read = kinds.get(json.loads(text)["kind"], Report).from_json
     if path.name not in OLDER:

@@ -35,6 +35,10 @@ from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
+from ronde.bench.serving import measure as servings
+from ronde.bench.serving import report as serving_report
+from ronde.bench.serving.report import KIND as SERVING
+from ronde.bench.serving.report import ServingReport
 from ronde.bench.table import table
 from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TableFigures, TablesReport
@@ -180,6 +184,35 @@ def tables_(
     _tell(report, json=json)
 
 
+@bench.command("serving")
+def serving_(
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second, of 100 ids each.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1000, help="Rows of the table, of 16 floats each.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Of a round.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Beside training, and as many alone.")] = 5,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between versions that the training publishes.")
+    ] = 1.0,
+    json: _Json = None,
+) -> None:
+    """Measure a replica: how long look-ups take, and how old what they see is, while a training publishes.
+
+    Requests come at a fixed rate from another process; their time counts from when they were due.
+    """
+    check_linux()
+    _check_writable(json=json)
+    report = servings.measure(
+        rate=rate,
+        rows=rows,
+        seconds=seconds,
+        rounds=rounds,
+        interval=interval,
+        environment=os.environ,
+        progress=_say_serving,
+    )
+    _tell(report, json=json)
+
+
 @bench.command()
 def collectives(
     operations: Annotated[
@@ -276,7 +309,13 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {KIND: CollectivesReport, MEMORY: MemoryReport, FIRST_CALL: FirstCallReport, TABLES: TablesReport}
+    kinds = {
+        KIND: CollectivesReport,
+        MEMORY: MemoryReport,
+        FIRST_CALL: FirstCallReport,
+        TABLES: TablesReport,
+        SERVING: ServingReport,
+    }
     _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
 
@@ -320,6 +359,10 @@ def _say_memory(result: PlanMemory) -> None:
 
 def _say_table(figures: TableFigures) -> None:
     print(f"ronde: {figures.ids:,} ids of {figures.dim} floats, {figures.spread}: done", file=sys.stderr)
+
+
+def _say_serving(situation: str, p99: float) -> None:
+    print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
 
 
 def _without_picture(of_what: str, plot: Path) -> None:
@@ -367,7 +410,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport,
+    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport | ServingReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,
@@ -379,6 +422,8 @@ def _tell(
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
         case TablesReport():
             draw, shown = partial(_without_picture, "tables"), tables.table(report)
+        case ServingReport():
+            draw, shown = partial(_without_picture, "serving"), serving_report.table(report)
         case CollectivesReport():
             draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
         case MemoryReport():

@@ -22,6 +22,7 @@ from ronde.server.serving.snapshot import Source
 __all__ = ["serve", "source_of"]
 
 _LOOK_EVERY = 0.2
+_WAITING_AT_MOST = 2048
 
 
 def source_of(path: Path) -> Source:
@@ -69,6 +70,7 @@ def serve(
         sleep(_LOOK_EVERY)
     replica = Replica(source, version, say)
     replica.start(interval)
+    listening.listen(_WAITING_AT_MOST)
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     say(f"serves version {replica.snapshot.version} at http://{name}:{port}")
