@@ -25,9 +25,7 @@ def export(
     rows: Annotated[
         str, typer.Option(metavar="|".join(ROWS), help="Rows of tables as they are, or in a quarter of it.")
     ] = "full",
-    version: Annotated[
-        int | None, typer.Option(min=1, help="Which one.", show_default="the newest")
-    ] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Which one.", show_default="the newest")] = None,
 ) -> None:
     """Write a model that needs nothing else: program, parameters, tables as parquet.
 

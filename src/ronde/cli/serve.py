@@ -23,7 +23,8 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8765,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Serve this one.", show_default="the newest, and those that come")
+        int | None,
+        typer.Option(min=1, help="Serve this one.", show_default="the newest"),
     ] = None,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", help="How often to look for a newer version.")

@@ -167,11 +167,7 @@ class Publishing:
             self._subject = _Subject(self._called)
         subject = self._subject
         tables = subject.tables
-        if any(table.table.touched is None for table in tables.values()):
-            follows = 0
-            for table in tables.values():
-                table.table.touched = TouchedIds()
-        lost = any([table.table.touched.lost for table in tables.values()])
+        lost = any([_is_unknown(table) for table in tables.values()])  # noqa: C419 - each is asked
         if self._comm is not None:
             lost = self._comm.votes([lost]) != [0]
         follows, whole = (0, 1) if lost else (follows, whole)
@@ -279,6 +275,13 @@ def _given(module: nn.Module) -> nn.Module:
     """The module that was given to the compiler."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
+
+
+def _is_unknown(table: EmbeddingTable) -> bool:
+    """Whether all rows are to be told; from here on it is known what changes."""
+    if table.table.touched is None:
+        table.table.touched = TouchedIds()
+    return table.table.touched.lost
 
 
 def _none() -> None:

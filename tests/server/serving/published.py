@@ -24,7 +24,9 @@ class Model(nn.Module):
         super().__init__()
         self.user = ronde.EmbeddingTable(4, optimizer=ronde.table.SGD(), max_rows=10_000)
         self.words = ronde.EmbeddingTable(3, pooling="mean", max_rows=10_000)
-        self.top = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 1))
+        self.top = nn.Sequential(
+            nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 1)
+        )
 
     def forward(self, x: torch.Tensor, *, bags: Any, scale: float = 1.0) -> dict[str, torch.Tensor]:
         users = self.user(x[:, :2].long() % 50).flatten(1)

@@ -60,10 +60,11 @@ def test_rows_of_versions_that_are_gone_are_used_again() -> None:
         table.changed(np.arange(100, 200), rows, ids[:50]).changed(ids[50:], rows[50:], NONE)
         table = table.changed(ids, rows * turn, NONE)
         assert_is(table, {id_: np.full(4, turn, np.float32) for id_ in range(100)})
-    older = [table]
+    older = [table, table.changed(ids, rows, NONE)]
+    for _ in range(2):
+        older.append(older[-1].changed(ids, rows, NONE))
     with pytest.raises(TableFull):
-        for turn in range(9):
-            older.append(older[-1].changed(ids, rows * turn, NONE))
+        older[-1].changed(ids, rows, NONE)
     assert_is(table, {id_: np.full(4, 49, np.float32) for id_ in range(100)})
 
 

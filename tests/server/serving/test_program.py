@@ -36,6 +36,12 @@ def test_a_model_that_branches_on_values_is_not_exported() -> None:
         export(Branches(), Example.of((torch.ones(4),), {}))
 
 
+def test_nor_one_that_is_called_with_something_unknown() -> None:
+    example = Example.of((torch.ones(4), object()), {})
+    with pytest.raises(NoProgram, match="it is called with a object, of which torch.export knows no parts"):
+        export(Branches(), example)
+
+
 def test_an_example_keeps_no_values() -> None:
     example = Example.of((torch.ones(4, 2), 3), {"y": [torch.ones(1).long()]})
     assert not any(isinstance(leaf, torch.Tensor) for leaf in example.leaves)
@@ -51,7 +57,9 @@ def test_tables_are_cut_out_and_put_back(tmp_path: Path) -> None:
         assert sorted(model.state_dict()) == ["parts.1.bias", "parts.1.weight", "top.bias", "top.weight"]
         dense = {name: value.clone() for name, value in model.state_dict().items()}
     assert model.a is model.parts[0]
-    (tmp_path / "p.pt2").write_bytes(export(model, Example.of((torch.ones(4).long(), torch.ones(1).double()), {})))
+    (tmp_path / "p.pt2").write_bytes(
+        export(model, Example.of((torch.ones(4).long(), torch.ones(1).double()), {}))
+    )
     assert model.training
     program = Program(tmp_path / "p.pt2")
     x, more = torch.arange(5), torch.ones(1, dtype=torch.float64)

@@ -31,7 +31,7 @@ SCRIPT = """
             super().__init__()
             evict = ronde.table.EvictByAge(10, every=2)
             self.user = ronde.EmbeddingTable(4, evict=evict, max_rows=9999)
-            self.top = nn.Sequential(nn.Linear(13, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 1))
+            self.top = nn.Sequential(nn.Linear(13, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
 
         def forward(self, ids, x):
             return self.top(torch.cat([self.user(ids).flatten(1), x], 1)).squeeze(1)
@@ -78,7 +78,13 @@ def train(place: Path, source: str, ranks: int, plan: str, publish: float = 0.05
         (2, "hybrid"),
         *(
             pytest.param(ranks, plan, marks=pytest.mark.soak)
-            for ranks, plan in [(1, "ddp"), (2, "ddp"), (2, "zero2,sparse=sharded"), (3, "hybrid"), (2, "zero3")]
+            for ranks, plan in [
+                (1, "ddp"),
+                (2, "ddp"),
+                (2, "zero2,sparse=sharded"),
+                (3, "hybrid"),
+                (2, "zero3"),
+            ]
         ),
     ],
 )
@@ -133,7 +139,9 @@ def test_served_and_exported(tmp_path: Path) -> None:
         expected = torch.load(tmp_path / "said.pt")[3][[3, 5]].numpy()
         assert answer["version"] == 1
         assert np.abs(np.array(answer["rows"]) - expected).max() < 0.01
-        assert isinstance(_ask(f"{address}/v1/predict", {"inputs": [[[1, 2, 3]], [[0.5]]]})["outputs"][0], float)
+        assert isinstance(
+            _ask(f"{address}/v1/predict", {"inputs": [[[1, 2, 3]], [[0.5]]]})["outputs"][0], float
+        )
     finally:
         serving.terminate()
         _, said = serving.communicate(30)
@@ -166,7 +174,10 @@ def _ask(url: str, body: Any) -> Any:
     ("command", "said"),
     [
         (["serve", "."], ". is neither the directory of a run with --publish nor a model of ronde export"),
-        (["serve", ".", "--interval", "0"], "--interval 0 is not a number of seconds above 0; try --interval 0.1"),
+        (
+            ["serve", ".", "--interval", "0"],
+            "--interval 0 is not a number of seconds above 0; try --interval 0.1",
+        ),
         (["export", ".", "--rows", "half"], "--rows half is neither full nor int8"),
         (["run", "--publish", "-1", "train.py"], "--publish -1 is not a number of seconds; try --publish 1"),
         (

@@ -141,6 +141,26 @@ def test_old_versions_go_when_nothing_rests_on_them(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("delta-*"))) == len(source.versions())
 
 
+def test_what_an_earlier_run_left_undone_goes(tmp_path: Path) -> None:
+    run = Run(tmp_path, program=False)
+    run.publish()
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    for name in (
+        "delta-2-rank-0.safetensors",
+        ".whole-2-rank-1.safetensors",
+        ".2-rank-1.json",
+        "program-2.pt2",
+    ):
+        (tmp_path / name).write_bytes(b"")
+    other = Run(tmp_path, program=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert other.publish() == 2
+    # A follower of the earlier run goes over to the new one, which begins with all rows.
+    replica = Replica(Published(tmp_path), 1)
+    replica.follow()
+    assert replica.snapshot.version == 2
+
+
 def test_without_a_program_rows_are_served(tmp_path: Path) -> None:
     run = Run(tmp_path, program=False)
     run.publish()

@@ -1,7 +1,7 @@
 """Requests at a fixed rate, whether earlier ones are answered or not: `python -m ronde.bench.serving.load`.
 
-Each connection has a timetable. The time of a request is taken from when it was due, not from when it could be
-sent: a server that stalls is charged for all who wait.
+Each connection has a timetable. The time of a request is taken from when it was due, not from when it could
+be sent: a server that stalls is charged for all who wait.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def make(load: Load) -> Seen:
     failed: list[int] = []
     begin = perf_counter() + 0.2
     threads = [
-        threading.Thread(target=_ask, args=(load, number, begin, seen, failed)) for number in range(_CONNECTIONS)
+        threading.Thread(target=_ask, args=(load, number, begin, seen, failed))
+        for number in range(_CONNECTIONS)
     ]
     for thread in threads:
         thread.start()

@@ -62,14 +62,19 @@ def measure(
         training = _start(train, work / "train.txt", environment)
         serving = None
         try:
-            _await(lambda: (work / "published").is_dir(), training, work / "train.txt")
+            _await((work / "published").is_dir, training, work / "train.txt")
             serving = _start(["serve", folder, "--port", "0"], work / "serve.txt", environment)
             log = work / "serve.txt"
             _await(lambda: _PORT.search(log.read_text()) is not None, serving, log)
             found = _PORT.search(log.read_text())
             assert found is not None
             load = Load(
-                port=int(found[1]), table="users", rate=rate, seconds=seconds, ids=IDS_OF_A_REQUEST, below=rows
+                port=int(found[1]),
+                table="users",
+                rate=rate,
+                seconds=seconds,
+                ids=IDS_OF_A_REQUEST,
+                below=rows,
             )
             results.append(_ask("beside training", load, rounds, work, environment, progress))
             if training.poll() is not None:

@@ -87,7 +87,7 @@ def table(report: ServingReport) -> str:
     machine = report.machine
     heading = (
         f"{machine.cores} cores of {machine.cpu}, load {machine.load} before; {report.rate:g} requests/s of "
-        f"{report.ids} ids for {report.seconds:g} s a round, {report.rows:,} rows, a version each "
+        f"{report.ids} ids for {report.seconds:g} s a round, {report.rows:,} rows, versions each "
         f"{report.interval:g} s, HTTP by {report.http}; milliseconds, seconds of lag"
     )
     rows = [("", "median", "p99", "quartiles", "lag", "longest", "versions", "failed", "load")]
@@ -100,7 +100,8 @@ def table(report: ServingReport) -> str:
                 f"{Spread.of(each.median).median:.2f}",
                 f"{p99.median:.2f}",
                 f"{p99.low:.2f} to {p99.high:.2f}",
-                *lags,
+                lags[0],
+                lags[1],
                 str(len(each.lags)),
                 str(each.failed),
                 f"{each.load:.1f}",

@@ -1,9 +1,9 @@
 """An exported model: one version in a folder of its own, in forms that others read.
 
-    manifest.json       what is here, with checksums
-    model.safetensors   parameters and buffers
-    program.pt2         the computation with these parameters (`torch.export.load`)
-    table-0.parquet     id: int64, row: fixed_size_list of float or int8; with int8 also scale: float
+manifest.json       what is here, with checksums
+model.safetensors   parameters and buffers
+program.pt2         the computation with these parameters (`torch.export.load`)
+table-0.parquet     id: int64, row: fixed_size_list of float or int8; with int8 also scale: float
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from safetensors.torch import save_file
 
 from ronde.errors import UsageError
@@ -25,15 +27,6 @@ from ronde.server.serving.published import read_dense, read_program
 from ronde.server.serving.replica import NoSuchVersion
 from ronde.server.serving.snapshot import Snapshot
 from ronde.server.table.frozen import FrozenTable, Shape, quantized
-
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-except ImportError as error:
-    raise UsageError(
-        f"an exported model has its rows in parquet, for which pyarrow is needed ({error}): "
-        "pip install 'ronde[serve]'"
-    ) from None
 
 __all__ = ["MANIFEST", "Exported", "export"]
 

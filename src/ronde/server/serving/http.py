@@ -20,27 +20,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from ronde.errors import RondeError, UsageError
+from ronde.errors import RondeError
 from ronde.server.serving.durable import DamagedFile
 from ronde.server.serving.json_rows import json_of_rows
+from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.program import NoProgram, Unfit
 from ronde.server.serving.replica import NoSuchTable, NoSuchVersion, Replica
-
-try:
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    from ronde.server.serving.metrics import Metrics
-except ImportError as error:
-    raise UsageError(
-        f"to serve a model starlette, uvicorn and prometheus-client are needed ({error}): "
-        "pip install 'ronde[serve]'"
-    ) from None
 
 __all__ = ["MOST_BYTES", "MOST_IDS", "application"]
 
@@ -99,7 +91,9 @@ def application(replica: Replica) -> Starlette:
         "/v1/follow": ("follow", "POST", endpoints.follow),
         "/healthz": ("healthz", "GET", endpoints.health),
     }
-    routes = [Route(path, timed(name, answer), methods=[verb]) for path, (name, verb, answer) in named.items()]
+    routes = [
+        Route(path, timed(name, answer), methods=[verb]) for path, (name, verb, answer) in named.items()
+    ]
     routes.append(Route("/metrics", told, methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: refused})
 

@@ -32,12 +32,55 @@ def json_of_rows(rows: np.ndarray[Any, Any]) -> bytes:
 
 
 @compiled
+def _write_number(value: Any, powers: Any, digits: Any, out: Any, at: Any) -> Any:
+    """Write a number to `out` from `at` on; where it ends."""
+    if value < 0:
+        out[at] = 45  # -
+        at += 1
+        value = -value
+    if value == 0:
+        out[at] = 48
+        return at + 1
+    exponent = np.int64(np.floor(np.log10(value)))
+    number = np.int64(np.rint(value * powers[50 - exponent] * 1e8))
+    if number < 100_000_000 or number >= 1_000_000_000:  # the logarithm was rounded
+        exponent += -1 if number < 100_000_000 else 1
+        number = np.int64(np.rint(value * powers[50 - exponent] * 1e8))
+    last = 0
+    for d in range(_DIGITS - 1, -1, -1):
+        digits[d] = np.uint8(48 + number % 10)
+        if last == 0 and digits[d] != 48:
+            last = d
+        number //= 10
+    out[at] = digits[0]
+    at += 1
+    if last > 0:
+        out[at] = 46  # .
+        at += 1
+        for d in range(1, last + 1):
+            out[at] = digits[d]
+            at += 1
+    if exponent != 0:
+        out[at] = 101  # e
+        at += 1
+        if exponent < 0:
+            out[at] = 45
+            at += 1
+            exponent = -exponent
+        if exponent >= 10:
+            out[at] = np.uint8(48 + exponent // 10)
+            at += 1
+        out[at] = np.uint8(48 + exponent % 10)
+        at += 1
+    return at
+
+
+@compiled
 def _write(rows: Any, powers: Any, out: Any) -> Any:
     """Write to `out`; how many bytes."""
-    at = 0
-    out[at] = 91  # [
-    at += 1
     digits = np.empty(_DIGITS, np.uint8)
+    out[0] = 91  # [
+    at = 1
     for i in range(rows.shape[0]):
         if i:
             out[at] = 44  # ,
@@ -48,50 +91,8 @@ def _write(rows: Any, powers: Any, out: Any) -> Any:
             if c:
                 out[at] = 44
                 at += 1
-            value = np.float64(rows[i, c])
-            if value < 0:
-                out[at] = 45  # -
-                at += 1
-                value = -value
-            if value == 0:
-                out[at] = 48
-                at += 1
-                continue
-            exponent = np.int64(np.floor(np.log10(value)))
-            number = np.int64(np.rint(value * powers[50 - exponent] * 1e8))
-            if number < 100_000_000:
-                exponent -= 1
-                number = np.int64(np.rint(value * powers[50 - exponent] * 1e8))
-            elif number >= 1_000_000_000:
-                exponent += 1
-                number = np.int64(np.rint(value * powers[50 - exponent] * 1e8))
-            last = 0
-            for d in range(_DIGITS - 1, -1, -1):
-                digits[d] = np.uint8(48 + number % 10)
-                if last == 0 and digits[d] != 48:
-                    last = d
-                number //= 10
-            out[at] = digits[0]
-            at += 1
-            if last > 0:
-                out[at] = 46  # .
-                at += 1
-                for d in range(1, last + 1):
-                    out[at] = digits[d]
-                    at += 1
-            if exponent != 0:
-                out[at] = 101  # e
-                at += 1
-                if exponent < 0:
-                    out[at] = 45
-                    at += 1
-                    exponent = -exponent
-                if exponent >= 10:
-                    out[at] = np.uint8(48 + exponent // 10)
-                    at += 1
-                out[at] = np.uint8(48 + exponent % 10)
-                at += 1
-        out[at] = 93
+            at = _write_number(np.float64(rows[i, c]), powers, digits, out, at)
+        out[at] = 93  # ]
         at += 1
     out[at] = 93
     return at + 1

@@ -1,11 +1,11 @@
 """What a version of a model is made of: one JSON file beside its parts, which is there when they all are.
 
-    published/
-        version-7.json             the manifest; written last
-        dense-7.safetensors        parameters and buffers of the model
-        delta-7-rank-0.safetensors rows that changed since version 6, and ids whose row is gone
-        whole-7-rank-0.safetensors all rows; now and then, so that older versions can go
-        program-1.pt2              the model's computation, the same for all versions
+published/
+    version-7.json             the manifest; written last
+    dense-7.safetensors        parameters and buffers of the model
+    delta-7-rank-0.safetensors rows that changed since version 6, and ids whose row is gone
+    whole-7-rank-0.safetensors all rows; now and then, so that older versions can go
+    program-1.pt2              the model's computation, the same for all versions
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ronde.server.serving.durable import DamagedFile, check_digest, replace
 from ronde.server.table.frozen import Shape
 from ronde.server.table.initial import Initial, Normal, Uniform, Zeros
 
-__all__ = ["FORMAT", "FOLDER", "Manifest", "TableEntry", "path_of", "versions_in"]
+__all__ = ["FOLDER", "FORMAT", "Manifest", "TableEntry", "path_of", "versions_in"]
 
 FORMAT = 1
 #: Of a run's directory.
@@ -123,6 +123,8 @@ class Manifest:
             made = cls(tables=tables, **lists, **fields)
         except (AttributeError, KeyError, TypeError):
             raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+        if path_of(path.parent, made.version) != path:
+            raise DamagedFile(f"{path} is damaged: it is no manifest")
         if any(Path(name).name != name for name in made.files):
             raise DamagedFile(f"{path} names files outside of its folder")
         return made

@@ -26,7 +26,10 @@ class Metrics:
         self._replica = replica
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "ronde_requests", "Requests by endpoint and status.", ["endpoint", "status"], registry=self._registry
+            "ronde_requests",
+            "Requests by endpoint, status.",
+            ["endpoint", "status"],
+            registry=self._registry,
         )
         self._children: dict[tuple[str, int], Any] = {}
         self._seconds: dict[str, deque[float]] = {}
@@ -52,32 +55,29 @@ class Metrics:
         """What has a value of its own at each moment; Prometheus' library calls this."""
         replica, snapshot = self._replica, self._replica.snapshot
         counts = replica.counts
-        values = {
-            "ronde_version": ("The version that is served.", snapshot.version),
-            "ronde_step": ("Optimizer steps of that version.", snapshot.step),
-            "ronde_pinned": ("1 if it was asked for, 0 if the newest is.", int(replica.pinned is not None)),
-            "ronde_healthy": ("0 if a newer version cannot be served.", int(not replica.trouble)),
-            "ronde_version_age_seconds": ("Since the training step of that version.", time() - snapshot.time),
-            "ronde_lag_seconds": (
-                "From the training step of the last version that came until it was served.",
-                float("nan") if replica.lag is None else replica.lag,
-            ),
-            "ronde_ids_looked_up": ("Ids in all look-ups so far.", counts.asked),
-            "ronde_hit_rate": (
-                "The share of them that had a row.",
-                counts.found / counts.asked if counts.asked else float("nan"),
-            ),
-        }
-        for name, (text, value) in values.items():
-            yield GaugeMetricFamily(name, text, value)
+        lag = float("nan") if replica.lag is None else replica.lag
+        hits = counts.found / counts.asked if counts.asked else float("nan")
+        age = time() - snapshot.time
+        yield _gauge("ronde_version", snapshot.version, help="The version that is served.")
+        yield _gauge("ronde_step", snapshot.step, help="Optimizer steps of that version.")
+        yield _gauge("ronde_pinned", replica.pinned is not None, help="0 if the newest version is served.")
+        yield _gauge("ronde_healthy", not replica.trouble, help="0 if a newer version cannot be served.")
+        yield _gauge("ronde_version_age_seconds", age, help="Since the training step of that version.")
+        yield _gauge("ronde_lag_seconds", lag, help="From a training step until its version was served.")
+        yield _gauge("ronde_ids_looked_up", counts.asked, help="Ids in all look-ups so far.")
+        yield _gauge("ronde_hit_rate", hits, help="The share of them that had a row.")
         rows = GaugeMetricFamily("ronde_rows", "Rows of a table.", labels=["table"])
         for name, table in snapshot.tables.items():
             rows.add_metric([name], len(table))
         yield rows
         quantiles = GaugeMetricFamily(
-            "ronde_request_seconds", f"Quantiles of the last {WINDOW} requests.", labels=["endpoint", "quantile"]
+            "ronde_request_seconds", "Quantiles of late requests.", labels=["endpoint", "quantile"]
         )
         for endpoint, seconds in list(self._seconds.items()):
             for share, value in zip((0.5, 0.99), np.quantile(list(seconds), (0.5, 0.99)), strict=True):
                 quantiles.add_metric([endpoint, str(share)], float(value))
         yield quantiles
+
+
+def _gauge(name: str, value: float, *, help: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help, value)

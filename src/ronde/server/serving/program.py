@@ -76,12 +76,12 @@ class _CutOut(nn.Module):
     def __init__(self, name: str, table: EmbeddingTable) -> None:
         super().__init__()
         self.name, self.dim, self.pooling = name, table.dim, table.pooling
-        self.double = table.anchor.dtype == torch.float64
+        self.is_double = table.anchor.dtype == torch.float64
         self.training = table.training
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
         ids = ids.to(torch.int64)
-        rows = torch.ops.ronde.look_up(ids, self.name, self.dim, self.double)
+        rows = torch.ops.ronde.look_up(ids, self.name, self.dim, self.is_double)
         if offsets is None:
             return rows
         return torch.ops.ronde.pool(rows, offsets.to(torch.int64), self.pooling == "mean")
@@ -117,7 +117,7 @@ class Example:
     """What a model was called with, without the values.
 
     Attributes:
-        leaves: tensors of zeros, with the shapes and types of the call; other values as they were.
+        leaves: shapes and types of tensors; numbers and words as they were; of anything else its type.
         spec: how they form arguments.
     """
 
@@ -146,8 +146,18 @@ class _Empty:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Unknown:
+    """Something of this type, which is not kept."""
+
+    name: str
+
+
 def _empty(leaf: Any) -> Any:
-    return _Empty(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+    if isinstance(leaf, torch.Tensor):
+        return _Empty(tuple(leaf.shape), leaf.dtype)
+    plain = isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device, type(None)))
+    return leaf if plain else _Unknown(type(leaf).__name__)
 
 
 def _made(leaf: Any) -> Any:
@@ -164,6 +174,9 @@ def export(model: nn.Module, example: Example) -> bytes:
     Raises:
         NoProgram: it branches on values, say.
     """
+    unknown = next((leaf for leaf in example.leaves if isinstance(leaf, _Unknown)), None)
+    if unknown is not None:
+        raise NoProgram(f"it is called with a {unknown.name}, of which torch.export knows no parts")
     modes = [(part, part.training) for part in model.modules()]
     compiled = [(part, part._compiled_call_impl) for part in model.modules()]
     args, kwargs, axes = example.arguments()
@@ -272,7 +285,8 @@ class Program:
             Unfit: it was not made for such inputs.
         """
         leaves = self._leaves(given)
-        args, kwargs = pytree.tree_unflatten(leaves, self._program.call_spec.in_spec)
+        spec: Any = self._program.call_spec.in_spec
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
         token = _looks_up.set(look_up)
         try:
             # Parameters are put into the module for the call: one at a time.

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -19,24 +20,19 @@ from time import monotonic, sleep  # bound here: the module's own are replaced f
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from ronde.errors import UsageError
-from ronde.server.serving.durable import digest, replace, sync_written
+from ronde.server.serving.durable import DamagedFile, digest, replace, sync_written
 from ronde.server.serving.manifest import Manifest, TableEntry, path_of, versions_in
 from ronde.server.table.table import Table
-
-try:
-    from safetensors.numpy import save_file
-except ImportError as error:
-    raise UsageError(
-        f"to publish or serve a model safetensors is needed ({error}): pip install 'ronde[serve]'"
-    ) from None
 
 __all__ = ["KEPT_VERSIONS", "Publication", "RowsOfVersion", "Version", "rows_to_tell"]
 
 #: Versions that stay on the disk, for a roll-back.
 KEPT_VERSIONS = 10
 _PATIENCE = 60.0
+_PART = re.compile(r"\.?(delta|whole|dense|program)-\d+.*|\.\d+-rank-\d+\.json.*")
 _LOOK_EVERY = 0.003
 
 Rows = Mapping[str, np.ndarray[Any, Any]]
@@ -130,6 +126,8 @@ class Publication:
         with around():
             folder.mkdir(parents=True, exist_ok=True)
             self.begins_at = max(versions_in(folder), default=0) + 1
+            if rank == 0:
+                self._sweep()
 
     @property
     def busy(self) -> bool:
@@ -238,12 +236,27 @@ class Publication:
         else:
             self.delta_bytes += size("delta")
 
+    def _sweep(self) -> None:
+        """Remove what an earlier run has left of versions that were not made known."""
+        try:
+            known = {name for manifest in self._manifests().values() for name in manifest.files}
+        except UsageError:  # of another ronde
+            return
+        for path in self._folder.iterdir():
+            if _PART.fullmatch(path.name) and path.name not in known:
+                path.unlink()
+
+    def _manifests(self) -> dict[int, Manifest]:
+        """Of all versions but damaged ones, which stay."""
+        found: dict[int, Manifest] = {}
+        for number in versions_in(self._folder):
+            with contextlib.suppress(DamagedFile):
+                found[number] = Manifest.read(path_of(self._folder, number))
+        return found
+
     def _remove_old(self) -> None:
         """Remove versions that are neither kept nor what a kept one is made of."""
-        manifests: dict[int, Manifest] = {}
-        for number in versions_in(self._folder):
-            with contextlib.suppress(Exception):  # damaged, or of another form: it stays
-                manifests[number] = Manifest.read(path_of(self._folder, number))
+        manifests = self._manifests()
         needed = {
             each for number in sorted(manifests)[-KEPT_VERSIONS:] for each in _made_of(number, manifests)
         }
@@ -259,7 +272,7 @@ def _made_of(number: int, manifests: Mapping[int, Manifest]) -> list[int]:
     chain = [number]
     while not manifests[chain[-1]].whole and manifests[chain[-1]].tables:
         before = manifests[chain[-1]].follows
-        if before not in manifests:
+        if before is None or before not in manifests:
             break
         chain.append(before)
     return chain

@@ -1,4 +1,4 @@
-"""A read-only server of a model, whatever the protocol: look-ups, predictions, and the version that is served."""
+"""A read-only server of a model, whatever the protocol: look-ups, predictions, and of which version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ronde.errors import RondeError
-from ronde.server.serving.durable import DamagedFile
 from ronde.server.serving.program import NoProgram
 from ronde.server.serving.snapshot import Snapshot, Source
 
@@ -169,7 +168,7 @@ class Replica:
                 return False
             try:
                 self._snapshot = self._source.load(newest, self._snapshot)
-            except (DamagedFile, MemoryError, RondeError) as error:
+            except Exception as error:  # whatever is wrong with a version, this one is served
                 self._complain(newest, error)
                 return False
             if newest > self._newest:

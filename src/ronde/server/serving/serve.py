@@ -35,9 +35,7 @@ def source_of(path: Path) -> Source:
         return Exported(path)
     if (path / FOLDER).is_dir() or (path / "store").exists():
         return Published(path / FOLDER)
-    raise UsageError(
-        f"{path} is neither the directory of a run with --publish nor a model of ronde export"
-    )
+    raise UsageError(f"{path} is neither the directory of a run with --publish nor a model of ronde export")
 
 
 def serve(

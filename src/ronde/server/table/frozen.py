@@ -1,7 +1,8 @@
 """The rows of a table as they are served: read by many while a newer version of them is being made.
 
-Rows of all versions lie in one memory. A newer version has an index of its own, a copy of 8 to 10 bytes for each row,
-and new rows beside the old for what has changed. A row is used again when no version that had it is left.
+Rows of all versions lie in one memory. A newer version has an index of its own, a copy of some 15 bytes for
+each row, and new rows beside the old for what has changed. A row is used again when no version that had it is
+left.
 """
 
 from __future__ import annotations
@@ -187,9 +188,7 @@ class FrozenTable:
 
     def _find(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         slots = np.empty(len(ids), np.int64)
-        find_chunk(
-            ids, 0, len(ids), self._entries, self._begins, self._capacities, self._rows.keys, slots
-        )
+        find_chunk(ids, 0, len(ids), self._entries, self._begins, self._capacities, self._rows.keys, slots)
         return slots
 
     def _lay_out(self, used: np.ndarray[Any, Any]) -> None:
@@ -209,7 +208,14 @@ class FrozenTable:
 
 @compiled
 def _gather_int8(  # noqa: PLR0913 - compiled code takes arrays, not objects
-    ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any, values: Any, scales: Any, first: Any,
+    ids: Any,
+    entries: Any,
+    begins: Any,
+    capacities: Any,
+    keys: Any,
+    values: Any,
+    scales: Any,
+    first: Any,
     out: Any,
 ) -> Any:
     """Write rows times their scales to `out`, and return where there was none (int64)."""
