@@ -43,7 +43,7 @@ class RowsOfVersion:
     """Of one table, copied: training goes on.
 
     Attributes:
-        ids: int64 [n], rising.
+        ids: int64 [n], each once.
         rows: [n, dim].
         removed: ids without a row any more; int64 [k].
     """
@@ -84,13 +84,12 @@ def rows_to_tell(table: Table, *, whole: bool) -> tuple[RowsOfVersion, RowsOfVer
     """
     assert table.touched is not None
     touched = table.touched.cut()
-    rows = table.rows(touched)
-    removed = np.setdiff1d(touched, rows.ids, assume_unique=True)
-    delta = RowsOfVersion(ids=rows.ids, rows=rows.embeddings, removed=removed)
+    ids, rows, removed = table.embeddings(touched)
+    delta = RowsOfVersion(ids=ids, rows=rows, removed=removed)
     if not whole:
         return delta, None
-    rows = table.rows()
-    return delta, RowsOfVersion(ids=rows.ids, rows=rows.embeddings, removed=removed[:0])
+    every = table.rows()
+    return delta, RowsOfVersion(ids=every.ids, rows=every.embeddings, removed=removed[:0])
 
 
 class Publication:

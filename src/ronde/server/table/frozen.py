@@ -160,9 +160,9 @@ class FrozenTable:
         gone = self._find(removed)
         removed, gone = removed[gone >= 0], gone[gone >= 0]
         slots = self._rows.take(len(ids))
-        self._rows.keys[slots, 0] = ids
-        self._rows.values[slots, self._rows.first : self._rows.first + self.shape.dim] = rows
-        self._scales[slots] = 1 if scales is None else scales
+        scales = np.ones(len(ids), np.float32) if scales is None else scales
+        # Compiled, as indexing by NumPy keeps the interpreter's lock, and requests would wait.
+        _write(slots, ids, rows, scales, self._rows.keys, self._rows.values, self._scales, self._rows.first)
         new = before < 0
         coming = _per_segment(ids[new])
         used = self._used + coming
@@ -204,6 +204,18 @@ class FrozenTable:
             self._rows.give_back(changes.pop().made)
         while changes and changes[0].older() is None:
             self._rows.give_back(changes.popleft().left)
+
+
+@compiled
+def _write(
+    slots: Any, ids: Any, rows: Any, scales: Any, keys: Any, values: Any, all_scales: Any, first: Any
+) -> None:
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        keys[slot, 0] = ids[i]
+        all_scales[slot] = scales[i]
+        for c in range(rows.shape[1]):
+            values[slot, first + c] = rows[i, c]
 
 
 @compiled

@@ -202,6 +202,21 @@ class Table:
             versions=self._rows.versions[slots],
         )
 
+    def embeddings(
+        self, ids: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Ids that have a row, a copy of their embeddings, and the ids that have none.
+
+        Args:
+            ids: int64 [n], each once.
+
+        Returns:
+            int64 [k], [k, dim], int64 [n - k]; in the order of `ids`.
+        """
+        slots = self._index.find(ids, self._rows.keys)
+        there = slots >= 0
+        return ids[there], self._rows.embeddings(slots[there]), ids[~there]
+
     def put(self, rows: RowsOfTable) -> None:
         """Write rows as they are, in the place of those with the same id."""
         slots = self._index.find(rows.ids, self._rows.keys)

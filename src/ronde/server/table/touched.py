@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ronde.server.table.combine import unique
+
 __all__ = ["MOST_IDS", "TouchedIds"]
 
 #: So many ids are kept at most; of more, the whole table is told.
@@ -50,7 +52,7 @@ class TouchedIds:
         return self._lost
 
     def cut(self) -> np.ndarray[Any, Any]:
-        """What was touched since the last cut, by rising id; int64 [n]. From here on it is known."""
+        """What was touched since the last cut, each id once; int64 [n]. From here on it is known."""
         self._pack()
         ids = self._ids[0] if self._ids else np.empty(0, np.int64)
         self._lost, self._ids, self._size = False, [], 0
@@ -58,7 +60,7 @@ class TouchedIds:
 
     def _pack(self) -> None:
         if self._ids:
-            self._ids = [np.unique(np.concatenate(self._ids))]
+            self._ids = [unique(np.concatenate(self._ids)).ids]
             self._size = len(self._ids[0])
             if self._size > self._most:
                 self.lose()
