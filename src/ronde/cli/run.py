@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from pathlib import Path
@@ -92,6 +93,10 @@ def run(  # noqa: PLR0913 - one parameter per option
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
     ] = 1800.0,
+    publish: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
+    ] = 0.0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -132,6 +137,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         durability=kept,
         durability_sync=sync,
         server_state=_server_state(server_state, directory),
+        publish=_publish(publish, native=native),
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -191,6 +197,16 @@ def _server_state(path: Path | None, directory: RunDirectory) -> str:
 def _timeout(seconds: float) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+    return seconds
+
+
+def _publish(seconds: float, *, native: bool) -> float:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1")
+    if seconds and native:
+        raise UsageError("--publish needs a script that ronde distributes; leave out --native")
+    if seconds and importlib.util.find_spec("safetensors") is None:
+        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
     return seconds
 
 

@@ -178,6 +178,7 @@ def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]
             extensions=job.extensions,
             watched=True,
             quiet=job.quiet,
+            publish=job.publish,
             terminal=os.isatty(0),
             temporary=temporary,
             servers=endpoints.addresses,

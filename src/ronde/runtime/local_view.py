@@ -112,8 +112,11 @@ class LocalView:
     def deferred(self) -> Any:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
 
-    def summary(self) -> RankSummary:
+    def finish(self) -> None:
+        """The script is at its end: what servers have refused is raised here."""
         self._client.finish()
+
+    def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]
         return summarize(self.config, self._tally, algorithm="", notes=notes, memory=self._meter.memory())
 

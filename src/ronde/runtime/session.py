@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -59,6 +59,9 @@ from ronde.trace.notes import Notes
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
+
+if TYPE_CHECKING:
+    from ronde.runtime.publishing import Publishing
 
 __all__ = ["Session"]
 
@@ -145,6 +148,7 @@ class Session:
             self._sharding.calling,
             sampled=plan.compute.recompute != "none",
         )
+        self._publishing = self._published()
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -160,6 +164,21 @@ class Session:
 
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
+
+    def _published(self) -> Publishing | None:
+        if not self.config.publish:
+            return None
+        from ronde.runtime.publishing import Publishing
+
+        return Publishing(
+            self.config,
+            self.plan,
+            comm=self.context.comm,
+            in_script=self._in_script,
+            inside=lambda: self.context.enter(Region.REPLICATED),
+            around=self.files.unmediated,
+            say=self.notes.say,
+        )
 
     def _compare(self) -> None:
         self.context.compares = True
@@ -205,6 +224,8 @@ class Session:
         self._install_tensors()
         self._install_modules()
         self._install_steps()
+        if self._publishing is not None:
+            self._publishing.install(self.patches)
         # Last: it takes back all of these.
         take_over.install(self.patches, self.config, self.retire)
 
@@ -309,6 +330,11 @@ class Session:
         self._signals.uninstall()
         self.patches.restore()
         self._entropy.restore()
+
+    def finish(self) -> None:
+        """The script is at its end, on all ranks: publish what it ends with."""
+        if self._publishing is not None:
+            self._publishing.finish()
 
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ronde.plan import Plan
     from ronde.runtime.local_view import LocalView
     from ronde.runtime.memory.meter import MemoryMeter
+    from ronde.runtime.publishing import Publishing
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -149,6 +150,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
+    publishing = _publish_alone(config, notes) if session is None else None
     if session is not None:
         joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
@@ -164,8 +166,10 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
         if session is not None:
             session.files.stop_waiting()
         if isinstance(end, SystemExit) and end.code in (None, 0):
+            _finish(publishing)
             _conclude(config, tally, session, meter, notes)
         raise
+    _finish(publishing)
     _conclude(config, tally, session, meter, notes)
 
 
@@ -222,6 +226,24 @@ def _local_view(config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) 
     return view
 
 
+def _publish_alone(config: RankConfig, notes: dict[str, None]) -> Publishing | None:
+    """What publishes the model of one rank without a session."""
+    if not config.publish:
+        return None
+    from ronde.patching.patches import Patches
+    from ronde.plan import Plan
+    from ronde.runtime.publishing import Publishing
+
+    publishing = Publishing(config, Plan.parse(config.plan), say=notes.setdefault)
+    publishing.install(Patches())
+    return publishing
+
+
+def _finish(publishing: Publishing | None) -> None:
+    if publishing is not None:
+        publishing.finish()
+
+
 def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
     """One rank runs as plain python does, but for this."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -257,6 +279,7 @@ def _conclude(
         memory = None if meter is None else meter.memory()
         give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
     elif not session.retired:
+        session.finish()
         give_account(config, session.summary())
 
 
