@@ -33,12 +33,13 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 
 # All that the demo writes is in demo-out, the logs of its ranks too (ronde leaves files under the state
 # directory to each rank, so it is a folder of its own).
-DEMO := XDG_STATE_HOME=$(CURDIR)/demo-out/state $(RONDE)
+DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
+DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo test lint format soak ends gpu bench docs clean
+.PHONY: help env demo demo-recsys test lint format soak ends gpu bench docs clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 env: $(READY) ## the environment in .venv (the other commands see to it themselves)
 
@@ -48,6 +49,9 @@ demo: $(READY) ## train on real data on 2 ranks, then prove that one device give
 	@echo
 	@echo '$$ ronde verify --ranks 2 --steps 20 examples/digits.py'
 	@$(DEMO) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
+
+demo-recsys: $(READY) ## two recommenders, from raw data to AUC, on one device and on 2 ranks (2 to 4 minutes)
+	@$(DEMO_STATE) $(PYTHON) examples/recommender/compare.py $(ARGS)
 
 test: lint ## lint, types, import contract, tests
 	$(PYTHON) -m pytest -n 2 --dist worksteal -m 'not soak and not gpu' $(ARGS)

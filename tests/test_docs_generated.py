@@ -44,7 +44,8 @@ def test_what_a_table_says_to_run_does_run(generated: ModuleType) -> None:
     assert [re.match(r"\| `([\w-]+)`", line)[1] for line in lines] == list(plan.PRESETS)  # pyright: ignore[reportOptionalSubscript]
     ready = [line for line in lines if "**yes**" in line]
     assert [re.match(r"\| `([\w-]+)`", line)[1] for line in ready] == [  # pyright: ignore[reportOptionalSubscript]
-        *("ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid"),
+        *("ddp", "hierarchical", "central", "zero1", "zero2", "zero3"),
+        *("ps", "ps-async", "ps-bounded", "geo", "hybrid"),
     ]
 
 

@@ -36,6 +36,11 @@ UNSAID = {
     "a server and a worker on ..., load ... before, ... rounds, ... ids at a time": (
         "a line above the table of `ronde bench servers`"
     ),
+    "... cores of ..., load ... before; ... requests/s of ... ids for ... s a round, ... rows, versions each "
+    "... s, HTTP by ...; milliseconds, seconds of lag": "a line above the table of `ronde bench serving`",
+    "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
+    "serves version \\d+ at http://127\\.0\\.0\\.1:(\\d+)": "a pattern",
+    "a newer version of the table lives": "an assertion about our own code",
     "a segment of the index is full": "an assertion about our own code",
     "it printed nothing on stderr": "in place of what a process printed",
     "the peers normalize with the statistics of each rank's own rows, as users write it; ronde with those "
@@ -60,6 +65,7 @@ UNSAID = {
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
     "EOF when reading a line": "Python's own words",
+    "index out of range in self": "torch's own words",
     "no system known to us": "what `ronde plan show` prints",
     "... has no spelling in the grammar": "an assertion about our own code",
     "the command that was asked for has its own function": "an assertion about our own code",

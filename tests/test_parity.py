@@ -71,10 +71,11 @@ ON_ONE_RANK_TOO = (
 )
 # What a plan cannot keep for a script it refuses by name; tests/parallel has a test of each sentence.
 # A sparse gradient is not cut.
-SPARSE = {"sparse_embedding"}
+SPARSE = {"sparse_embedding", "sparse_hybrid"}
 REFUSED = {
-    **dict.fromkeys(("zero1", "zero2", "zero3", "central", "zero3,offload=all"), SPARSE),
-    **dict.fromkeys(("ps", "ps,servers=2", "ps,optimizer-on=worker"), SPARSE),
+    **dict.fromkeys(
+        ("zero1", "zero2", "zero3", "central", "zero3,offload=all", "ps", "ps,servers=2"), SPARSE
+    ),
     "micro-batches=3": {
         *{"ema", "frozen", "gan", "multitask", "recommender", "resnet_batchnorm", "swa", "wgan_gp"},
     },
@@ -121,12 +122,13 @@ COMPILED = {
 }
 # On a CPU nothing is rounded to TF32; tests/gpu has the rest.
 TABLES = {("recommender", 2), ("recommender", 3)}
+SPREAD = {(script, ranks) for script in ("sparse_embedding", "sparse_hybrid") for ranks in (2, 3)}
 ONLY = {
     **COMBINED,
     "compile=true": COMPILED,
     "precision=tf32": {("classifier", 2), ("transformer", 3)},
-    # Without a table they are the plans without it.
-    "hybrid": TABLES,
+    # Without a table or a sparse embedding they are the plans without it.
+    "hybrid": TABLES | SPREAD,
     "hybrid,state=zero2": TABLES,
     "hybrid,servers=1": TABLES,
     "hybrid,servers=2": TABLES,
@@ -155,6 +157,7 @@ SAMPLES = {
     },
     "hybrid": {
         ("recommender", 3),
+        ("sparse_hybrid", 3),
     },
     "hybrid,state=zero2": set(),
     "hybrid,servers=1": set(),
@@ -194,6 +197,7 @@ IN_SOAK_ONLY = {
     "packed_gru": "padded_text",
     "recommender": "the same under hybrid",
     "seq2seq": "char_rnn",
+    "sparse_hybrid": "the same under hybrid",
     "torch_metrics": "numpy_metrics",
     "transformer_lm": "transformer",
     "two_loaders": "samplers",
@@ -273,6 +277,7 @@ WITHOUT_BLOCKS = {
     "Tagger": "padded_text",
     "SparseAutoencoder": "past_forward",
     "Topics": "sparse_embedding",
+    "Towers": "sparse_hybrid",
     "WideAndDeep": "recommender",
     "AttnDecoder": "seq2seq",
     "TiedModel": "tied",
@@ -337,10 +342,11 @@ def said_of(script: str, plan: str, ranks: int, *, whole: bool) -> tuple[str, ..
             said += ("GPT2Block keeps all its activations: it is given a DynamicCache",)
         if script == "compiled":
             said += (f"Net was given to torch.compile, into which {recompute} does not reach",)
-    cuts_optimizer = plan.startswith(("zero", "central")) or plan in ("ps", "ps,servers=2")
-    if cuts_optimizer and script in OWN_UPDATE:
+    steps_elsewhere = plan.startswith("ps") and "optimizer-on=worker" not in plan
+    in_parts = plan.startswith(("zero", "central")) or steps_elsewhere
+    if in_parts and script in OWN_UPDATE:
         said += (f"the optimizer state of {OWN_UPDATE[script]} is whole",)
-    if cuts_optimizer and script in HOLDS_STATE:
+    if in_parts and script in HOLDS_STATE:
         said += (f"the state of {HOLDS_STATE[script]} was whole on every rank for some steps",)
     return said
 

@@ -15,6 +15,8 @@ from ronde.bench.memory.report import MemoryReport
 from ronde.bench.report import Report
 from ronde.bench.servers import KIND as SERVERS
 from ronde.bench.servers import ServersReport
+from ronde.bench.serving.report import KIND as SERVING
+from ronde.bench.serving.report import ServingReport
 from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TablesReport
 from ronde.errors import UsageError
@@ -51,6 +53,7 @@ def test_reports_that_the_documentation_shows(path: Path) -> None:
         FIRST_CALL: FirstCallReport,
         TABLES: TablesReport,
         SERVERS: ServersReport,
+        SERVING: ServingReport,
     }
     text = path.read_text()
     read = kinds.get(json.loads(text)["kind"], Report).from_json

@@ -19,6 +19,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "state": {
         "state": ("replicated", "zero1", "zero2", "zero3", "central", "server"),
         "sparse": ("replicated", "sharded"),
+        "servers": (),
         "offload": ("none", "optimizer", "all"),
     },
     "communication": {

@@ -12,7 +12,10 @@ from ronde.plan.key import Choice, Flag, Integer
 
 SAMPLE = {Integer: "2", Flag: "true"}
 
-BUILT_PRESETS = ("ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid")
+BUILT_PRESETS = (
+    "ddp", "hierarchical", "central", "zero1", "zero2", "zero3", "hybrid",
+    "ps", "ps-async", "ps-bounded", "geo",
+)  # fmt: skip
 
 AVAILABLE = [
     *BUILT_PRESETS,
@@ -42,6 +45,12 @@ AVAILABLE = [
     "zero3,offload=all",
     "central,offload=optimizer",
     "central,offload=all",
+    "ps,servers=3",
+    "ps,optimizer-on=worker,servers=2",
+    "ps,sparse=sharded",
+    "hybrid,servers=2",
+    "geo,every=3",
+    "ps-bounded,staleness=0",
     "ddp,state=replicated,sparse=replicated,offload=none,algorithm=auto,compressor=none,update=sync",
     "precision=fp32,micro-batches=1,recompute=none,compile=false,tensor=1,pipeline=1,context=1,expert=1",
     "optimizer-on=worker,adaptive=false,error-feedback=false,compressed=gradient",
@@ -81,7 +90,19 @@ CONTRADICTIONS = [
     ("local-sgd,update=sync", "every=8 and update=sync", "update=local,every=8"),
     ("geo,optimizer-on=server", "optimizer-on=server and update=geo", "update=geo,optimizer-on=worker"),
     ("geo,adaptive=true", "adaptive=true and update=geo", "update=local,adaptive=true"),
-    ("ps,sparse=sharded", "sparse=sharded and state=server", "state=replicated,sparse=sharded"),
+    ("servers=2", "servers=2 and state=replicated,sparse=replicated", "state=server,servers=2"),
+    ("zero3,servers=2", "servers=2 and state=zero3,sparse=replicated", "state=server,servers=2"),
+    ("ps,precision=fp16", "precision=fp16 and state=server", "precision=bf16,state=server"),
+    (
+        "ps-async,micro-batches=2",
+        "update=async and micro-batches=2",
+        "state=server,update=sync,micro-batches=2",
+    ),
+    (
+        "ps-async,optimizer-on=worker",
+        "optimizer-on=worker and update=async",
+        "state=server,update=async,optimizer-on=server",
+    ),
     ("offload=all", "offload=all and state=replicated", "state=zero3,offload=all"),
     ("zero1,offload=all", "offload=all and state=zero1", "state=zero3,offload=all"),
     ("zero2,offload=all", "offload=all and state=zero2", "state=zero3,offload=all"),

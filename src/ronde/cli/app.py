@@ -75,6 +75,18 @@ COMMANDS = (
         attribute="bench",
         help="Measure against hand-written PyTorch.",
     ),
+    Command(
+        name="export",
+        module="ronde.cli.export",
+        attribute="export",
+        help="Write a published model for others.",
+    ),
+    Command(
+        name="serve",
+        module="ronde.cli.serve",
+        attribute="serve",
+        help="Serve a published or exported model.",
+    ),
 )
 
 

@@ -37,6 +37,10 @@ from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.servers import KIND as SERVERS
 from ronde.bench.servers import Figures, ServersReport
+from ronde.bench.serving import measure as servings
+from ronde.bench.serving import report as serving_report
+from ronde.bench.serving.report import KIND as SERVING
+from ronde.bench.serving.report import ServingReport
 from ronde.bench.table import table
 from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TableFigures, TablesReport
@@ -200,6 +204,35 @@ def servers_(
     _tell(report, json=json)
 
 
+@bench.command("serving")
+def serving_(
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second, of 100 ids each.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1000, help="Rows of the table, of 16 floats each.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Of a round.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Beside training, and as many alone.")] = 5,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between versions that the training publishes.")
+    ] = 1.0,
+    json: _Json = None,
+) -> None:
+    """Measure a replica: how long look-ups take, and how old what they see is, while a training publishes.
+
+    Requests come at a fixed rate from another process; their time counts from when they were due.
+    """
+    check_linux()
+    _check_writable(json=json)
+    report = servings.measure(
+        rate=rate,
+        rows=rows,
+        seconds=seconds,
+        rounds=rounds,
+        interval=interval,
+        environment=os.environ,
+        progress=_say_serving,
+    )
+    _tell(report, json=json)
+
+
 @bench.command()
 def collectives(
     operations: Annotated[
@@ -302,6 +335,7 @@ def show(
         FIRST_CALL: FirstCallReport,
         TABLES: TablesReport,
         SERVERS: ServersReport,
+        SERVING: ServingReport,
     }
     _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
 
@@ -352,6 +386,10 @@ def _say_figures(figures: Figures) -> None:
     print(f"ronde: {figures.what}: done", file=sys.stderr)
 
 
+def _say_serving(situation: str, p99: float) -> None:
+    print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
+
+
 def _without_picture(of_what: str, plot: Path) -> None:
     raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
 
@@ -397,7 +435,13 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report | CollectivesReport | MemoryReport | FirstCallReport | TablesReport | ServersReport,
+    report: Report
+    | CollectivesReport
+    | MemoryReport
+    | FirstCallReport
+    | TablesReport
+    | ServersReport
+    | ServingReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,
@@ -411,6 +455,8 @@ def _tell(
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case TablesReport():
             draw, shown = partial(_without_picture, "tables"), tables.table(report)
+        case ServingReport():
+            draw, shown = partial(_without_picture, "serving"), serving_report.table(report)
         case CollectivesReport():
             draw, shown = partial(collectives_picture.save, report), collectives_table.table(report)
         case MemoryReport():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from pathlib import Path
@@ -20,7 +21,7 @@ from ronde.launch.announce import say
 from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
-from ronde.launch.server_config import read_token
+from ronde.launch.server_config import read_durability, read_token
 from ronde.plan import read_plan
 from ronde.trace.run_directory import RunDirectory
 
@@ -53,6 +54,19 @@ def run(  # noqa: PLR0913 - one parameter per option
             help="Parameter servers to start beside the ranks, or where some listen: tcp://HOST:PORT,...",
         ),
     ] = None,
+    durability: Annotated[
+        str,
+        typer.Option(
+            metavar="VALUE",
+            help="What of servers survives them: log, log,sync=always|group, snapshot or none.",
+        ),
+    ] = "log",
+    server_state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Begin with the tables that the servers of an earlier --run-dir had."
+        ),
+    ] = None,
     batch_dim: Annotated[
         str | None, typer.Option(metavar="AXIS", help="Short for the plan's batch-dim=AXIS.")
     ] = None,
@@ -79,6 +93,10 @@ def run(  # noqa: PLR0913 - one parameter per option
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="End the run when ranks wait this long for another.")
     ] = 1800.0,
+    publish: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
+    ] = 0.0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -93,6 +111,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     count = _count(ranks, devices, place)
     endpoints = _endpoints(servers)
+    kept, sync = read_durability(durability)
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
@@ -115,6 +134,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         timeout=_timeout(timeout),
         servers=endpoints,
         server_token=_token(endpoints),
+        durability=kept,
+        durability_sync=sync,
+        server_state=_server_state(server_state, directory),
+        publish=_publish(publish, native=native),
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -160,9 +183,30 @@ def _token(endpoints: tuple[str, ...]) -> str:
     return read_token(os.environ)
 
 
+def _server_state(path: Path | None, directory: RunDirectory) -> str:
+    if path is None:
+        return ""
+    if path.absolute() == directory.path:
+        raise UsageError(
+            f"--server-state {path} is the run directory, whose servers begin with nothing; give the run "
+            "another by --run-dir DIR"
+        )
+    return str(path.absolute())
+
+
 def _timeout(seconds: float) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--timeout {seconds:g} is not a number of seconds above 0; try --timeout 1800")
+    return seconds
+
+
+def _publish(seconds: float, *, native: bool) -> float:
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"--publish {seconds:g} is not a number of seconds; try --publish 1")
+    if seconds and native:
+        raise UsageError("--publish needs a script that ronde distributes; leave out --native")
+    if seconds and importlib.util.find_spec("safetensors") is None:
+        raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
     return seconds
 
 

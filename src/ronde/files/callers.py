@@ -34,15 +34,20 @@ class _Depth(threading.local):
 class Callers:
     """Tells that of the call in which it is asked.
 
+    Args:
+        alone: there is one rank.
+        apart: ranks are never in step: each changes files as a thread of its own would.
+
     Attributes:
         branched: the script has started threads or processes, which may have changed files.
         trackers: folders of packages whose own files are each rank's own.
     """
 
-    def __init__(self, *, alone: bool) -> None:
+    def __init__(self, *, alone: bool, apart: bool = False) -> None:
         self.branched = False
         self.trackers: tuple[str, ...] = ()
         self._alone = alone
+        self._apart = apart
         self._forks = False
         self._unmediated, self._for_itself = _Depth(), _Depth()
         self._process = os.getpid()
@@ -62,6 +67,8 @@ class Callers:
         """Whether all ranks make this call: it is the main thread's, and neither nested nor a collector's."""
         if self._unmediated.value or self._for_itself.value or os.getpid() != self._process:
             return False
+        if self._apart:
+            return False
         if threading.get_ident() != self._thread or self._collects():
             return False
         # torch's compiler holds a lock that ranks share while it writes, and they would wait for each other.
@@ -79,7 +86,7 @@ class Callers:
             return False
         if os.getpid() != self._process:
             return self._forks
-        beside = self._collects()
+        beside = self._apart or self._collects()
         if not beside and threading.get_ident() != self._thread:
             beside = threading.current_thread() in self._threads or self._above(is_script)
         self.branched = self.branched or beside

@@ -40,10 +40,18 @@ class RankFiles:
         stopped: what is closed from now on is nobody's concern.
     """
 
-    def __init__(self, comm: Comm, paths: Paths, temporary: TemporaryFolders, shared: str | None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        paths: Paths,
+        temporary: TemporaryFolders,
+        shared: str | None,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.is_zero = comm.rank == 0
         self.paths = paths
-        self.callers = Callers(alone=comm.world_size == 1)
+        self.callers = Callers(alone=comm.world_size == 1, apart=apart)
         self.overlay = Overlay(comm.rank, temporary, paths.add_private, shared)
         self.notes: list[str] = []
         self.stopped = True

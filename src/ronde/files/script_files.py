@@ -56,6 +56,7 @@ class ScriptFiles:
         whole: makes a value whole that lies in parts on the ranks; collective.
         temporary: where this rank keeps files of its own.
         shared: a folder of all ranks of this host, in which rank 0's threads tell what they make.
+        apart: ranks are not in step: rank 0 changes the real files, others a tree of their own over them.
 
     Attributes:
         notes: sentences for the user about what was made right without being asked.
@@ -70,8 +71,9 @@ class ScriptFiles:
         whole: Callable[[Any], Any] = lambda value: value,
         temporary: TemporaryFolders | None = None,
         shared: str | None = None,
+        apart: bool = False,
     ) -> None:
-        self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared)
+        self._files = RankFiles(comm, paths, temporary or TemporaryFolders(), shared, apart=apart)
         self.notes = self._files.notes
         self.in_step = self._files.callers.in_step
         self.unmediated = self._files.callers.unmediated

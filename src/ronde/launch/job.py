@@ -27,9 +27,12 @@ class Job:
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
+        publish: seconds between versions of the model that are published; 0: none is.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
+        durability, durability_sync: of servers that are started here, as in `ServerConfig`.
+        server_state: directory of an earlier run, whose servers' tables are taken over; "" for none.
         worker: the command of a rank process.
     """
 
@@ -50,6 +53,10 @@ class Job:
     quiet: bool = False
     servers: tuple[str, ...] = ()
     server_token: str = ""
+    durability: str = "log"
+    durability_sync: str = "never"
+    server_state: str = ""
+    publish: float = 0.0
     worker: tuple[str, ...] = WORKER
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.failure_report import report
+from ronde.launch.failure_report import RankDeath, report
 from ronde.launch.job import Job, Outcome
 from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
@@ -89,6 +89,7 @@ def launch(job: Job) -> Outcome:
                 ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
             ),
             servers=servers,
+            spares=lambda death: _goes_on_without(job, death, lambda words: _say(job, outputs, words)),
         )
         try:
             with _progress(screen, pulse):
@@ -117,6 +118,18 @@ def _check(job: Job) -> None:
         )
 
 
+def _goes_on_without(job: Job, death: RankDeath, say_so: Callable[[str], object]) -> bool:
+    """Whether the others go on when a rank has died so: where none waits for another, and rank 0 is left."""
+    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).update.is_local:
+        return False
+    name = signal.Signals(-death.code).name
+    say_so(
+        f"rank {death.rank} was killed by {name}; the others go on without it; log: "
+        f"{job.run_directory.log(death.rank)}"
+    )
+    return True
+
+
 def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None, Endpoints]:
     """The parameter servers that are to be started here, and where the ranks find theirs."""
     plan = Plan.parse(job.plan)
@@ -133,6 +146,9 @@ def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None,
             update=rule_of_servers(plan),
             staleness=plan.update.staleness or 0,
             directory=str(directory.server_state(index)),
+            durability=job.durability,
+            sync=job.durability_sync,
+            source=job.server_state,
         )
         for index in range(plan.state.server_count)
     ]
@@ -162,6 +178,7 @@ def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]
             extensions=job.extensions,
             watched=True,
             quiet=job.quiet,
+            publish=job.publish,
             terminal=os.isatty(0),
             temporary=temporary,
             servers=endpoints.addresses,
@@ -231,6 +248,8 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
         if job.shown:
             say(text, new_line=new_line)
             new_line = False
+    if supervisor.exit_code() == 0 and job.run_directory.is_default:
+        job.run_directory.remove_server_states()
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 

@@ -37,6 +37,7 @@ class RankConfig:
             without one says so itself.
         quiet: the user wants to read nothing of ronde but errors.
         terminal: rank 0's stdin is a terminal, at which a user may sit.
+        publish: seconds between versions of the model that the run publishes; 0: it publishes none.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
         servers: endpoints of the parameter servers, as ZeroMQ writes them.
         server_token: 32 hexadecimal digits that each message to them holds.
@@ -62,6 +63,7 @@ class RankConfig:
     watched: bool = False
     quiet: bool = False
     terminal: bool = False
+    publish: float = 0.0
     temporary: str = ""
     servers: tuple[str, ...] = ()
     server_token: str = ""

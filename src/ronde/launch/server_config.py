@@ -10,10 +10,21 @@ from collections.abc import Mapping, MutableMapping
 from ronde.errors import UsageError
 from ronde.plan import Plan
 
-__all__ = ["SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token", "rule_of_servers"]
+__all__ = [
+    "SERVER_KEY",
+    "TOKEN_KEY",
+    "ServerConfig",
+    "local_endpoint",
+    "read_durability",
+    "read_token",
+    "rule_of_servers",
+]
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
 TOKEN_KEY = "RONDE_SERVER_TOKEN"
+
+DURABILITIES = ("log", "snapshot", "none")
+SYNCS = ("always", "group", "never")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +39,12 @@ class ServerConfig:
         update: the plan's key: `sync`, `async`, `bounded`, or `geo`.
         staleness: steps by which the slowest worker may be behind, of `bounded`.
         directory: its log and snapshots; "": it keeps none, and a restart begins with nothing.
+        durability: what survives it: every change (`log`), snapshots alone (`snapshot`), nothing (`none`).
+        sync: when its log must be on the disk: `always`, before a change is confirmed; `group`, once a
+            second; `never`, when the system writes it.
+        snapshot_bytes: a snapshot is made after changes of so many bytes, or of as many as the state has.
+        keep: how many snapshots are kept, with their logs.
+        source: directory of an earlier run, however many servers it had, whose tables are taken over.
         started: how often it was started before.
         parent: process with which it ends; 0: none.
     """
@@ -40,6 +57,11 @@ class ServerConfig:
     update: str = "sync"
     staleness: int = 0
     directory: str = ""
+    durability: str = "log"
+    sync: str = "never"
+    snapshot_bytes: int = 64 << 20
+    keep: int = 2
+    source: str = ""
     started: int = 0
     parent: int = 0
 
@@ -57,6 +79,23 @@ def rule_of_servers(plan: Plan) -> str:
     return plan.update.rule if plan.state.placement == "server" else "sync"
 
 
+def read_durability(text: str) -> tuple[str, str]:
+    """Durability and sync of `log`, `log,sync=group`, `snapshot`, `none`.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    durability, _, option = text.partition(",")
+    name, _, sync = option.partition("=")
+    known = not option or (durability == "log" and name == "sync" and sync in SYNCS)
+    if durability not in DURABILITIES or not known:
+        raise UsageError(
+            f"--durability {text}: log, snapshot and none are possible, and log with ,sync=always, "
+            ",sync=group or ,sync=never"
+        )
+    return durability, sync or "never"
+
+
 def local_endpoint(run_id: str, index: int) -> str:
     """Where a server of this host listens: a name without a file, so nothing can be left behind."""
     return f"ipc://@ronde-{run_id}-server-{index}"
@@ -72,7 +111,7 @@ def read_token(environment: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[0-9a-f]{32}", token):
         found = "is not set" if not token else "is not one"
         raise UsageError(
-            f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks alike, to "
-            "what `openssl rand -hex 16` prints"
+            f"servers know a run by its token, and {TOKEN_KEY} {found}: set it, for servers and ranks "
+            "alike, to what `openssl rand -hex 16` prints"
         )
     return token

@@ -89,6 +89,11 @@ class Servers:
             log = self._directory.server_log(index)
             if code > 0 and lived < _STABLE_S and each.failures > _MOST_RESTARTS_IN_A_ROW:
                 return f"server {index} ended {each.failures} times in a row ({how}); see {log}"
+            if each.config.durability != "log":
+                return (
+                    f"server {index} ended ({how}), and what it had is lost under --durability "
+                    f"{each.config.durability}; begin again from the script's checkpoint; see {log}"
+                )
             each.config = dataclasses.replace(each.config, started=each.config.started + 1)
             each.process, each.begun = self._start(each.config), time.monotonic()
             self._say(f"server {index} ended ({how}) and was started again; workers wait for it; see {log}")
@@ -105,7 +110,7 @@ class Servers:
                 each.process.wait(max(until - time.monotonic(), 0.01))
             except subprocess.TimeoutExpired:
                 each.process.kill()
-                each.process.wait()
+                each.process.wait(_TERMINATION_S)
         self._running = []
 
     def _start(self, config: ServerConfig) -> subprocess.Popen[bytes]:

@@ -55,7 +55,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Supervisor:
     """The ranks of one run, and what is known about their ends."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it watches, and whom it tells
         self,
         ranks: Sequence[RankProcess],
         directory: RunDirectory,
@@ -66,6 +66,7 @@ class Supervisor:
         debugged: Callable[[], bool],
         waiting: Standstill,
         servers: Servers | None = None,
+        spares: Callable[[RankDeath], bool] = lambda death: False,
     ) -> None:
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
@@ -73,6 +74,7 @@ class Supervisor:
         self.standstill = ""
         self.pids = {rank.pid for rank in ranks}
         self._servers = servers
+        self._spares = spares
         self._ranks = ranks
         self._directory = directory
         self._inbox = inbox
@@ -192,7 +194,9 @@ class Supervisor:
             self._alive.remove(rank)
             ended_by_us = rank.rank in self._asked and code in (-signal.SIGTERM, -signal.SIGKILL)
             if not ended_by_us and not self._killed_by_user:
-                self.deaths.append(RankDeath(rank=rank.rank, time=time.time(), code=code))
+                death = RankDeath(rank=rank.rank, time=time.time(), code=code)
+                if self._failed_at is not None or self.interrupted_by is not None or not self._spares(death):
+                    self.deaths.append(death)
         if len(self._ranks) > 1:
             self._read_errors(self._alive)
         if self._failed_at is None and (self.errors or any(death.code != 0 for death in self.deaths)):

@@ -106,6 +106,7 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         timeout=job.timeout,
         extensions=job.extensions,
         quiet=job.quiet,
+        publish=job.publish,
         terminal=os.isatty(0),
         servers=job.servers,
         server_token=job.server_token,

@@ -189,12 +189,14 @@ class CutState(StateInParts):
         if entry is None or piece.own is None:
             return
         start, stop = piece.ranges[self._comm.rank] or (0, 0)
+        shape = piece.own.shape
 
         def cut(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             own = _is_elements(value, piece.tensor)
-            return self._held.home.keep(flat_like(value, piece.tensor)[start:stop] if own else value)
+            part = flat_like(value, piece.tensor)[start:stop].view(shape) if own else value
+            return self._held.home.keep(part)
 
         self.local[piece.own] = {key: cut(value) for key, value in entry.items()}
 
@@ -268,7 +270,7 @@ class CutState(StateInParts):
 
     def _write_own(self, whole: torch.Tensor, piece: Piece, key: Any) -> None:
         if piece.own is not None:
-            whole[slice(*piece.ranges[self._comm.rank] or ())].copy_(self.local[piece.own][key])
+            whole[slice(*piece.ranges[self._comm.rank] or ())].copy_(self.local[piece.own][key].view(-1))
 
     def _describe(self, pieces: Sequence[Piece]) -> dict[int, dict[Any, Any]]:
         """Entries by number of the piece, less the elements; the first rank that has any of a piece tells."""

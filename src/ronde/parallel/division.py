@@ -62,12 +62,15 @@ class Division:
         with DisableTorchFunction():
             new = [each for each in tensors if self.ranges(each) is None and _can_be_cut(each)]
             for members in by_kind(new):
-                cut = self._split([tensor.numel() for tensor in members], self._world_size)
-                for tensor, ranges in zip(members, cut, strict=True):
+                for tensor, ranges in zip(members, self.split(members), strict=True):
                     key = id(tensor)
                     weakref.finalize(tensor, self._assigned.pop, key, None).atexit = False
                     self._assigned[key] = _Assigned(weakref.ref(tensor), _kind(tensor), ranges)
             return [self.ranges(tensor) for tensor in tensors]
+
+    def split(self, members: Sequence[torch.Tensor]) -> list[Ranges]:
+        """Each rank's elements of tensors of one dtype and device."""
+        return self._split([tensor.numel() for tensor in members], self._world_size)
 
 
 def in_equal_parts(sizes: Sequence[int], world_size: int) -> list[Ranges]:

@@ -31,11 +31,14 @@ def install(
     context: Context,
     parts: GradientParts,
     lasting: Callable[[Any], Any] = lambda value: value,
+    *,
+    clips: bool = True,
 ) -> None:
     """Have `Tensor.grad` and what uses all gradients know of parts.
 
     Args:
         lasting: what to keep of a value that is made a gradient.
+        clips: parts can be clipped; else torch clips the whole, or refuses to.
     """
 
     for name in _NAMES:
@@ -47,6 +50,11 @@ def install(
     patches.set(
         torch.nn.Module, "zero_grad", _zeroing(torch.nn.Module.zero_grad, torch.nn.Module.parameters, parts)
     )
+    if clips:
+        _install_clipping(patches, context, parts)
+
+
+def _install_clipping(patches: Patches, context: Context, parts: GradientParts) -> None:
     plain_clip: Any = torch.nn.utils.clip_grad_norm_
 
     @functools.wraps(plain_clip)

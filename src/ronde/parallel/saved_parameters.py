@@ -46,12 +46,25 @@ class SavedParameters:
         self._parameters = parameters
         self._installed = False
 
-    def install(self, patches: Patches) -> None:
+    def install(self, patches: Patches, *, at_once: bool = True) -> None:
+        """Stand below whatever hooks the script puts.
+
+        Args:
+            at_once: else with the first `begin`, so that nothing is asked where nothing is cut.
+        """
+
         def push(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> None:
             plain(pack, lambda packed: self._parameters.lasting(unpack(packed)))
 
-        self.push()
+        if at_once:
+            self.push()
         plain = patches.set(_hooks, "_push_saved_tensors_default_hooks", push)
+
+    def begin(self) -> bool:
+        """Be installed from now on; False where that has to wait for hooks of the script's own to end."""
+        if not self._installed and _hooks._top_saved_tensors_default_hooks(True) is None:
+            self.push()
+        return self._installed
 
     def push(self) -> None:
         """Put the hooks before what is there."""

@@ -52,11 +52,13 @@ _METADATA = frozenset(
 
 def sharded_parameter(
     holding: Callable[[list[torch.Tensor]], AbstractContextManager[None]],
+    address: Callable[[torch.Tensor], int],
 ) -> type[torch.nn.Parameter]:
     """A class for parameters without elements.
 
     Args:
         holding: inside, the parameters that it is called with have their elements, and their own class.
+        address: tells the memory that they have then from other memory.
     """
 
     class ShardedParameter(torch.nn.Parameter):
@@ -69,6 +71,9 @@ def sharded_parameter(
             # As long as it runs: what is composed of other operations would else gather the same in turns.
             with holding(list(instances(cls, (args, kwargs)))):
                 return func(*args, **kwargs)
+
+        def address_of_whole(self) -> int:
+            return address(self)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             with holding([self]):

@@ -24,8 +24,8 @@ from ronde.parallel.division import Division
 from ronde.parallel.prefetch import Prefetch
 from ronde.parallel.sharded_parameter import sharded_parameter
 from ronde.parallel.unit import Member, Unit, of_several_processes
-from ronde.parallel.unit_table import Fate, UnitTable
-from ronde.parallel.units import LEAST_BYTES
+from ronde.parallel.unit_table import Fate, Find, UnitTable
+from ronde.parallel.units import LEAST_BYTES, find_units
 from ronde.parallel.untraced import untraced
 from ronde.plan.resident import Census
 from ronde.rowwise.compiled import is_compiled
@@ -44,13 +44,21 @@ class ShardedParameters:
     Args:
         division: who has which elements.
         home: where parts live.
+        find: cuts what is to be cut of a module into units.
     """
 
-    def __init__(self, context: Context, division: Division, home: Home, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        division: Division,
+        home: Home,
+        note: Callable[[str], None],
+        find: Find = find_units,
+    ) -> None:
         self._context = context
         self._note = note
-        self._kind: Any = sharded_parameter(self.holding)
-        self._table = UnitTable(context.comm, division, home)
+        self._kind: Any = sharded_parameter(self.holding, self._address)
+        self._table = UnitTable(context.comm, division, home, find)
         # Units that are whole, the one whose turn was longest ago first, with their parameters: ranks do the
         # same about these, so none may be collected on one of them meanwhile.
         self._whole: dict[Unit, list[torch.Tensor]] = {}
@@ -157,9 +165,21 @@ class ShardedParameters:
         found = self._table.entry(tensor)
         return None if found is None else found[0].part
 
+    def latest(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As `own`, with what somebody has written to a view of the whole; None while it is whole."""
+        found = self._table.entry(tensor)
+        if found is None or found[1].whole:
+            return None
+        found[1].refresh()
+        return found[0].part
+
     def saved(self, tensor: torch.Tensor) -> tuple[Member, Unit] | None:
         """Whose memory a tensor lies in."""
         return self._table.lying_in(tensor.untyped_storage()._cdata)
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        found = self._table.entry(tensor)
+        return 0 if found is None else found[0].cdata
 
     def begin_update(self) -> None:
         """Parts are about to be updated: what was written to the whole is in them from now on."""

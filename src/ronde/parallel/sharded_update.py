@@ -39,6 +39,8 @@ class ShardedUpdate:
         context: whose ranks share the work.
         held: what ranks hold of parameters and gradients.
         takes: whether the steps of an optimizer whose state is whole are to be cut.
+        kinds: optimizers of which some can be cut.
+        suits: whether one of them can be, as it is now.
     """
 
     def __init__(
@@ -47,8 +49,12 @@ class ShardedUpdate:
         held: HeldParts,
         takes: Callable[[Any], bool],
         note: Callable[[str], None],
+        kinds: Sequence[type[Optimizer]] = ELEMENTWISE,
+        suits: Callable[[Any], bool] = is_elementwise,
     ) -> None:
         self._context = context
+        self._kinds = kinds
+        self._suits = suits
         self._note = note
         self._held = held
         self._takes = takes
@@ -58,7 +64,7 @@ class ShardedUpdate:
 
     def install(self, patches: Patches) -> None:
         patches.add(Optimizer, "state", property(self._read, _write))
-        for kind in ELEMENTWISE:
+        for kind in self._kinds:
             replace_step(patches, kind, self._around)
 
     def release(self) -> None:
@@ -106,7 +112,7 @@ class ShardedUpdate:
         # Inside a model that runs on shards, ranks may hold parameters of their own.
         if self._context.region is not Region.SCRIPT or not self._context.on_main_thread():
             return False
-        if not is_elementwise(optimizer):
+        if not self._suits(optimizer):
             return False
         return isinstance(vars(optimizer)["state"], StateInParts) or self._takes(optimizer)
 

@@ -123,6 +123,13 @@ class Unit(ABC):
         for member in self.members:
             census.count("parameters", member.part)
 
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Have in this rank's parts what was written to what lingers; no other rank is needed."""
+        if self.lingers:
+            for member in self.members:
+                member.part.copy_(member.elements)
+
     @abstractmethod
     def start(self) -> None:
         """Begin what `gather` completes, or `rest` drops; all ranks come here."""

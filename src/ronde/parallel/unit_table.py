@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from ronde.parallel.copied_unit import copy_unit
 from ronde.parallel.division import Division
 from ronde.parallel.mapped_unit import map_unit
 from ronde.parallel.unit import Member, Unit, can_be_sharded
-from ronde.parallel.units import by_kind, find_units
+from ronde.parallel.units import by_kind
 from ronde.sync.gradient_parts import Ranges
 from ronde.sync.home import Home
 
-__all__ = ["Fate", "UnitTable"]
+__all__ = ["Fate", "Find", "UnitTable"]
+
+Find = Callable[[torch.nn.Module], list[list[torch.Tensor]]]
 
 
 class Fate(enum.Enum):
@@ -45,13 +47,15 @@ class UnitTable:
     Args:
         division: who has which elements.
         home: where parts live.
+        find: cuts what is to be cut of a module into units.
 
     Attributes:
         units: in the order in which they were made.
     """
 
-    def __init__(self, comm: Comm, division: Division, home: Home) -> None:
+    def __init__(self, comm: Comm, division: Division, home: Home, find: Find) -> None:
         self.units: list[Unit] = []
+        self._find = find
         self._comm = comm
         self._division = division
         self._home = home
@@ -102,7 +106,7 @@ class UnitTable:
     def cut_module(self, module: torch.nn.Module) -> Iterator[Unit]:
         """Cut what is new in a module; gives the units, whole ones, as they are made."""
         together = self._together(self.uncut(module))
-        for found in find_units(module):
+        for found in self._find(module):
             new = [each for each in found if self.entry(each) is None and id(each) not in together]
             unit = self._cut(new)
             if unit is not None:

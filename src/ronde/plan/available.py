@@ -18,7 +18,7 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "offload": ("none", "optimizer", "all"),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
         "compressor": ("none",),
-        "update": ("sync",),
+        "update": ("sync", "async", "bounded", "geo"),
         "precision": ("fp32", "tf32", "bf16", "fp16"),
         "recompute": ("none", "selective", "full"),
         "compile": (False, True),

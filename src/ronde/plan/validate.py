@@ -103,13 +103,21 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction(rule, state, f"state=server,{rule}")
     if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
         yield _contradiction(rule, state, f"state=replicated,{rule}")
+    if plan.update.is_local and plan.compute.micro_batches > 1:
+        item = plan.item("micro-batches")
+        yield _contradiction(rule, item, f"state=server,update=sync,{item}")
+    if plan.update.rule in ("async", "bounded") and plan.update.optimizer_on == "worker":
+        remedy = f"state=server,{rule},optimizer-on=server"
+        yield _contradiction("optimizer-on=worker", rule, remedy)
+    if plan.compute.precision == "fp16" and plan.state.placement == "server":
+        yield _contradiction("precision=fp16", state, f"precision=bf16,{state}")
     if plan.update.optimizer_on == "server" and plan.state.placement != "server":
         yield _contradiction("optimizer-on=server", state, "state=server,optimizer-on=server")
     if plan.update.rule == "geo" and plan.update.optimizer_on == "server":
         yield _contradiction("optimizer-on=server", "update=geo", "update=geo,optimizer-on=worker")
     if plan.state.servers is not None and plan.state.placement != "server" and plan.state.sparse != "sharded":
         item = plan.item("servers")
-        yield _contradiction(item, f"{state},{plan.item('sparse')}", f"state=server,{item}, or hybrid,{item}")
+        yield _contradiction(item, f"{state},{plan.item('sparse')}", f"state=server,{item}")
     if plan.state.sparse == "sharded" and plan.state.placement == "central":
         yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
 

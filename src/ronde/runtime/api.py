@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,16 +21,19 @@ from ronde.process.tensor_hash import number_tensors
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
+if TYPE_CHECKING:
+    from ronde.runtime.local_view import LocalView
+
 __all__ = ["activate", "deferred", "init", "is_main", "prepare", "rank", "world_size"]
 
 
 class _Process:
     """The one session of this process; these functions have no other way to know it."""
 
-    session: Session | None = None
+    session: Session | LocalView | None = None
 
 
-def activate(session: Session) -> None:
+def activate(session: Session | LocalView) -> None:
     """Make `session` the one that the functions of this module speak of."""
     _Process.session = session
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -60,6 +60,9 @@ from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
+if TYPE_CHECKING:
+    from ronde.runtime.publishing import Publishing
+
 __all__ = ["Session"]
 
 
@@ -104,7 +107,12 @@ class Session:
         self._sharding = Sharding(plan, reducer_comm, self.notes.say, self.client)
         clock = self.tally.clock
         self.reducer = Reducer(
-            reducer_comm, plan.bucket_bytes, self._sharding.gradients, clock, self._sharding.allocate
+            reducer_comm,
+            plan.bucket_bytes,
+            self._sharding.gradients,
+            clock,
+            rows=self._sharding.rows,
+            allocate=self._sharding.allocate,
         )
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
@@ -140,6 +148,7 @@ class Session:
             self._sharding.calling,
             sampled=plan.compute.recompute != "none",
         )
+        self._publishing = self._published()
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -155,6 +164,21 @@ class Session:
 
     def _inside_model(self) -> bool:
         return self.context.region in (Region.SHARDED, Region.REPLICATED) and self.context.on_main_thread()
+
+    def _published(self) -> Publishing | None:
+        if not self.config.publish:
+            return None
+        from ronde.runtime.publishing import Publishing
+
+        return Publishing(
+            self.config,
+            self.plan,
+            comm=self.context.comm,
+            in_script=self._in_script,
+            inside=lambda: self.context.enter(Region.REPLICATED),
+            around=self.files.unmediated,
+            say=self.notes.say,
+        )
 
     def _compare(self) -> None:
         self.context.compares = True
@@ -200,6 +224,8 @@ class Session:
         self._install_tensors()
         self._install_modules()
         self._install_steps()
+        if self._publishing is not None:
+            self._publishing.install(self.patches)
         # Last: it takes back all of these.
         take_over.install(self.patches, self.config, self.retire)
 
@@ -213,8 +239,8 @@ class Session:
     def _install_modules(self) -> None:
         patches, context, say = self.patches, self.context, self.notes.say
         tables.install(patches, context.comm, self.plan, self.files.for_itself, self.client, say)
-        if self._sharding.gradients is None and self._sharding.allocate is None:
-            sparse_weights.install(patches, self.reducer.adopt_sparse)
+        if self._sharding.gradients is None and not self.plan.state.cuts_optimizer:
+            sparse_weights.install(patches, self.reducer.adopt_sparse, self._sharding.look_up)
         batch_norm.install(patches, context)
         fast_path.install(patches, context, self.calls.pieces)
         recurrent.install(patches)
@@ -305,6 +331,11 @@ class Session:
         self.patches.restore()
         self._entropy.restore()
 
+    def finish(self) -> None:
+        """The script is at its end, on all ranks: publish what it ends with."""
+        if self._publishing is not None:
+            self._publishing.finish()
+
     def summary(self) -> RankSummary:
         """What this rank was busy with, and what the user should know about it."""
         self._edge.conclude()
@@ -312,7 +343,8 @@ class Session:
             self.client.finish()
         notes = [*self.notes, *self.files.notes, *self._sharding.notes()]
         notes += [group.note for group in self._groups[1:] if group.note]
-        unspread = tables.why_none_is_spread(self.plan, self.config.world_size)
+        spread = self._sharding.has_spread_rows
+        unspread = tables.why_none_is_spread(self.plan, self.config.world_size, spread=spread)
         notes += [unspread] if unspread else []
         cuts = compute.cuts_batches(self.plan, self.config.world_size)
         asking = ", ".join(questions_of_script("Tensor")) if cuts else ""

@@ -14,7 +14,11 @@ from ronde.parallel.building import Building
 from ronde.parallel.division import Division, in_equal_parts, owned_by_main
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.held_parts import HeldParts
+from ronde.parallel.held_rows import ROW_OPTIMIZERS, HeldRows, updates_rows
 from ronde.parallel.host_options import can_step_on_host
+from ronde.parallel.row_division import RowDivision
+from ronde.parallel.row_lookup import RowLookup
+from ronde.parallel.row_units import RowUnits
 from ronde.parallel.saved_parameters import SavedParameters
 from ronde.parallel.sharded_parameters import ShardedParameters
 from ronde.parallel.sharded_update import ShardedUpdate
@@ -22,9 +26,10 @@ from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.plan.resident import Resident
 from ronde.runtime.type_questions import questions_of_script
-from ronde.sync.gradient_parts import GradientParts
+from ronde.sync.gradient_parts import GradientParts, Ranges
 from ronde.sync.home import HostMemory, OnDevice
 from ronde.sync.reducer import Allocate
+from ronde.sync.row_parts import RowParts
 from ronde.tensor.context import Context
 
 if TYPE_CHECKING:
@@ -43,6 +48,8 @@ class Sharding:
     Attributes:
         gradients: where parts of gradients are kept; None where every rank has all of each.
         allocate: makes the memory of gradients that every rank has; None for the group's own.
+        rows: where gradients of spread rows are kept; None where the plan spreads no rows.
+        has_spread_rows: those of torch's embeddings are, or were.
     """
 
     def __init__(
@@ -76,6 +83,10 @@ class Sharding:
         self._building: Building | None = None
         self._saved: SavedParameters | None = None
         self._update: ShardedUpdate | None = None
+        self._row_division = RowDivision(comm.world_size)
+        self.rows = RowParts(comm, self._row_ranges) if _spreads_rows(plan, comm.world_size) else None
+        self.has_spread_rows = False
+        self._look_up: RowLookup | None = None
         self._note = note
 
     def bind(self, context: Context) -> None:
@@ -93,11 +104,35 @@ class Sharding:
         elif self._state.cuts_optimizer:
             held = HeldParts(self._division, self._home, self.gradients, self._parameters)
             self._update = ShardedUpdate(context, held, self._takes, self._note)
+        if self.rows is not None:
+            self._bind_rows(context, self.rows)
+
+    def _bind_rows(self, context: Context, gradients: RowParts) -> None:
+        division, note = self._row_division, self._note
+        parameters = ShardedParameters(context, division, self._home_of_parts, note, RowUnits(note))
+        self._parameters, self._saved = parameters, SavedParameters(parameters)
+        self._look_up = RowLookup(context, parameters)
+        held = HeldRows(division, gradients, parameters)
+        update = ShardedUpdate(context, held, self._holds_rows, note, ROW_OPTIMIZERS, updates_rows)
+        self._update = update
+
+    def look_up(self) -> RowLookup | None:
+        """What looks up rows that are spread; None where none can be."""
+        return self._look_up
+
+    def _row_ranges(self, weight: torch.Tensor) -> Ranges | None:
+        parameters = self._parameters
+        spread = parameters is not None and parameters.own(weight) is not None
+        return self._row_division.ranges(weight) if spread else None
+
+    def _holds_rows(self, optimizer: Any) -> bool:
+        members = (tensor for group in optimizer.param_groups for tensor in group["params"])
+        return any(self._row_ranges(tensor) is not None for tensor in members)
 
     @property
     def residents(self) -> list[Resident]:
         """What holds state elsewhere than in the script's tensors."""
-        return [each for each in (self.gradients, self._parameters) if each is not None]
+        return [each for each in (self.gradients, self.rows, self._parameters) if each is not None]
 
     def install(self, patches: Patches, context: Context) -> None:
         if self._update is not None:
@@ -105,18 +140,21 @@ class Sharding:
         if self.gradients is not None:
             kept = () if self._parameters is None else (self._parameters.lasting,)
             gradients.install(patches, context, self.gradients, *kept)
+        if self.rows is not None and self._parameters is not None:
+            gradients.install(patches, context, self.rows, self._parameters.lasting, clips=False)
         if self._building is not None:
             self._building.install(patches)
         if self._parameters is not None and self._saved is not None:
             opaque.install(patches, self._parameters, self._saved)
-            self._saved.install(patches)
+            self._saved.install(patches, at_once=self.rows is None)
 
     def release(self) -> None:
         """Make everything whole again. All ranks come here."""
         if self._update is not None:
             self._update.release()
-        if self.gradients is not None:
-            self.gradients.restore()
+        for parts in (self.gradients, self.rows):
+            if parts is not None:
+                parts.restore()
         if self._parameters is not None:
             self._parameters.release()
         self.uninstall()
@@ -143,6 +181,10 @@ class Sharding:
             yield
             return
         with self._parameters.calling(module):
+            if self.rows is not None and self._saved is not None and self._parameters.are_there:
+                self.has_spread_rows = True
+                if not self._saved.begin():
+                    self._parameters.pin()  # what the script's hooks keep of rows must stay there
             yield
 
     def building(self) -> AbstractContextManager[None]:
@@ -165,7 +207,9 @@ class Sharding:
 
     def note_whole_state(self, optimizer: Any) -> None:
         """Say that an optimizer's state is not cut, though the plan asks for it."""
-        if self._update is None:
+        if self.rows is not None:
+            self._note_whole_rows(optimizer)
+        if self._update is None or self.rows is not None:
             return
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         kind = type(optimizer)
@@ -203,6 +247,14 @@ class Sharding:
                 f"only; leave that out to have {offload}"
             )
 
+    def _note_whole_rows(self, optimizer: Any) -> None:
+        if not updates_rows(optimizer) and self._holds_rows(optimizer):
+            known = ", ".join(kind.__name__ for kind in ROW_OPTIMIZERS)
+            self._note(
+                f"{type(optimizer).__name__} has the rows of an embedding whole on every rank for each step: "
+                f"sparse=sharded leaves them spread for the steps of {known} without momentum"
+            )
+
     def _takes(self, optimizer: Any) -> bool:
         """Without state, to share whole parameters would cost more than to update all of them."""
         if self._state.offloads_optimizer and not can_step_on_host(optimizer):
@@ -210,3 +262,17 @@ class Sharding:
         if self.gradients is not None or type(optimizer) is not torch.optim.SGD:
             return True
         return any(group["momentum"] != 0 for group in optimizer.param_groups)
+
+
+def _spreads_rows(plan: Plan, world_size: int) -> bool:
+    """Whether sparse weights of torch's embeddings are in parts.
+
+    Where the plan cuts other state too, sparse gradients are refused. Micro-batches may be fewer on one rank
+    than on another, a compiled model asks no parameter for its rows, and a scale of float16 looks at whole
+    gradients.
+    """
+    compute = plan.compute
+    plain = compute.micro_batches == 1 and compute.precision != "fp16" and not compute.compile
+    state = plan.state
+    whole = state.placement == "replicated" and not state.cuts_optimizer
+    return state.sparse == "sharded" and world_size > 1 and plain and whole

@@ -1,4 +1,4 @@
-"""Weights that are looked up with `sparse=True` are known before their first gradient is there."""
+"""Weights looked up with `sparse=True`: known before their first gradient, and with spread rows perhaps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ronde.parallel.row_lookup import RowLookup
 from ronde.patching.patches import Patches
 
 __all__ = ["install"]
 
 
-def install(patches: Patches, adopt: Callable[[torch.Tensor], None]) -> None:
-    """Have `adopt` hear of the weight of each sparse `embedding` and `embedding_bag`."""
+def install(
+    patches: Patches, adopt: Callable[[torch.Tensor], None], spread: Callable[[], RowLookup | None]
+) -> None:
+    """Have `adopt` hear of the weight of each sparse `embedding` and `embedding_bag`.
+
+    Args:
+        spread: looks up in weights whose rows are spread; None where no plan asks for any.
+    """
     plain_embedding: Callable[..., Any] = F.embedding
     plain_bag: Callable[..., Any] = F.embedding_bag
 
@@ -34,13 +41,50 @@ def install(patches: Patches, adopt: Callable[[torch.Tensor], None]) -> None:
         sparse: bool = False,
     ) -> Any:
         hear(weight, sparse)
+        rows = spread() if sparse and max_norm is None and not scale_grad_by_freq else None
+        if rows is not None and rows.takes(weight, input):
+            return rows.embedding(input, weight, padding_idx)
         return plain_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
 
     @functools.wraps(plain_bag)
-    def embedding_bag(input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-        # Behind offsets, max_norm, norm_type, scale_grad_by_freq and mode.
-        hear(weight, args[5] if len(args) > 5 else kwargs.get("sparse", False))
-        return plain_bag(input, weight, *args, **kwargs)
+    def embedding_bag(  # noqa: PLR0913 - torch's own
+        input: Any,
+        weight: Any,
+        offsets: Any = None,
+        max_norm: Any = None,
+        norm_type: float = 2,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: Any = None,
+    ) -> Any:
+        hear(weight, sparse)
+        rows = spread() if sparse and max_norm is None and not scale_grad_by_freq else None
+        if rows is not None and rows.takes_bag(weight, input, offsets, mode, per_sample_weights):
+            return rows.bag(
+                input,
+                weight,
+                offsets,
+                mode=mode,
+                per_sample_weights=per_sample_weights,
+                include_last_offset=include_last_offset,
+                padding_idx=padding_idx,
+            )
+        return plain_bag(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
 
     patches.set(F, "embedding", embedding)
     patches.set(F, "embedding_bag", embedding_bag)

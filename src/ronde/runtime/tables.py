@@ -59,14 +59,19 @@ def install(
     patches.undo(late.uninstall)
 
 
-def why_none_is_spread(plan: Plan, world_size: int) -> str:
-    """A sentence for a plan that spreads rows of a script which has none to spread, else ""."""
+def why_none_is_spread(plan: Plan, world_size: int, *, spread: bool) -> str:
+    """A sentence for a plan that spreads rows of a script which has none to spread, else "".
+
+    Args:
+        spread: rows of torch's own embeddings are or were.
+    """
     alone = world_size == 1 and not plan.state.server_count
-    if plan.state.sparse != "sharded" or alone or _HOME in sys.modules:
+    if plan.state.sparse != "sharded" or alone or _HOME in sys.modules or spread:
         return ""
     return (
-        "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, and the script has none; "
-        "an nn.Embedding stays whole on every rank"
+        "sparse=sharded spreads nothing: it is for rows of a ronde.EmbeddingTable, or of an nn.Embedding or "
+        "nn.EmbeddingBag with sparse=True (without micro-batches, compile=true and precision=fp16), and the "
+        "script has none that can be spread"
     )
 
 

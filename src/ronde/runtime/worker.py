@@ -32,7 +32,10 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.patching.patches import Patches
+    from ronde.plan import Plan
+    from ronde.runtime.local_view import LocalView
     from ronde.runtime.memory.meter import MemoryMeter
+    from ronde.runtime.publishing import Publishing
     from ronde.runtime.session import Session
 
 __all__ = ["main"]
@@ -46,7 +49,7 @@ _WAIT_FOR_TORCHRUN = 3
 def main() -> None:
     """Run this rank's script to its end, and the rank to its own."""
     config = RankConfig.take_from(os.environ)
-    joined: list[Session] = []
+    joined: list[Session | LocalView] = []
 
     def left_alone() -> bool:
         # Groups of ronde's own are joined by an exit handler.
@@ -65,7 +68,7 @@ def main() -> None:
     leave(code)  # here, where no exception holds the script's frames any more
 
 
-def _run_and_report(config: RankConfig, joined: list[Session]) -> None:
+def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> None:
     try:
         _run(config, joined)
     except SystemExit as end:
@@ -128,7 +131,7 @@ def _end_without_handlers(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _run(config: RankConfig, joined: list[Session]) -> None:
+def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     """Run the script; a session that joins it to other ranks is added to `joined`."""
     if config.native:
         os.environ.update(torchrun_environment(config))
@@ -147,6 +150,7 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
     tally = open_tally(config)
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
+    publishing = _publish_alone(config, notes) if session is None else None
     if session is not None:
         joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
@@ -162,8 +166,10 @@ def _run(config: RankConfig, joined: list[Session]) -> None:
         if session is not None:
             session.files.stop_waiting()
         if isinstance(end, SystemExit) and end.code in (None, 0):
+            _finish(publishing)
             _conclude(config, tally, session, meter, notes)
         raise
+    _finish(publishing)
     _conclude(config, tally, session, meter, notes)
 
 
@@ -173,7 +179,9 @@ def _hear_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]) -> Session | None:
+def _session(
+    config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str, None]
+) -> Session | LocalView | None:
     """What joins this rank to the others; None for one that is alone and needs no boundary.
 
     Args:
@@ -186,7 +194,9 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
         return None
     from ronde.runtime import compute
 
-    if config.world_size == 1 and not compute.needs_boundary(plan):
+    if plan.update.is_local:
+        return _local_view(config, plan, tally, entropy)
+    if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
         return None
     from ronde.runtime.api import activate
@@ -200,6 +210,38 @@ def _session(config: RankConfig, tally: Tally, entropy: Patches, notes: dict[str
     session.install()
     activate(session)
     return session
+
+
+def _local_view(config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> LocalView:
+    """A rank that waits for no other."""
+    from ronde.runtime.api import activate
+    from ronde.runtime.local_view import LocalView
+
+    if config.store.startswith("file://"):
+        _write_stack_when_asked(config)
+    view = LocalView(config, plan, tally, entropy)
+    atexit.register(view.close)
+    view.install()
+    activate(view)
+    return view
+
+
+def _publish_alone(config: RankConfig, notes: dict[str, None]) -> Publishing | None:
+    """What publishes the model of one rank without a session."""
+    if not config.publish:
+        return None
+    from ronde.patching.patches import Patches
+    from ronde.plan import Plan
+    from ronde.runtime.publishing import Publishing
+
+    publishing = Publishing(config, Plan.parse(config.plan), say=notes.setdefault)
+    publishing.install(Patches())
+    return publishing
+
+
+def _finish(publishing: Publishing | None) -> None:
+    if publishing is not None:
+        publishing.finish()
 
 
 def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
@@ -228,7 +270,7 @@ def _write_stack_when_asked(config: RankConfig) -> None:
 def _conclude(
     config: RankConfig,
     tally: Tally,
-    session: Session | None,
+    session: Session | LocalView | None,
     meter: MemoryMeter | None,
     notes: Iterable[str],
 ) -> None:
@@ -237,6 +279,7 @@ def _conclude(
         memory = None if meter is None else meter.memory()
         give_account(config, summarize(config, tally, notes=list(notes), memory=memory))
     elif not session.retired:
+        session.finish()
         give_account(config, session.summary())
 
 

@@ -7,7 +7,8 @@ together: gradients are added in the order of ranks, and divided by their number
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,8 @@ class DenseShard:
         for key in keys:
             value = self._values[key]
             value.grad = self._gradients[key]
-        stepped.torch_optimizer.step()
+        with _default_dtype(_DTYPES[meta["default"]]):
+            stepped.torch_optimizer.step()
         for key in keys:
             self._values[key].grad = None
 
@@ -234,6 +236,16 @@ class DenseShard:
                 state[name] = tensor_of(next(arrays), _DTYPES[dtype])
             else:
                 state[name] = torch.tensor(scalar, dtype=_DTYPES[dtype])
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _sum(messages: Sequence[Message]) -> torch.Tensor:
@@ -282,7 +294,7 @@ def _joined(messages: Sequence[Message]) -> Answer:
             state.append(entry)
             if dtype is not None and scalar is None:
                 of_state.append(next(arrays))
-    meta = {name: first[name] for name in ("optimizer", "class", "groups", "anew")}
+    meta = {name: first[name] for name in ("optimizer", "class", "groups", "anew", "default")}
     return {**meta, "values": values, "state": state}, [*of_values, *of_state]
 
 

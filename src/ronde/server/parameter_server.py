@@ -2,9 +2,9 @@
 
 `sync`: a change is made of one request of every worker, all with the same sequence, in the order of ranks; so
 what comes out does not depend on who came first. `async`: each request is a change by itself, at once.
-`bounded`: the same, and a worker is not answered while the slowest one is more than `staleness` steps behind it
-(Ho et al. 2013). A request whose change has been made already, known by worker and sequence, is answered again
-and changes nothing; one that is out of turn is refused, and comes again.
+`bounded`: the same, and a worker is not answered while the slowest one is more than `staleness` steps behind
+it (Ho et al. 2013). A request whose change has been made already, known by worker and sequence, is answered
+again and changes nothing; one that is out of turn is refused, and comes again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ronde.errors import RondeError
+from ronde.server.presence import Presence
 from ronde.server.record import Record
-from ronde.server.shard import Shard
+from ronde.server.shard import FAILURES, Shard
 from ronde.server.transport.service import Reply
 from ronde.server.transport.wire import Message, Operation, WireError
 
@@ -28,7 +29,15 @@ class Journal(Protocol):
     """Where changes are written before they are made."""
 
     def append(self, record: Record) -> None:
-        """Write one; on return it survives this process."""
+        """Write one; on return it survives this process.
+
+        Raises:
+            RondeError: it cannot be written, and must not be made.
+        """
+        ...
+
+    def tick(self) -> None:
+        """Called many times a second, while no change is half made."""
         ...
 
 
@@ -85,39 +94,65 @@ class ParameterServer:
         self._accepted: dict[int, int] = {}
         # What waits until the state is new enough, by worker and request.
         self._deferred: dict[tuple[int, int], tuple[Message, Reply]] = {}
-        # Steps that each worker has made, and those who make no more.
-        self._clocks: dict[int, int] = {}
-        self._left: set[int] = set()
+        self._presence = Presence(workers)
+        # How often each worker was started before: what an earlier life of it had sent may still arrive.
+        self._incarnations: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have not been answered yet."""
+        return len(self._deferred) + sum(map(len, self._rounds.values()))
 
     def handle(self, message: Message, reply: Reply) -> None:
         """Answer a message, at once or when the time has come; `WireError` for what cannot be done."""
+        if message.incarnation < self._incarnations.get(message.worker, 0):
+            raise WireError(
+                "incarnation", f"worker {message.worker} has been started again since it sent this"
+            )
         if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
             raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
-        elif self.shard.is_change(message.operation):
+        else:
+            self._presence.heard(message.worker)
+            self._serve(message, reply)
+
+    def _serve(self, message: Message, reply: Reply) -> None:
+        if self.shard.is_change(message.operation):
             self._change(message, reply)
         else:
             self._answer_when_due(message, reply)
 
     def tick(self) -> None:
-        """Nothing is done without being asked."""
+        """Do not wait for workers who have gone, and let the journal make a snapshot."""
+        if self._presence.look():
+            self._wake()
+        if self._journal is not None:
+            self._journal.tick()
 
     def _administer(self, message: Message, reply: Reply) -> None:
         if message.operation is Operation.STOP:
             self._on_stop()
         elif message.operation is Operation.LEAVE:
-            self._left.add(message.worker)
+            self._presence.left(message.worker)
+            self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
             self._wake()
         elif message.operation is Operation.HELLO:
-            self._left.discard(message.worker)
+            process = message.meta.get("process")
+            self._presence.met(message.worker, process if type(process) is int else None)
             asked = message.meta.get("workers")
             if asked != self._workers:
                 reply(message.refuse(f"this run has {self._workers} workers, not {asked}", "workers"))
                 return
+            self.shard.left.discard(message.worker)
+            self._incarnations[message.worker] = message.incarnation
         mark = self.shard.marks.get(message.worker, 0)
         told = {**self._about, "sequence": mark, "counts": dataclasses.asdict(self.counts)}
-        reply(message.answer({**told, "clocks": [[worker, clock] for worker, clock in self._clocks.items()]}))
+        reply(
+            message.answer(
+                {**told, "clocks": [[worker, clock] for worker, clock in self.shard.clocks.items()]}
+            )
+        )
 
     def _change(self, message: Message, reply: Reply) -> None:
         worker, sequence = message.worker, message.sequence
@@ -146,26 +181,36 @@ class ParameterServer:
             if len({message.operation for message in messages}) > 1:
                 raise WireError("request", "workers ask for different changes; they run different scripts?")
             record = self.shard.prepare(messages)
+            refusal = self._write_and_apply(record)
         except WireError as error:
             self._forget(messages)
             for message, reply in together:
                 reply(message.refuse(str(error), error.kind))
             return
-        if self._journal is not None:
-            self._journal.append(record)
-        refusal = ""
-        try:
-            self.shard.apply(record)
-        except (RondeError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            refusal = f"{messages[0].operation.name.lower()}: {error}"
         self.counts.applied += 1
         for message, reply in together:
-            self._clocks[message.worker] = max(message.clock, self._clocks.get(message.worker, 0))
             if refusal:
                 reply(message.refuse(refusal, "failed"))
             else:
                 self._answer_when_due(message, reply)
         self._wake()
+
+    def _write_and_apply(self, record: Record) -> str:
+        """Why the change failed when it was made, "" if it did not.
+
+        Raises:
+            WireError: it could not be written, and has not been made.
+        """
+        if self._journal is not None:
+            try:
+                self._journal.append(record)
+            except RondeError as error:
+                raise WireError("storage", str(error)) from None
+        try:
+            self.shard.apply(record)
+        except FAILURES as error:
+            return f"{record.operation.name.lower()}: {error}"
+        return ""
 
     def _forget(self, messages: list[Message]) -> None:
         """A change that nobody could make leaves a gap, which those requests must not wait at."""
@@ -193,8 +238,8 @@ class ParameterServer:
             return self.shard.marks.get(message.worker, 0) >= message.clock
         if self._rule != "bounded":
             return True
-        others = set(range(self._workers)) - self._left
-        slowest = min((self._clocks.get(worker, 0) for worker in others), default=message.clock)
+        there = self._presence.there - self.shard.left
+        slowest = min((self.shard.clocks.get(worker, 0) for worker in there), default=message.clock)
         return slowest >= message.clock - self._staleness
 
     def _wake(self) -> None:

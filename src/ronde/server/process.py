@@ -6,19 +6,25 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 from ronde.errors import RondeError
 from ronde.launch.server_config import ServerConfig
 from ronde.server.dense import DenseShard
+from ronde.server.journal import Sync, open_directory
 from ronde.server.parameter_server import ParameterServer, Rule
 from ronde.server.shard import Shard
+from ronde.server.snapshot import snapshots
 from ronde.server.sparse import SparseShard
+from ronde.server.storage import Storage, forget
+from ronde.server.taking_over import take_tables
 from ronde.server.transport.service import Service
 
 __all__ = ["main", "serve"]
 
+_SYNCS: dict[str, Sync] = {"always": "always", "group": "group", "never": "never"}
 _RULES: dict[str, Rule] = {"sync": "sync", "async": "async", "bounded": "bounded", "geo": "async"}
 
 
@@ -27,33 +33,58 @@ def serve(config: ServerConfig) -> None:
 
     Raises:
         UsageError: it cannot listen at its endpoint.
+        RondeError: what it has left on the disk does not make a state.
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
+    storage = _storage(config, shard)
     about = {"server": config.index, "servers": config.servers, "started": config.started}
     server = ParameterServer(
         shard,
-        None,
+        storage,
         workers=config.workers,
         rule=_RULES[config.update],
         staleness=config.staleness,
         about=about,
-        on_stop=lambda: service.stop(),
+        on_stop=lambda: service.stop(),  # noqa: PLW0108 - it is made after this
     )
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tell(
-        f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} workers"
+        f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} "
+        "workers"
     )
     try:
         service.run()
     finally:
         service.close()
+        if storage is not None:
+            storage.close()
     refused = ", ".join(f"{count} {kind}" for kind, count in service.refused.items()) or "none"
     counts = server.counts
     _tell(
         f"server {config.index} ends: {counts.applied} changes, {counts.reads} answers, {counts.repeated} "
         f"repeated requests, refused messages: {refused}"
+    )
+
+
+def _storage(config: ServerConfig, shard: Shard) -> Storage | None:
+    """What the shard had before this process was started is in it on return."""
+    if config.durability == "none" or not config.directory:
+        return None
+    directory = Path(config.directory)
+    if not config.started:
+        forget(directory)  # a run that was given an old directory numbers its changes anew
+    if config.source and not snapshots(open_directory(directory)):
+        take_tables(Path(config.source), directory, index=config.index, servers=config.servers, tell=_tell)
+    return Storage(
+        directory,
+        shard,
+        durability="snapshot" if config.durability == "snapshot" else "log",
+        sync=_SYNCS[config.sync],
+        least=config.snapshot_bytes,
+        keep=config.keep,
+        tell=_tell,
     )
 
 

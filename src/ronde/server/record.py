@@ -25,12 +25,14 @@ class Record:
         meta: what JSON can hold.
         arrays: of dtypes that the wire knows.
         marks: for each worker whose request is in it, the request's sequence.
+        clocks: for each of them, how many steps it has made.
     """
 
     operation: Operation
     meta: dict[str, Any]
     arrays: Sequence[Array]
     marks: dict[int, int]
+    clocks: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Part(Protocol):

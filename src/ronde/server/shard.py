@@ -9,7 +9,10 @@ from ronde.errors import RondeError
 from ronde.server.record import Answer, Array, Part, Record
 from ronde.server.transport.wire import Message, Operation, WireError
 
-__all__ = ["Shard"]
+__all__ = ["FAILURES", "Shard"]
+
+FAILURES = (RondeError, RuntimeError, ValueError, TypeError, KeyError)
+"""What a change may fail with, the same each time that it is made of the same state."""
 
 _NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError)
 
@@ -22,6 +25,8 @@ class Shard:
 
     Attributes:
         marks: for each worker, the sequence of its last change.
+        clocks: steps that each worker has made.
+        left: workers that make no more.
     """
 
     def __init__(self, parts: dict[str, Part]) -> None:
@@ -29,6 +34,8 @@ class Shard:
         self._changes = {each: part for part in parts.values() for each in part.changes}
         self._reads = {each: part for part in parts.values() for each in part.reads}
         self.marks: dict[int, int] = {}
+        self.clocks: dict[int, int] = {}
+        self.left: set[int] = set()
 
     def is_change(self, operation: Operation) -> bool:
         return operation in self._changes
@@ -46,14 +53,21 @@ class Shard:
             raise WireError("request", f"{operation.name.lower()}: {_said(error)}") from None
         except RondeError as error:
             raise WireError("request", str(error)) from None
-        return Record(operation, meta, arrays, {each.worker: each.sequence for each in messages})
+        marks = {each.worker: each.sequence for each in messages}
+        return Record(operation, meta, arrays, marks, {each.worker: each.clock for each in messages})
 
     def apply(self, record: Record) -> None:
         """Make a change, and remember whose it is, also where it fails: it will fail again."""
+        if record.operation is Operation.LEAVE:
+            self.left |= record.marks.keys()
+            return
         try:
             self._changes[record.operation].apply(record)
         finally:
             self.marks.update(record.marks)
+            for worker, clock in record.clocks.items():
+                self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
+            self.left -= record.marks.keys()
 
     def answer(self, message: Message) -> Answer:
         """What a worker is told about a change that has been made."""
@@ -72,7 +86,11 @@ class Shard:
 
     def state(self) -> tuple[dict[str, Any], list[Array]]:
         """All of it, marks included."""
-        told: dict[str, Any] = {"marks": [[worker, mark] for worker, mark in self.marks.items()]}
+        told: dict[str, Any] = {
+            "marks": [[worker, mark] for worker, mark in self.marks.items()],
+            "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
+            "left": sorted(self.left),
+        }
         arrays: list[Array] = []
         for name, part in self._parts.items():
             meta, own = part.state()
@@ -82,7 +100,9 @@ class Shard:
 
     def load(self, told: dict[str, Any], arrays: Sequence[Array]) -> None:
         """Become what `state` gave."""
-        self.marks = {worker: mark for worker, mark in told["marks"]}
+        self.marks = dict(told["marks"])
+        self.clocks = dict(told["clocks"])
+        self.left = set(told["left"])
         begin = 0
         for name, part in self._parts.items():
             meta, count = told[name]

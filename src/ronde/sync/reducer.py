@@ -33,6 +33,7 @@ from ronde.sync.gradient_hooks import GradientHooks
 from ronde.sync.gradient_parts import GradientParts
 from ronde.sync.leaf import Leaf
 from ronde.sync.narrow_sums import Casts, NarrowSums
+from ronde.sync.row_parts import RowParts
 from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.step_clock import Part, StepClock
 
@@ -79,6 +80,7 @@ class Reducer:
         parts: where ranks keep parts of gradients; None where each has all of them.
         clock: is told, where it is armed, what runs.
         allocate: makes the memory of buckets whose gradients every rank has; the group's own as a rule.
+        rows: where ranks keep gradients of rows that are spread over them; None where none are.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
@@ -93,11 +95,13 @@ class Reducer:
         parts: GradientParts | None = None,
         clock: StepClock | None = None,
         allocate: Allocate | None = None,
+        rows: RowParts | None = None,
     ) -> None:
         self._comm = comm
         self._allocate = allocate or comm.allocate
         self._bucket_bytes = bucket_bytes
         self._parts = parts
+        self._rows = rows
         self._clock = clock or StepClock()
         self._groups: list[_Group] = [_Group()]
         self._optimizers: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
@@ -121,8 +125,9 @@ class Reducer:
         if known is not None and known[0].ref() is tensor:
             leaf, group = known
             if not leaf.describes(tensor):
-                if self._parts is not None:
-                    self._parts.whole(tensor)  # its parts are of what the tensor was
+                for parts in (self._parts, self._rows):
+                    if parts is not None:
+                        parts.whole(tensor)  # its parts are of what the tensor was
                 leaf.describe(tensor)
                 group.outdated = True
             return
@@ -207,8 +212,9 @@ class Reducer:
             return
         self._prepare()
         rounded = casts is not None and bool(casts) and self._parts is not None and self._parts.away
-        if self._parts is not None and (graph or rounded):
-            self._parts.restore()  # autograd adds to them, and knows whole ones only
+        for parts in (self._parts, self._rows):
+            if parts is not None and (graph or (rounded and parts.away)):
+                parts.restore()  # autograd adds to them, and knows whole ones only
         narrow = None if casts is None else NarrowSums(self._leaves, self._comm, self._parts, casts)
         self._depth = 1
         if divided:
@@ -252,8 +258,9 @@ class Reducer:
         gradients = [gradient for leaf in self._leaves if (gradient := leaf.gradient) is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
-        if self._parts is not None:
-            self._parts.scale(factor)
+        for parts in (self._parts, self._rows):
+            if parts is not None:
+                parts.scale(factor)
 
     def _group_of(self, optimizer: Any) -> _Group:
         if optimizer is None:
@@ -298,7 +305,7 @@ class Reducer:
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
-        return [*dense, *(SparseBucket(leaf, self._comm, self.memory) for leaf in sparse)]
+        return [*dense, *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse)]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""

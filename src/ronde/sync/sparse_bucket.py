@@ -8,7 +8,9 @@ from ronde.comm.process_group import Comm
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket
 from ronde.sync.bucket_memory import GradientMemory
+from ronde.sync.gradient_parts import Ranges
 from ronde.sync.leaf import Leaf, give_gradient
+from ronde.sync.row_parts import RowParts
 
 __all__ = ["SparseBucket"]
 
@@ -19,12 +21,21 @@ class SparseBucket(Bucket):
     Args:
         leaf: the weight.
         comm: the reducer's own.
+        rows: keeps what is averaged of weights whose rows are spread; None where no plan spreads any.
     """
 
-    def __init__(self, leaf: Leaf, comm: Comm, memory: GradientMemory) -> None:
+    def __init__(self, leaf: Leaf, comm: Comm, memory: GradientMemory, rows: RowParts | None = None) -> None:
         super().__init__([leaf], None, memory)
         self._comm = comm
+        self._rows = rows
         self._mean: torch.Tensor | None = None
+        # Whose rows the mean is of: this rank's own, where there are any.
+        self._ranges: Ranges | None = None
+        self._accumulates = False
+
+    def begin(self, *, graph: bool = False) -> None:
+        """A gradient that is whole stays so: what backward adds to it is added on every rank."""
+        self._accumulates = graph or self.leaves[0].gradient is not None
 
     @property
     def early(self) -> bool:
@@ -51,22 +62,39 @@ class SparseBucket(Bucket):
         dense = gradient is not None and gradient.layout == torch.strided
         own = None if gradient is None or dense else gradient.coalesce()
         told = [self.touched, dense, 0 if own is None else own._nnz()]
-        computed, denses, rows = comm.all_gather(torch.tensor(told)).t().tolist()
-        self._mean = None
+        computed, denses, rows = comm.all_gather(torch.tensor(told, device=comm.control_device)).t().tolist()
+        self._mean, self._ranges = None, None
         if not any(computed):
             return
         if any(denses):
-            whole = torch.zeros(leaf.shape, dtype=leaf.dtype) if gradient is None else gradient.to_dense()
+            whole = (
+                torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+                if gradient is None
+                else gradient.to_dense()
+            )
             self._mean = comm.all_reduce(whole.clone()) / comm.world_size
             return
         if own is None:
-            own = torch.zeros(leaf.shape, dtype=leaf.dtype, layout=torch.sparse_coo).coalesce()
+            own = torch.zeros(
+                leaf.shape, dtype=leaf.dtype, device=leaf.device, layout=torch.sparse_coo
+            ).coalesce()
+        self._ranges = self._owners()
+        if self._rows is not None and self._ranges is not None:
+            self._mean = self._rows.mean_of_own(own, self._ranges)
+            return
         indices = torch.cat(comm.all_gather_uneven(own.indices()[:1].t().contiguous(), rows)).t()
         values = torch.cat(comm.all_gather_uneven(own.values().view(-1, *leaf.shape[1:]), rows))
         together = torch.sparse_coo_tensor(
             indices, values / comm.world_size, leaf.shape, check_invariants=False
         )
         self._mean = together.coalesce()
+
+    def _owners(self) -> Ranges | None:
+        """Who has which rows of the weight, if they are spread and its gradient may be."""
+        tensor = self.leaves[0].tensor
+        if self._rows is None or self._accumulates or tensor is None:
+            return None
+        return self._rows.ranges(tensor)
 
     def collect(self) -> None:
         return
@@ -78,10 +106,20 @@ class SparseBucket(Bucket):
         """Put the mean where the gradient was."""
         tensor = self.leaves[0].tensor
         if tensor is not None and self._mean is not None:
-            give_gradient(tensor, self._mean)
+            self._give(tensor, self._mean)
         self._mean = None
         self.reset()
         return []
+
+    def _give(self, tensor: torch.Tensor, mean: torch.Tensor) -> None:
+        if self._rows is None:
+            give_gradient(tensor, mean)
+        elif self._ranges is not None:
+            give_gradient(tensor, None)
+            self._rows.add(self.leaves[0], self._ranges, mean)
+        else:
+            before = self._rows.whole(tensor)  # of backwards whose gradient was sparse
+            give_gradient(tensor, mean if before is None else mean + before)
 
     def take_over(self, known: set[int]) -> None:
         """Nothing lies in a buffer."""

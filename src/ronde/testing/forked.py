@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from typing import Any
 __all__ = ["ForkedCommand", "run"]
 
 _WORKER = "ronde.runtime.worker"
+_SERVER = "ronde.server.process"
 
 
 class ForkedCommand:
@@ -126,7 +128,7 @@ def _launch(
     arguments: tuple[str, ...], directory: str, environment: dict[str, str], streams: list[str]
 ) -> None:
     """In the fork: the launcher."""
-    from ronde.launch import rank_process
+    from ronde.launch import rank_process, servers
 
     gc.freeze()
     for path, descriptor in ((os.devnull, 0), (streams[0], 1), (streams[1], 2)):
@@ -134,16 +136,21 @@ def _launch(
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(directory)
-    rank_process.subprocess = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
-        Popen=_ForkedRank, SubprocessError=subprocess.SubprocessError
+    forking = SimpleNamespace(
+        Popen=_Forked,
+        DEVNULL=subprocess.DEVNULL,
+        SubprocessError=subprocess.SubprocessError,
+        TimeoutExpired=subprocess.TimeoutExpired,
     )
+    rank_process.subprocess = forking  # pyright: ignore[reportAttributeAccessIssue]
+    servers.subprocess = forking  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["ronde", *arguments]
 
     _become(lambda: runpy.run_module("ronde", run_name="__main__"), environment)
 
 
-class _ForkedRank:
-    """A rank as a fork of its launcher; what `RankProcess` asks of `subprocess.Popen`."""
+class _Forked:
+    """A rank or a parameter server as a fork of its launcher; what that asks of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -151,12 +158,13 @@ class _ForkedRank:
         *,
         env: Mapping[str, str],
         stdin: int | None,
-        stdout: int,
-        stderr: int,
+        stdout: Any,
+        stderr: Any,
         preexec_fn: Callable[[], None],
     ) -> None:
-        if command[-1] != _WORKER:
-            raise ValueError(f"only ranks can be forked, not {command}")
+        program = {_WORKER: _work, _SERVER: _serve}.get(command[-1])
+        if program is None:
+            raise ValueError(f"only ranks and servers can be forked, not {command}")
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
@@ -164,10 +172,10 @@ class _ForkedRank:
                 if given == subprocess.DEVNULL:
                     given = os.open(os.devnull, os.O_RDWR)
                 if given is not None:
-                    os.dup2(given, descriptor)
+                    os.dup2(given if isinstance(given, int) else given.fileno(), descriptor)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # nothing that lives on closes one of these again
             preexec_fn()
-            _become(_work, env)
+            _become(program, env)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -175,6 +183,27 @@ class _ForkedRank:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        until = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _serve() -> None:
+    from ronde.server.process import main
+
+    main()
 
 
 def _work() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 
-import torch._dynamo
-import torch._subclasses  # noqa: F401
-
 import ronde.runtime.session
-import ronde.runtime.worker  # noqa: F401
+import ronde.runtime.worker
+
+with contextlib.suppress(ModuleNotFoundError):  # what parameter servers need is an extra
+    import ronde.server.process  # noqa: F401
 
 __all__ = ["MAIN_PROCESS"]
 

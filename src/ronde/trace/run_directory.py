@@ -5,6 +5,8 @@
         rank-1.error.json     why rank 1 failed
         rank-1.stack          where rank 1 was when its launcher asked
         rank-0.summary.json   what rank 0 was busy with
+        server-0.log          what parameter server 0 said
+        server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
@@ -91,6 +93,17 @@ class RunDirectory:
     def server_state(self, server: int) -> Path:
         """Where a parameter server keeps its log and snapshots."""
         return self.path / f"server-{server}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the user has not chosen it."""
+        return self.path.name == self.run_id
+
+    def remove_server_states(self) -> None:
+        """Remove what servers would have needed to come back: often larger than the model."""
+        for entry in self.path.glob("server-*"):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
 
     def error(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.error.json"

@@ -19,6 +19,7 @@ from ronde.server.table.initial import Initial, Uniform, fill
 from ronde.server.table.optimizers import Adagrad, RowOptimizer, TouchedRows
 from ronde.server.table.rows import Rows
 from ronde.server.table.state import ADMISSION, ROWS, State
+from ronde.server.table.touched import TouchedIds
 
 __all__ = ["RowsOfTable", "Table", "TableConfig"]
 
@@ -100,13 +101,25 @@ class Table:
     """
 
     # No `__dict__`: what a model does is not taken to depend on numbers in here.
-    __slots__ = ("__weakref__", "_filter", "_index", "_initial", "_rows", "config", "dtype", "steps")
+    __slots__ = (
+        "__weakref__",
+        "_filter",
+        "_index",
+        "_initial",
+        "_rows",
+        "config",
+        "dtype",
+        "steps",
+        "touched",
+    )
 
     def __init__(self, config: TableConfig) -> None:
         self.config = config
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
         #: Updates so far.
         self.steps = 0
+        #: Remembers which ids change, where somebody wants to know.
+        self.touched: TouchedIds | None = None
         self._initial = config.first_values
         most = config.rows_at_most
         self._rows = Rows(config.dim, config.optimizer.state(config.dim), self.dtype, most)
@@ -176,6 +189,8 @@ class Table:
         rows = TouchedRows(self._rows.values, slots, gradients, self._rows.first)
         self.config.optimizer.step(rows, self.steps, rate)
         self._rows.versions[slots] = self.steps
+        if self.touched is not None:
+            self.touched.add(distinct.ids if kept.all() else distinct.ids[kept])
         self._sweep()
 
     def remove(self, ids: np.ndarray[Any, Any]) -> None:
@@ -199,11 +214,28 @@ class Table:
             versions=self._rows.versions[slots],
         )
 
+    def embeddings(
+        self, ids: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Ids that have a row, a copy of their embeddings, and the ids that have none.
+
+        Args:
+            ids: int64 [n], each once.
+
+        Returns:
+            int64 [k], [k, dim], int64 [n - k]; in the order of `ids`.
+        """
+        slots = self._index.find(ids, self._rows.keys)
+        there = slots >= 0
+        return ids[there], self._rows.embeddings(slots[there]), ids[~there]
+
     def put(self, rows: RowsOfTable) -> None:
         """Write rows as they are, in the place of those with the same id."""
         slots = self._index.find(rows.ids, self._rows.keys)
         missing = slots < 0
         slots[missing] = self._enter(rows.ids[missing])
+        if self.touched is not None:
+            self.touched.add(rows.ids)
         self._rows.write(slots, rows.embeddings, rows.states, rows.counts, rows.versions)
 
     def clear(self) -> None:
@@ -232,8 +264,10 @@ class Table:
                 f"into one of {own[0]} and {own[1]}: make it with the same `dim` and `optimizer`"
             )
         self.clear()
+        if self.touched is not None:
+            self.touched.lose()
         self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
-        self.steps = int(state["steps"])
+        self.steps = int(np.max(state["steps"]))  # of one number, whichever shape it has
         if self._filter is not None:
             remembered = {name: value for name, value in state.items() if name.startswith(ADMISSION)}
             self._filter.load({name.removeprefix(ADMISSION): value for name, value in remembered.items()})
@@ -289,7 +323,10 @@ class Table:
 
     def _give_up(self, slots: np.ndarray[Any, Any]) -> None:
         if len(slots):
-            self._index.remove(self._rows.keys[slots, 0], slots)
+            ids = self._rows.keys[slots, 0]
+            if self.touched is not None:
+                self.touched.add(ids)
+            self._index.remove(ids, slots)
             self._rows.give_back(slots)
 
 

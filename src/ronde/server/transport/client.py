@@ -7,6 +7,7 @@ that was killed and started again is waited for, and finds whatever it had not a
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -92,10 +93,15 @@ class Client:
         #: Called by `finish`, for what was asked and not waited for.
         self.before_end: list[Callable[[], None]] = []
         self._count = 0
+        # The last change that each server has confirmed; greetings since, by request; what a server has lost.
+        self._confirmed = [0] * len(self.endpoints)
+        self._greeted: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
         self._greetings: list[Message] = []
         greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
         self._greetings = self.wait(greeted)
         self._sequences = [int(each.meta.get("sequence", 0)) for each in self._greetings]
+        self._confirmed = list(self._sequences)
 
     @property
     def servers(self) -> int:
@@ -154,6 +160,8 @@ class Client:
                 with self._lock:
                     self._receive(_SLICE_MS)
                     self._ask_again()
+                if request.answer is None and request.server in self._lost:
+                    raise ServerRefused(_lost(request.server, self._lost[request.server]))
                 if request.answer is None and time.monotonic() - begun > self._timeout:
                     raise PeerLost(
                         f"server {request.server} at {self.endpoints[request.server]} has not answered for "
@@ -222,7 +230,7 @@ class Client:
     def _hello(self) -> dict[str, Any]:
         hello: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
         if self.arena is not None:
-            hello["arena"] = self.arena.described
+            hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
 
     def _ask(self, request: Request) -> None:
@@ -257,6 +265,8 @@ class Client:
             answer = decode(frames, self._token, arena=self.arena)
         except WireError:
             return  # damaged on its way: it is asked for again
+        if self._greeted.pop(answer.request, None) is not None:
+            self._compare(server, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice
@@ -264,6 +274,13 @@ class Client:
             return
         del self._waiting[answer.request]
         request.answer = answer
+        self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
+
+    def _compare(self, server: int, greeting: Message) -> None:
+        """A server that was started again must have what it had confirmed."""
+        missing = self._confirmed[server] - int(greeting.meta.get("sequence", 0))
+        if greeting.operation is Operation.DONE and missing > 0:
+            self._lost[server] = missing
 
     def _may_ask_again(self, request: Request, answer: Message) -> bool:
         request.refusals += 1
@@ -292,4 +309,12 @@ class Client:
             incarnation=self._incarnation,
             request=self._count,
         )
+        self._greeted[self._count] = server
         self._sockets[server].send_multipart(encode(hello, self._token), copy=False)
+
+
+def _lost(server: int, missing: int) -> str:
+    return (
+        f"server {server} was started again without {missing} changes that it had confirmed: its state is "
+        "lost; begin again from the script's checkpoint, and use --durability log to survive a killed server"
+    )

@@ -32,6 +32,7 @@ __all__ = ["Handler", "Reply", "Service"]
 
 _TICK_MS = 50
 _AT_ONCE = 64
+_REMEMBERED = 4096
 
 Reply = Callable[[Message], None]
 
@@ -81,6 +82,8 @@ class Service:
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused: collections.Counter[str] = collections.Counter()
         self._arenas: dict[bytes, PeerArena | NoArena] = {}
+        # By connection, what was answered into a worker's memory, which may have another use by now.
+        self._placed: dict[bytes, collections.deque[int]] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -133,8 +136,12 @@ class Service:
 
         def reply(answer: Message) -> None:
             arena = self._arenas.get(identity)
-            if into is not None and isinstance(arena, PeerArena) and answer.operation is Operation.DONE:
+            placed = self._placed.setdefault(identity, collections.deque(maxlen=_REMEMBERED))
+            is_new = request.request not in placed  # else it travels as frames, and nobody waits for it
+            is_placed = into is not None and is_new and answer.operation is Operation.DONE
+            if is_placed and isinstance(arena, PeerArena):
                 answer = _placed(answer, arena, into)
+                placed.append(request.request)
             self._send(identity, encode(answer, self._token, arena))
 
         return reply

@@ -1,9 +1,9 @@
 """Messages between workers and servers, as frames: a fixed header, a JSON object, then arrays.
 
 Nothing that comes from the wire is unpickled. Frame 0 is little-endian: magic, version, operation, worker,
-incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1 tells
-the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory that
-both ends share.
+incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1
+tells the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory
+that both ends share.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Arena(Protocol):
         """Where an array lies in it, in bytes; None for one that does not, and travels as a frame."""
         ...
 
-    def view(self, offset: int, nbytes: int) -> memoryview:
+    def view(self, place: int, nbytes: int) -> memoryview:
         """Its bytes; `WireError` where there are none such."""
         ...
 
@@ -144,7 +144,7 @@ class NoArena:
     def place(self, array: Array) -> int | None:
         return None
 
-    def view(self, offset: int, nbytes: int) -> memoryview:
+    def view(self, place: int, nbytes: int) -> memoryview:
         raise WireError("arena", "an array is said to lie in shared memory, and there is none")
 
 
@@ -259,7 +259,7 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
 def _bytes_of(array: Array) -> memoryview:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _checksum(head: Any, meta: Any, frames: Sequence[Any]) -> int:

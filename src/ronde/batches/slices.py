@@ -1,0 +1,123 @@
+"""This rank's slice of every batch of a loader, where ranks train by themselves.
+
+All ranks draw the same batches: whatever a loader's samplers draw comes from one stream of random numbers,
+which nothing else on a rank draws from. Of a map-style dataset a rank loads its own samples only, and
+collates them by themselves; of an iterable one it keeps its rows. Batches that are drawn without gradients,
+for evaluation, stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from ronde.patching.patches import Patches
+from ronde.tensor.tree import map_leaves
+
+__all__ = ["LocalSlices", "share_of"]
+
+
+def share_of(rows: int, rank: int, ranks: int) -> slice:
+    """Which rows of a batch are a rank's; a batch with fewer rows than ranks gives each one of them."""
+    if rows < ranks:
+        return slice(rank % rows, rank % rows + 1) if rows else slice(0, 0)
+    return slice(rows * rank // ranks, rows * (rank + 1) // ranks)
+
+
+class LocalSlices:
+    """Cuts batches of loaders.
+
+    Attributes:
+        cut: how many batches were.
+    """
+
+    def __init__(self, rank: int, ranks: int, deliver: Callable[[int | None], object]) -> None:
+        self.cut = 0
+        self._rank, self._ranks = rank, ranks
+        self._deliver = deliver
+        self._stream: torch.Tensor | None = None
+
+    def install(self, patches: Patches) -> None:
+        slices = self
+        plain_init: Any = _BaseDataLoaderIter.__init__
+        plain_reset: Any = _BaseDataLoaderIter._reset
+        plain_index: Any = _BaseDataLoaderIter._next_index
+        plain_next: Any = _BaseDataLoaderIter.__next__
+
+        def init(iterator: Any, loader: Any) -> None:
+            iterator._ronde_cuts = torch.is_grad_enabled()
+            with slices._common_stream():
+                plain_init(iterator, loader)
+            iterator._in_order = True  # batches in the order of arrival would differ between ranks
+
+        def reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+            iterator._ronde_cuts = torch.is_grad_enabled()
+            with slices._common_stream():
+                plain_reset(iterator, loader, first_iter)
+
+        def next_index(iterator: Any) -> Any:
+            with slices._common_stream():
+                index = plain_index(iterator)
+            if iterator._ronde_cuts and iterator._dataset_kind == _DatasetKind.Map and _is_batch(index):
+                slices.cut += 1
+                return index[share_of(len(index), slices._rank, slices._ranks)]
+            return index
+
+        def next_batch(iterator: Any) -> Any:
+            data = plain_next(iterator)
+            if iterator._ronde_cuts and iterator._dataset_kind != _DatasetKind.Map:
+                data = slices._rows(data)
+            slices._deliver(_count(data))
+            return data
+
+        patches.set(_BaseDataLoaderIter, "__init__", init)
+        patches.set(_BaseDataLoaderIter, "_reset", reset)
+        patches.set(_BaseDataLoaderIter, "_next_index", next_index)
+        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+
+    @contextmanager
+    def _common_stream(self) -> Iterator[None]:
+        """Inside, torch draws what it draws on every rank."""
+        own = torch.get_rng_state()
+        if self._stream is not None:
+            torch.set_rng_state(self._stream)
+        try:
+            yield
+        finally:
+            self._stream = torch.get_rng_state()
+            torch.set_rng_state(own)
+
+    def _rows(self, data: Any) -> Any:
+        rows = _count(data)
+        if rows is None:
+            return data
+        share = share_of(rows, self._rank, self._ranks)
+        self.cut += 1
+
+        def own(value: Any) -> Any:
+            return (
+                value[share]
+                if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
+                else value
+            )
+
+        return map_leaves(own, data)
+
+
+def _is_batch(index: Any) -> bool:
+    return isinstance(index, (list, tuple)) and len(index) > 0
+
+
+def _count(data: Any) -> int | None:
+    """Rows of the first tensor in a batch."""
+    entries = (
+        data.values() if hasattr(data, "values") else data if isinstance(data, (list, tuple)) else (data,)
+    )
+    for value in entries:
+        if isinstance(value, torch.Tensor):
+            return len(value) if value.dim() else None
+    return None

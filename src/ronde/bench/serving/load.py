@@ -1,0 +1,123 @@
+"""Requests at a fixed rate, whether earlier ones are answered or not: `python -m ronde.bench.serving.load`.
+
+Each connection has a timetable. The time of a request is taken from when it was due, not from when it could
+be sent: a server that stalls is charged for all who wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import socket
+import sys
+import threading
+from time import perf_counter, sleep, time
+
+__all__ = ["Load", "Seen", "main", "make"]
+
+_CONNECTIONS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is asked for.
+
+    Attributes:
+        port: of a server on this host.
+        table: its name.
+        rate: requests a second, of all connections together.
+        seconds: how long.
+        ids: of a request, drawn from 0 to `below`.
+        below: ids in the table.
+    """
+
+    port: int
+    table: str
+    rate: float
+    seconds: float
+    ids: int = 100
+    below: int = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What came.
+
+    Attributes:
+        milliseconds: of each request.
+        first: when the first answer of each version was there; seconds since 1970.
+        failed: requests with another status than 200.
+    """
+
+    milliseconds: list[float]
+    first: dict[int, float]
+    failed: int
+
+
+def make(load: Load) -> Seen:
+    """Ask, and wait for all answers."""
+    seen = Seen(milliseconds=[], first={}, failed=0)
+    failed: list[int] = []
+    begin = perf_counter() + 0.2
+    threads = [
+        threading.Thread(target=_ask, args=(load, number, begin, seen, failed))
+        for number in range(_CONNECTIONS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return dataclasses.replace(seen, failed=len(failed))
+
+
+def _ask(load: Load, number: int, begin: float, seen: Seen, failed: list[int]) -> None:
+    draw = random.Random(number)
+    connection = socket.create_connection(("127.0.0.1", load.port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    requests = [_request(load, draw) for _ in range(64)]
+    every = _CONNECTIONS / load.rate
+    for turn in range(int(load.seconds / every)):
+        due = begin + turn * every + number * every / _CONNECTIONS
+        request = requests[turn % len(requests)]
+        wait = due - perf_counter()
+        if wait > 0:
+            sleep(wait)
+        connection.sendall(request)
+        answer = _answer(connection)
+        done = perf_counter()
+        if not answer.startswith(b"HTTP/1.1 200"):
+            failed.append(1)
+            continue
+        seen.milliseconds.append((done - due) * 1e3)
+        body = answer.find(b'{"version":') + len(b'{"version":')
+        version = int(answer[body : answer.find(b",", body)])
+        if version not in seen.first:
+            seen.first[version] = time()
+    connection.close()
+
+
+def _request(load: Load, draw: random.Random) -> bytes:
+    ids = [draw.randrange(load.below) for _ in range(load.ids)]
+    body = json.dumps({"table": load.table, "ids": ids}).encode()
+    head = f"POST /v1/lookup HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _answer(connection: socket.socket) -> bytes:
+    answer = connection.recv(1 << 18)
+    end = answer.find(b"\r\n\r\n") + 4
+    length = int(answer[answer.lower().find(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+    while len(answer) < end + length:
+        answer += connection.recv(1 << 18)
+    return answer
+
+
+def main() -> None:
+    """Take a `Load` as JSON from the command line, and print what was `Seen`."""
+    seen = make(Load(**json.loads(sys.argv[1])))
+    sys.stdout.write(json.dumps(dataclasses.asdict(seen)))
+
+
+if __name__ == "__main__":
+    main()

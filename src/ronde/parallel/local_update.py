@@ -1,0 +1,254 @@
+"""Steps of one rank by itself on parameter servers that all ranks share: no rank waits for another's.
+
+`async` and `bounded`: servers step on this rank's gradient as soon as it comes (Dean et al. 2012), and answer
+with the parameters as they are then; for `bounded` they keep a rank waiting that is too far ahead of the
+slowest (Ho et al. 2013). `geo`: the rank steps by itself, and every k steps servers add its difference,
+divided by the number of ranks; what others have added meanwhile is added here (GEO-SGD, Paddle).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ronde.errors import UsageError
+from ronde.parallel.division import Division, in_equal_parts
+from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
+from ronde.parallel.flat import flat, flat_like
+from ronde.parallel.served_gradients import KeyedRanges, name_of, pack
+from ronde.parallel.served_state import ServedState
+from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
+from ronde.parallel.served_update import ServedUpdate, hash_of
+from ronde.patching.patches import Patches
+from ronde.server.dense import array_of
+from ronde.server.transport.client import Client, Request
+from ronde.server.transport.wire import Operation
+from ronde.sync.gradient_parts import Ranges
+from ronde.tensor.context import Context
+
+__all__ = ["GeoUpdate", "LocalUpdate", "ServedParameters"]
+
+_KEYS = 1 << 20  # of one optimizer, at most
+
+
+class ServedParameters:
+    """The parameters of optimizers as servers know them: by the optimizer's number and the place in it.
+
+    Ranks are not in step, but make their optimizers in the same order.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, list[Served]] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        """Number optimizers as they are made."""
+        plain: Any = Optimizer.add_param_group
+
+        def add_param_group(optimizer: Any, param_group: Any) -> None:
+            self._numbers.setdefault(optimizer, len(self._numbers))
+            plain(optimizer, param_group)
+
+        patches.set(Optimizer, "add_param_group", add_param_group)
+
+    def number(self, optimizer: Any) -> int:
+        return self._numbers.setdefault(optimizer, len(self._numbers))
+
+    @torch.no_grad()
+    def of(self, optimizer: Any) -> list[Served]:
+        """All parameters of an optimizer; servers have had its new ones for the first time now.
+
+        The values are those of the rank that came first, which others take over.
+        """
+        known = self._known.setdefault(optimizer, [])
+        tensors = [each for group in optimizer.param_groups for each in group["params"]]
+        new = tensors[len(known) :]
+        if new:
+            served = self._divided(new, self.number(optimizer) * _KEYS + len(known))
+            known += served
+            self._begin([each for each in served if any(span is not None for span in each[1])])
+        return known
+
+    def _divided(self, tensors: Sequence[torch.Tensor], first: int) -> list[Served]:
+        keys = {id(tensor): first + place for place, tensor in enumerate(tensors)}
+
+        def split(sizes: Sequence[int], servers: int) -> list[Ranges]:
+            return [KeyedRanges((*each, None), 0) for each in in_equal_parts(sizes, servers)]
+
+        found: list[Served] = []
+        for tensor, ranges in zip(
+            tensors, Division(self._client.servers, split).assign(tensors), strict=True
+        ):
+            whole = ranges if ranges is not None else _on_first_server(tensor, self._client.servers)
+            found.append((tensor, KeyedRanges(whole, keys[id(tensor)])))
+        return found
+
+    def _begin(self, served: Sequence[Served]) -> None:
+        for dtype in dict.fromkeys(tensor.dtype for tensor, _ in served):
+            alike = [each for each in served if each[0].dtype == dtype]
+            exchange(self._client, Operation.INIT, alike, [flat(tensor) for tensor, _ in alike])
+
+
+class LocalUpdate(ServedUpdate):
+    """`async` and `bounded`.
+
+    Args:
+        parameters: as servers know them.
+        rank: of all ranks; rank 0 tells servers what its script writes to parameters and loads as state.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        client: Client,
+        parameters: ServedParameters,
+        rank: int,
+        note: Callable[[str], None],
+    ) -> None:
+        super().__init__(context, client, Division(client.servers, in_equal_parts), None, note)
+        self._parameters, self._rank = parameters, rank
+        self._steps = 0
+
+    def install(self, patches: Patches) -> None:
+        super().install(patches)
+        patches.undo(register_optimizer_step_pre_hook(_refuse_others).remove)
+
+    def _number(self, optimizer: Any) -> int:
+        return self._parameters.number(optimizer)
+
+    def _ranges(self, tensors: Sequence[torch.Tensor]) -> dict[int, KeyedRanges]:
+        return {id(tensor): self._by_id[id(tensor)] for tensor in tensors}
+
+    def _step(self, optimizer: Any, plain: Callable[..., Any]) -> None:
+        self._by_id = {id(tensor): ranges for tensor, ranges in self._parameters.of(optimizer)}
+        super()._step(optimizer, plain)
+
+    def _read(self, optimizer: Any) -> Any:
+        """A copy of what servers have: other ranks go on changing it."""
+        held = vars(optimizer)["state"]
+        return held.whole() if isinstance(held, ServedState) else held
+
+    def _ask(self, optimizer: Any, groups: Sequence[Sequence[Served]], state: ServedState) -> None:
+        self._steps += 1
+        served = [each for group in groups for each in group]
+        mine = served if self._rank == 0 else []
+        given = [
+            Given("value", ranges, flat(tensor))
+            for tensor, ranges in mine
+            if ranges.key in self._sent and self._was_written(tensor, ranges)
+        ]
+        given += [
+            Given("gradient", ranges, flat_like(tensor.grad, tensor))
+            for tensor, ranges in served
+            if tensor.grad is not None
+        ]
+        loaded = self._rank == 0 and state.is_new and state.has_entries
+        leaving = lambda server: state.leaving(server, mine)  # noqa: E731 - of these
+        ask_servers(
+            self._client, optimizer, state.number, groups, given, leaving, anew=loaded, clock=self._steps
+        )
+        state.has_left()
+        for tensor, ranges in mine:
+            self._sent[ranges.key] = hash_of(tensor)
+
+
+class GeoUpdate:
+    """`geo`: differences every k steps of an optimizer.
+
+    Args:
+        every: k.
+        workers: how many ranks there are.
+    """
+
+    def __init__(self, client: Client, parameters: ServedParameters, every: int, workers: int) -> None:
+        self._client, self._parameters = client, parameters
+        self._every, self._workers = every, workers
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # By key, what servers had when they were asked last, with this rank's own part in it.
+        self._base: dict[int, torch.Tensor] = {}
+
+    def install(self, patches: Patches) -> None:
+        patches.undo(register_optimizer_step_pre_hook(self._before).remove)
+        patches.undo(register_optimizer_step_post_hook(self._after).remove)
+
+    @torch.no_grad()
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        for tensor, ranges in self._parameters.of(optimizer):
+            if ranges.key not in self._base:
+                self._base[ranges.key] = flat(tensor).clone()
+
+    @torch.no_grad()
+    def _after(self, optimizer: Any, *_: Any) -> None:
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self._steps[optimizer] % self._every:
+            return
+        served = self._parameters.of(optimizer)
+        for dtype in dict.fromkeys(tensor.dtype for tensor, _ in served):
+            alike = [each for each in served if each[0].dtype == dtype]
+            self._exchange(alike)
+
+    def _exchange(self, served: Sequence[Served]) -> None:
+        before = [flat(tensor).clone() for tensor, _ in served]
+        bases = [self._base[ranges.key] for _, ranges in served]
+        own = [(now - base).div_(self._workers) for now, base in zip(before, bases, strict=True)]
+        exchange(self._client, Operation.ADD, served, own)  # parameters are the servers' now
+        for (tensor, ranges), now, base, difference in zip(served, before, bases, own, strict=True):
+            there = flat(tensor).clone()
+            flat(tensor).copy_(now.add_(there - base.add_(difference)))
+            self._base[ranges.key] = there
+
+
+def exchange(
+    client: Client, operation: Operation, served: Sequence[Served], elements: Sequence[torch.Tensor]
+) -> None:
+    """Send elements of parameters of one dtype, and write what servers have then to the parameters."""
+    asked: list[tuple[int, Request, np.ndarray[Any, Any]]] = []
+    for server in range(client.servers):
+        there = [
+            (ranges.key, each[slice(*span)])
+            for (_, ranges), each in zip(served, elements, strict=True)
+            if (span := ranges[server]) is not None
+        ]
+        if not there:
+            continue
+        room = pack(client, [part for _, part in there])
+        dtype = there[0][1].dtype
+        meta = {
+            "keys": [key for key, _ in there],
+            "sizes": [part.numel() for _, part in there],
+            "dtype": name_of(dtype),
+            "pull": True,
+            **client.into(room),
+        }
+        array = array_of(torch.from_numpy(room).view(dtype))
+        asked.append((server, client.send(server, operation, meta, [array], changes=True), room))
+    for (server, _, room), answer in zip(asked, client.wait([each for _, each, _ in asked]), strict=True):
+        write_answer([each for each in served if each[1][server] is not None], server, answer.arrays)
+        client.give_back(room)
+
+
+def _on_first_server(tensor: torch.Tensor, servers: int) -> Ranges:
+    """What is not worth cutting."""
+    if tensor.is_complex():
+        raise UsageError(
+            f"a parameter of {tensor.dtype} cannot be on parameter servers; use --plan ps, or ddp"
+        )
+    return ((0, tensor.numel()), *[None] * servers)
+
+
+def _refuse_others(optimizer: Any, *_: Any) -> None:
+    if is_elementwise(optimizer) and can_step_on_servers(optimizer):
+        return
+    known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+    raise UsageError(
+        f"servers that step by themselves know {known} of torch.optim, with plain numbers for "
+        f"hyper-parameters, and {type(optimizer).__name__} is another; use --plan geo,every=K, where ranks "
+        "step, or ps"
+    )

@@ -1,0 +1,135 @@
+"""A rank that trains by itself, on parameter servers that it shares with others: the plan's inexact updates.
+
+What the script reads is this rank's own: its slice of every batch, its loss, the parameters as servers
+answered last. Rank 0 alone prints and changes files. Ranks do not wait for one another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ronde.batches.slices import LocalSlices
+from ronde.comm.alone import Alone
+from ronde.comm.process_group import Comm
+from ronde.errors import RondeError, UsageError
+from ronde.files import ScriptFiles, paths_of_rank
+from ronde.launch.rank_config import RankConfig
+from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.runtime import compute, servers, tables, take_over
+from ronde.runtime.account import summarize
+from ronde.runtime.memory.meter import MemoryMeter
+from ronde.server.transport.wire import Operation
+from ronde.tensor.context import Context
+from ronde.trace.notes import Notes
+from ronde.trace.summary import RankSummary
+from ronde.trace.tally import Tally
+from ronde.trace.temporary_folder import TemporaryFolders
+
+__all__ = ["LocalView"]
+
+_SEED_STEP = 1_000_003  # between the streams of random numbers of ranks
+
+
+class LocalView:
+    """What stands between the script and this rank.
+
+    Attributes:
+        config, plan: what this rank was told.
+        retired: the script distributes its work itself, and ronde keeps out.
+        files: mediates files.
+    """
+
+    def __init__(self, config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> None:
+        self.config, self.plan = config, plan
+        self.retired = False
+        self.notes = Notes()
+        self._tally, self._entropy = tally, entropy
+        self._patches = Patches()
+        client = servers.connect(config, plan)
+        assert client is not None
+        self._client = client
+        self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
+        self._slices = LocalSlices(config.rank, config.world_size, lambda rows: tally.deliver(0, rows))
+        self._others = _Apart(config.rank, config.world_size)
+        self.files = ScriptFiles(
+            comm=self._others,
+            paths=paths_of_rank(config.run_dir),
+            temporary=TemporaryFolders(config.temporary, config.run_dir),
+            apart=True,
+        )
+        alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
+        self._context = Context(comm=alone, adopt=lambda tensor: None)
+        self._stepped = False
+
+    def install(self) -> None:
+        patches, plan, client, config = self._patches, self.plan, self._client, self.config
+        parameters = ServedParameters(client)
+        parameters.install(patches)
+        if plan.update.rule == "geo":
+            GeoUpdate(client, parameters, plan.update.every or 1, config.world_size).install(patches)
+        else:
+            LocalUpdate(self._context, client, parameters, config.rank, self.notes.say).install(patches)
+        patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
+        self._slices.install(patches)
+        tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
+        compute.install_alone(plan, self.notes.say)
+        take_over.install(patches, config, self.retire)
+        self.files.install()
+
+    def _before_step(self, *_: Any) -> None:
+        if self.config.world_size > 1 and not self._slices.cut and not self._stepped:
+            raise UsageError(
+                f"{self.plan.item('update')} gives each rank its slice of every batch of a DataLoader, and "
+                "this script has trained on none: all ranks would do the same; use a plan that cuts any "
+                "batch, such as ps or ddp"
+            )
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._tally.step(optimizer)
+        self._meter.stepped(optimizer)
+        if not self._stepped:
+            self._stepped = True
+            # Dropout on other rows draws other numbers; models were made with the same on all ranks.
+            torch.manual_seed(self.config.seed + self.config.rank * _SEED_STEP)
+
+    def retire(self) -> None:
+        """Take everything back; from here on the script is on its own."""
+        self.retired = True
+        self.files.uninstall()
+        self._patches.restore()
+        self._entropy.restore()
+
+    def adopt(self, thing: Any) -> None:
+        """Models and optimizers are known as they are made."""
+
+    def deferred(self) -> Any:
+        raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
+
+    def finish(self) -> None:
+        """The script is at its end: what servers have refused is raised here."""
+        self._client.finish()
+
+    def summary(self) -> RankSummary:
+        notes = [*self.notes, *self.files.notes]
+        return summarize(self.config, self._tally, algorithm="", notes=notes, memory=self._meter.memory())
+
+    def close(self) -> None:
+        """Leave the servers: nobody waits for this rank any more."""
+        self.files.uninstall()
+        leaving = [self._client.send(server, Operation.LEAVE, {}) for server in range(self._client.servers)]
+        self._client.wait(leaving)
+        self._client.close()
+
+
+class _Apart(Comm):
+    """The other ranks, of whom nothing is asked."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__(Alone(on_cuda=False), rank=rank, world_size=world_size, store=dist.HashStore())

@@ -1,0 +1,150 @@
+"""Frames in files: a JSON value and arrays, with their length and checksum, so that damage is seen.
+
+A frame is a header (magic, bytes of the JSON, bytes of the arrays, XXH3 of everything else), the JSON with
+dtype and shape of each array behind it, then the arrays' bytes. They are written from where they lie.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from ronde.server.record import Array
+
+__all__ = ["DamagedFrame", "Frame", "frame", "frames_of", "has_frame", "write"]
+
+_MAGIC = b"RNDF"
+_LENGTHS = struct.Struct("<4sIQ")
+_CHECKSUM = struct.Struct("<Q")
+_HEADER_BYTES = _LENGTHS.size + _CHECKSUM.size
+_ALIGNMENT = 8  # of frames and of their first array: compiled loops take aligned arrays
+_MOST_BUFFERS = 1024  # IOV_MAX of Linux
+
+
+class Frame(NamedTuple):
+    """What was written, and where in the file it ends."""
+
+    meta: Any
+    arrays: list[Array]
+    end: int
+
+
+class DamagedFrame(Exception):
+    """Bytes that are no frame.
+
+    Attributes:
+        offset: where in the file they begin.
+    """
+
+    def __init__(self, offset: int, why: str) -> None:
+        super().__init__(why)
+        self.offset = offset
+
+
+def frame(meta: Any, arrays: Sequence[Array] = ()) -> list[Any]:
+    """The buffers of a frame, in order; arrays are not copied."""
+    described = [[array.dtype.str, list(np.shape(array))] for array in arrays]
+    told = json.dumps([meta, described], separators=(",", ":")).encode()
+    told += b" " * (-len(told) % _ALIGNMENT)
+    bodies: list[Any] = [
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays if array.size
+    ]
+    bodies.append(bytes(-sum(body.nbytes for body in bodies) % _ALIGNMENT))
+    lengths = _LENGTHS.pack(_MAGIC, len(told), sum(map(len, bodies)))
+    return [lengths + _CHECKSUM.pack(_sum(lengths, told, *bodies)), told, *bodies]
+
+
+def write(descriptor: int, buffers: Sequence[Any]) -> int:
+    """Write all of these behind one another, and return how many bytes.
+
+    Raises:
+        OSError: only a part could be written.
+    """
+    left = [memoryview(each) for each in buffers if len(each)]
+    total = sum(each.nbytes for each in left)
+    while left:
+        written = os.writev(descriptor, left[:_MOST_BUFFERS])
+        done = 0
+        while done < len(left) and written >= left[done].nbytes:
+            written -= left[done].nbytes
+            done += 1
+        left = left[done:]
+        if written:
+            left[0] = left[0][written:]
+    return total
+
+
+def frames_of(path: Path) -> Iterator[Frame]:
+    """The frames of a file, one after another; arrays may be written to, which changes no file.
+
+    Raises:
+        DamagedFrame: what follows is none, or not what was written.
+    """
+    content = memoryview(_map(path))
+    offset = 0
+    while offset < len(content):
+        found = _read(content, offset)
+        yield found
+        offset = found.end
+
+
+def has_frame(path: Path, offset: int) -> bool:
+    """Whether a whole frame stands somewhere from there on: what is before it was damaged, not torn."""
+    raw = _map(path)
+    content = memoryview(raw)
+    at = raw.find(_MAGIC, offset)
+    while at >= 0:
+        try:
+            _read(content, at)
+        except DamagedFrame:
+            at = raw.find(_MAGIC, at + 1)
+        else:
+            return True
+    return False
+
+
+def _map(path: Path) -> mmap.mmap | bytes:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        # Private and writable: compiled loops are made for arrays that may be written to.
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else b""
+
+
+def _read(content: memoryview, offset: int) -> Frame:
+    if offset + _HEADER_BYTES > len(content):
+        raise DamagedFrame(offset, f"{len(content) - offset} bytes are less than a header")
+    magic, told_bytes, body_bytes = _LENGTHS.unpack_from(content, offset)
+    if magic != _MAGIC:
+        raise DamagedFrame(offset, "no header of a frame")
+    begin = offset + _HEADER_BYTES
+    middle, end = begin + told_bytes, begin + told_bytes + body_bytes
+    if end > len(content):
+        raise DamagedFrame(offset, f"{end - offset} bytes should be there, and {len(content) - offset} are")
+    (checksum,) = _CHECKSUM.unpack_from(content, offset + _LENGTHS.size)
+    if checksum != _sum(content[offset : offset + _LENGTHS.size], content[begin:end]):
+        raise DamagedFrame(offset, "the checksum is another")
+    meta, described = json.loads(bytes(content[begin:middle]))
+    arrays: list[Array] = []
+    for name, shape in described:
+        dtype = np.dtype(name)
+        nbytes = math.prod(shape) * dtype.itemsize
+        part = np.frombuffer(content[middle : middle + nbytes], dtype)
+        arrays.append((part if part.flags.aligned else part.copy()).reshape(shape))
+        middle += nbytes
+    return Frame(meta, arrays, end)
+
+
+def _sum(*parts: Any) -> int:
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()

@@ -1,0 +1,155 @@
+"""What a version of a model is made of: one JSON file beside its parts, which is there when they all are.
+
+published/
+    version-7.json             the manifest; written last
+    dense-7.safetensors        parameters and buffers of the model
+    delta-7-rank-0.safetensors rows that changed since version 6, and ids whose row is gone
+    whole-7-rank-0.safetensors all rows; now and then, so that older versions can go
+    program-1.pt2              the model's computation, the same for all versions
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ronde.errors import UsageError
+from ronde.server.serving.durable import DamagedFile, check_digest, replace
+from ronde.server.table.frozen import Shape
+from ronde.server.table.initial import Initial, Normal, Uniform, Zeros
+
+__all__ = ["FOLDER", "FORMAT", "Manifest", "TableEntry", "path_of", "versions_in"]
+
+FORMAT = 1
+#: Of a run's directory.
+FOLDER = "published"
+
+_NAME = re.compile(r"version-(\d{1,18})\.json")
+_LAWS: dict[str, Any] = {"Zeros": Zeros, "Uniform": Uniform, "Normal": Normal}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """A table, without its rows.
+
+    Attributes:
+        dim: floats of a row.
+        stored: "float32", "float64" or "int8".
+        initial: the law of first values, with its arguments.
+        seed: of first values.
+    """
+
+    dim: int
+    stored: str
+    initial: Mapping[str, Any]
+    seed: int
+
+    @classmethod
+    def of(cls, dim: int, stored: str, initial: Initial, seed: int) -> TableEntry:
+        law = {"law": type(initial).__name__, **dataclasses.asdict(initial)}
+        return cls(dim=dim, stored=stored, initial=law, seed=seed)
+
+    @property
+    def shape(self) -> Shape:
+        """What rows are served as.
+
+        Raises:
+            DamagedFile: the manifest was not written by ronde.
+        """
+        law = dict(self.initial)
+        kind = _LAWS.get(law.pop("law", ""))
+        if kind is None or self.stored not in ("float32", "float64", "int8") or self.dim < 1:
+            raise DamagedFile(f"a manifest names a table of {self}, which no ronde has written")
+        return Shape(dim=self.dim, stored=self.stored, initial=kind(**law), seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One version of a model.
+
+    Attributes:
+        version: from 1, rising.
+        step: optimizer steps that the script had made.
+        time: when the last of them was over; seconds since 1970.
+        tables: by name.
+        files: SHA-256 of each file, by name.
+        dense: the file of parameters and buffers.
+        program: the file of the computation, "" where there is none.
+        no_program: why there is none.
+        follows: the version that `delta` is to be applied to; None where there is no delta.
+        delta, whole: files of rows, one of each rank that holds rows; `whole` is empty in most versions.
+    """
+
+    version: int
+    step: int
+    time: float
+    tables: Mapping[str, TableEntry]
+    files: Mapping[str, str]
+    dense: str
+    program: str = ""
+    no_program: str = ""
+    follows: int | None = None
+    delta: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Make the version known; its files are durable already."""
+        fields = {"format": FORMAT, **dataclasses.asdict(self)}
+        replace(path_of(folder, self.version), json.dumps(fields, indent=1).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """What `write` wrote.
+
+        Raises:
+            DamagedFile: it is gone, or is no manifest.
+        """
+        try:
+            fields = json.loads(path.read_bytes())
+            form = fields.pop("format")
+        except OSError as error:
+            raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+        if form != FORMAT:
+            raise UsageError(f"{path} has the form {form} of another ronde; this one reads form {FORMAT}")
+        try:
+            tables = {name: TableEntry(**entry) for name, entry in fields.pop("tables").items()}
+            lists = {name: tuple(fields.pop(name)) for name in ("delta", "whole")}
+            made = cls(tables=tables, **lists, **fields)
+        except (AttributeError, KeyError, TypeError):
+            raise DamagedFile(f"{path} is damaged: it is no manifest") from None
+        if path_of(path.parent, made.version) != path:
+            raise DamagedFile(f"{path} is damaged: it is no manifest")
+        if any(Path(name).name != name for name in made.files):
+            raise DamagedFile(f"{path} names files outside of its folder")
+        return made
+
+    def check(self, folder: Path, *names: str) -> None:
+        """Find out whether these files are those that were written.
+
+        Raises:
+            DamagedFile: one is not.
+        """
+        for name in names:
+            if name not in self.files:
+                raise DamagedFile(f"the manifest of version {self.version} has no checksum of {name}")
+            check_digest(folder / name, self.files[name])
+
+
+def path_of(folder: Path, version: int) -> Path:
+    """Where the manifest of a version is."""
+    return folder / f"version-{version}.json"
+
+
+def versions_in(folder: Path) -> list[int]:
+    """All versions, rising; none where the folder is missing."""
+    try:
+        names = [match[1] for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    except FileNotFoundError:
+        return []
+    return sorted(map(int, names))

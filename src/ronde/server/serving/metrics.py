@@ -1,0 +1,83 @@
+"""What a replica tells Prometheus."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from time import time
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from ronde.server.serving.replica import Replica
+
+__all__ = ["Metrics"]
+
+#: Quantiles are those of so many requests, the latest of an endpoint.
+WINDOW = 8192
+
+
+class Metrics:
+    """Counts requests and times them; the rest is asked of the replica when it is wanted."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "ronde_requests",
+            "Requests by endpoint, status.",
+            ["endpoint", "status"],
+            registry=self._registry,
+        )
+        self._children: dict[tuple[str, int], Any] = {}
+        self._seconds: dict[str, deque[float]] = {}
+        self._registry.register(self)  # pyright: ignore[reportArgumentType]
+
+    def add(self, endpoint: str, status: int, seconds: float) -> None:
+        """Count a request that took so long, from its last byte until there was an answer."""
+        key = (endpoint, status)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._requests.labels(endpoint, str(status))
+        child.inc()
+        times = self._seconds.get(endpoint)
+        if times is None:
+            times = self._seconds[endpoint] = deque(maxlen=WINDOW)
+        times.append(seconds)
+
+    def text(self) -> bytes:
+        """All, in the form that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What has a value of its own at each moment; Prometheus' library calls this."""
+        replica, snapshot = self._replica, self._replica.snapshot
+        counts = replica.counts
+        lag = float("nan") if replica.lag is None else replica.lag
+        hits = counts.found / counts.asked if counts.asked else float("nan")
+        age = time() - snapshot.time
+        yield _gauge("ronde_version", snapshot.version, help="The version that is served.")
+        yield _gauge("ronde_step", snapshot.step, help="Optimizer steps of that version.")
+        yield _gauge("ronde_pinned", replica.pinned is not None, help="0 if the newest version is served.")
+        yield _gauge("ronde_healthy", not replica.trouble, help="0 if a newer version cannot be served.")
+        yield _gauge("ronde_version_age_seconds", age, help="Since the training step of that version.")
+        yield _gauge("ronde_lag_seconds", lag, help="From a training step until its version was served.")
+        yield _gauge("ronde_ids_looked_up", counts.asked, help="Ids in all look-ups so far.")
+        yield _gauge("ronde_hit_rate", hits, help="The share of them that had a row.")
+        rows = GaugeMetricFamily("ronde_rows", "Rows of a table.", labels=["table"])
+        for name, table in snapshot.tables.items():
+            rows.add_metric([name], len(table))
+        yield rows
+        quantiles = GaugeMetricFamily(
+            "ronde_request_seconds", "Quantiles of late requests.", labels=["endpoint", "quantile"]
+        )
+        for endpoint, seconds in list(self._seconds.items()):
+            for share, value in zip((0.5, 0.99), np.quantile(list(seconds), (0.5, 0.99)), strict=True):
+                quantiles.add_metric([endpoint, str(share)], float(value))
+        yield quantiles
+
+
+def _gauge(name: str, value: float, *, help: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help, value)

@@ -1,0 +1,277 @@
+"""Writes versions of a model while it is trained, on a thread, so that training goes on.
+
+A rank writes the rows that it holds, rank 0 also the model. When the parts of all ranks are durable, rank 0
+makes the version known. One version is under way at a time. What was not made known is not relied upon: the
+next version holds all rows again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import monotonic, sleep  # bound here: the module's own are replaced for scripts
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ronde.errors import UsageError
+from ronde.server.serving.durable import DamagedFile, digest, replace, sync_written
+from ronde.server.serving.manifest import Manifest, TableEntry, path_of, versions_in
+from ronde.server.table.table import Table
+
+__all__ = ["KEPT_VERSIONS", "Publication", "RowsOfVersion", "Version", "rows_to_tell"]
+
+#: Versions that stay on the disk, for a roll-back.
+KEPT_VERSIONS = 10
+_PATIENCE = 60.0
+_PART = re.compile(r"\.?(delta|whole|dense|program)-\d+.*|\.\d+-rank-\d+\.json.*")
+_LOOK_EVERY = 0.003
+
+Rows = Mapping[str, np.ndarray[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowsOfVersion:
+    """Of one table, copied: training goes on.
+
+    Attributes:
+        ids: int64 [n], each once.
+        rows: [n, dim].
+        removed: ids without a row any more; int64 [k].
+    """
+
+    ids: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+    removed: np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Version:
+    """What a rank is to write.
+
+    Attributes:
+        version, step, time, tables, no_program: as in `Manifest`.
+        follows: the version that `delta` is relative to; None where there is none.
+        delta, whole: by table; empty where it is not to be written.
+        dense: parameters and buffers as a safetensors file; rank 0's.
+        program: a file of `torch.export`, where it is to be written; rank 0's.
+    """
+
+    version: int
+    step: int
+    time: float
+    tables: Mapping[str, TableEntry]
+    follows: int | None
+    delta: Mapping[str, RowsOfVersion]
+    whole: Mapping[str, RowsOfVersion]
+    dense: bytes = b""
+    program: bytes = b""
+    no_program: str = ""
+
+
+def rows_to_tell(table: Table, *, whole: bool) -> tuple[RowsOfVersion, RowsOfVersion | None]:
+    """What changed in a table since it was last told of, and all rows where they are asked for.
+
+    Needs a table that keeps what is touched. From here on it is told of.
+    """
+    assert table.touched is not None
+    touched = table.touched.cut()
+    ids, rows, removed = table.embeddings(touched)
+    delta = RowsOfVersion(ids=ids, rows=rows, removed=removed)
+    if not whole:
+        return delta, None
+    every = table.rows()
+    return delta, RowsOfVersion(ids=every.ids, rows=every.embeddings, removed=removed[:0])
+
+
+class Publication:
+    """One rank's part of what a run publishes.
+
+    Args:
+        folder: of all ranks; it is made if it is not there, and may hold versions of an earlier run.
+        rank: this one.
+        writers: ranks that hold rows, from 0 on; rank 0 is always one.
+        around: what is to stand around work with files.
+
+    Attributes:
+        durable: the newest version that was made known; rank 0 alone knows. 0: none by this run.
+        begins_at: the first version of this run.
+        trouble: why the last version could not be written, "" if it could.
+        whole_bytes, delta_bytes: this rank's bytes of the last whole version, and of changes since.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        writers: int,
+        around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self._folder, self._rank, self._writers, self._around = folder, rank, writers, around
+        self._thread: threading.Thread | None = None
+        self._program = ("", "")  # name and checksum
+        self.durable = 0
+        self.trouble = ""
+        self.whole_bytes = self.delta_bytes = 0
+        with around():
+            folder.mkdir(parents=True, exist_ok=True)
+            self.begins_at = max(versions_in(folder), default=0) + 1
+            if rank == 0:
+                self._sweep()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a version is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, version: Version) -> None:
+        """Write a version; the one before is waited for."""
+        self.wait()
+        self._thread = threading.Thread(
+            target=self._work, args=(version,), name="ronde-publication", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _work(self, version: Version) -> None:
+        with self._around():
+            try:
+                self._write(version)
+                self.trouble = ""
+            except OSError as error:
+                self.trouble = f"{error.filename or self._folder}: {error.strerror or error}"
+
+    def _write(self, version: Version) -> None:
+        files: dict[str, str] = {}
+        own: dict[str, list[str]] = {"delta": [], "whole": []}
+        for kind, rows in (("delta", version.delta), ("whole", version.whole)):
+            if rows:
+                name = f"{kind}-{version.version}-rank-{self._rank}.safetensors"
+                files[name] = self._save(name, rows)
+                own[kind].append(name)
+        self._count(version, own)
+        if self._rank:
+            told = json.dumps({"files": files, **own}).encode()
+            replace(self._folder / self._word(version, self._rank), told)
+            return
+        dense = f"dense-{version.version}.safetensors"
+        files[dense] = self._put(dense, version.dense)
+        if version.program:
+            name = f"program-{version.version}.pt2"
+            self._program = (name, self._put(name, version.program))
+        if self._program[0]:
+            files[self._program[0]] = self._program[1]
+        for rank in range(1, self._writers):
+            told = self._await(self._folder / self._word(version, rank))
+            files |= told["files"]
+            for kind in own:
+                own[kind] += told[kind]
+        Manifest(
+            version=version.version,
+            step=version.step,
+            time=version.time,
+            tables=version.tables,
+            files=files,
+            dense=dense,
+            program=self._program[0],
+            no_program=version.no_program,
+            follows=version.follows,
+            delta=tuple(own["delta"]),
+            whole=tuple(own["whole"]),
+        ).write(self._folder)
+        self.durable = version.version
+        self._remove_old()
+
+    def _word(self, version: Version, rank: int) -> str:
+        """The file by which a rank says that its part is durable."""
+        return f".{version.version}-rank-{rank}.json"
+
+    def _await(self, path: Path) -> dict[str, Any]:
+        until = monotonic() + _PATIENCE
+        while not path.exists():
+            if monotonic() > until:
+                raise OSError(0, f"no part of another rank in {_PATIENCE:.0f} seconds", str(path))
+            sleep(_LOOK_EVERY)
+        told = json.loads(path.read_bytes())
+        path.unlink()
+        return told
+
+    def _save(self, name: str, rows: Mapping[str, RowsOfVersion]) -> str:
+        arrays = {
+            f"{table}/{field.name}": np.ascontiguousarray(getattr(part, field.name))
+            for table, part in rows.items()
+            for field in dataclasses.fields(part)
+        }
+        beside = self._folder / f".{name}"
+        save_file(arrays, beside)
+        found = digest(beside)
+        sync_written(beside, self._folder / name)
+        return found
+
+    def _put(self, name: str, content: bytes) -> str:
+        replace(self._folder / name, content)
+        return digest(self._folder / name)
+
+    def _count(self, version: Version, own: Mapping[str, list[str]]) -> None:
+        def size(kind: str) -> int:
+            return sum(os.stat(self._folder / name).st_size for name in own[kind])
+
+        if version.whole:
+            self.whole_bytes, self.delta_bytes = size("whole"), 0
+        else:
+            self.delta_bytes += size("delta")
+
+    def _sweep(self) -> None:
+        """Remove what an earlier run has left of versions that were not made known."""
+        try:
+            known = {name for manifest in self._manifests().values() for name in manifest.files}
+        except UsageError:  # of another ronde
+            return
+        for path in self._folder.iterdir():
+            if _PART.fullmatch(path.name) and path.name not in known:
+                path.unlink()
+
+    def _manifests(self) -> dict[int, Manifest]:
+        """Of all versions but damaged ones, which stay."""
+        found: dict[int, Manifest] = {}
+        for number in versions_in(self._folder):
+            with contextlib.suppress(DamagedFile):
+                found[number] = Manifest.read(path_of(self._folder, number))
+        return found
+
+    def _remove_old(self) -> None:
+        """Remove versions that are neither kept nor what a kept one is made of."""
+        manifests = self._manifests()
+        needed = {
+            each for number in sorted(manifests)[-KEPT_VERSIONS:] for each in _made_of(number, manifests)
+        }
+        used = {name for number in needed for name in manifests[number].files}
+        for number in manifests.keys() - needed:
+            path_of(self._folder, number).unlink(missing_ok=True)
+            for name in manifests[number].files.keys() - used:
+                (self._folder / name).unlink(missing_ok=True)
+
+
+def _made_of(number: int, manifests: Mapping[int, Manifest]) -> list[int]:
+    """A version and those before it, back to one with all rows."""
+    chain = [number]
+    while not manifests[chain[-1]].whole and manifests[chain[-1]].tables:
+        before = manifests[chain[-1]].follows
+        if before is None or before not in manifests:
+            break
+        chain.append(before)
+    return chain

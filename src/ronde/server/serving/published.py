@@ -1,0 +1,143 @@
+"""Reads the versions that a run publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+
+from ronde.server.serving.durable import DamagedFile
+from ronde.server.serving.manifest import Manifest, path_of, versions_in
+from ronde.server.serving.program import Program
+from ronde.server.serving.snapshot import Snapshot
+from ronde.server.table.frozen import FrozenTable, Shape
+
+__all__ = ["Published", "read_program"]
+
+
+class Published:
+    """The folder that a run publishes to, while it does or after.
+
+    Args:
+        folder: `published` in a run's directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._program: tuple[str, Program] | None = None
+
+    def versions(self) -> list[int]:
+        return versions_in(self._folder)
+
+    def load(self, version: int, near: Snapshot | None = None) -> Snapshot:
+        """Make a version: from all rows of some version and the changes since, or from `near` and changes.
+
+        Raises:
+            DamagedFile: a file of it is missing, or is not what was written; nothing is changed then.
+        """
+        if near is not None and near.version < version:
+            try:
+                return self._make(self._chain(version, near.version), near)
+            except DamagedFile:
+                return self._make(self._chain(version, None), None)
+        return self._make(self._chain(version, None), None)
+
+    def _chain(self, version: int, near: int | None) -> list[Manifest]:
+        """Manifests from the oldest that is needed to that of `version`."""
+        chain = [Manifest.read(path_of(self._folder, version))]
+        while True:
+            first = chain[0]
+            if near is None and (first.whole or not first.tables):
+                return chain
+            if first.follows is None:
+                raise DamagedFile(f"version {version} rests on rows of a version that is gone")
+            if first.follows == near:
+                return chain
+            chain.insert(0, Manifest.read(path_of(self._folder, first.follows)))
+
+    def _make(self, chain: Sequence[Manifest], near: Snapshot | None) -> Snapshot:
+        last = chain[-1]
+        kinds = [each.whole if near is None and each is chain[0] else each.delta for each in chain]
+        for manifest, names in zip(chain, kinds, strict=True):
+            manifest.check(self._folder, *names)
+        last.check(self._folder, last.dense, *filter(None, [last.program]))
+        shapes = {name: entry.shape for name, entry in last.tables.items()}
+        # All is read before any row is changed: what cannot be read changes nothing.
+        parts = [_read(self._folder / name, shapes) for names in kinds for name in names]
+        dense = read_dense(self._folder / last.dense)
+        program = self._program_of(last)
+        tables = {
+            name: near.tables[name] if near is not None and name in near.tables else FrozenTable(shape)
+            for name, shape in shapes.items()
+        }
+        for part in parts:
+            for name in tables.keys() & part.keys():
+                tables[name] = tables[name].changed(*part[name])
+        return Snapshot(
+            version=last.version,
+            step=last.step,
+            time=last.time,
+            tables=tables,
+            dense=dense,
+            program=program,
+            no_program=last.no_program,
+        )
+
+    def _program_of(self, manifest: Manifest) -> Program | None:
+        if not manifest.program:
+            return None
+        key = manifest.files[manifest.program]
+        if self._program is None or self._program[0] != key:
+            self._program = (key, read_program(self._folder / manifest.program))
+        return self._program[1]
+
+
+def read_program(path: Path) -> Program:
+    """A program whose checksum is right.
+
+    Raises:
+        DamagedFile: this torch cannot load it.
+    """
+    return Program(path)
+
+
+def read_dense(path: Path) -> dict[str, Any]:
+    """Tensors of a safetensors file by name.
+
+    Raises:
+        DamagedFile: it is none.
+    """
+    try:
+        return load_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from None
+
+
+def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any]]:
+    """(ids, rows, removed ids) of each table in a file."""
+    try:
+        arrays = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from None
+    out: dict[str, tuple[Any, Any, Any]] = {}
+    for name, shape in shapes.items():
+        found = [arrays.get(f"{name}/{field}") for field in ("ids", "rows", "removed")]
+        if all(each is None for each in found):
+            continue
+        if not _fit(found, shape):
+            raise DamagedFile(f"{path} is damaged: its arrays of table {name} do not fit together")
+        out[name] = (found[0], found[1], found[2])
+    return out
+
+
+def _fit(found: Iterable[Any], shape: Shape) -> bool:
+    if any(each is None for each in found):
+        return False
+    ids, rows, removed = found
+    whole = ids.dtype == removed.dtype == np.int64 and rows.dtype == np.dtype(shape.stored)
+    return whole and ids.ndim == removed.ndim == 1 and rows.shape == (len(ids), shape.dim)

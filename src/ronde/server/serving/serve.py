@@ -1,0 +1,96 @@
+"""A replica in a process of its own: which source, which address, until it is ended."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+
+import uvicorn
+
+from ronde.errors import LaunchError, UsageError
+from ronde.server.serving.exported import MANIFEST, Exported
+from ronde.server.serving.http import application
+from ronde.server.serving.manifest import FOLDER
+from ronde.server.serving.published import Published
+from ronde.server.serving.replica import Replica
+from ronde.server.serving.snapshot import Source
+
+__all__ = ["serve", "source_of"]
+
+_LOOK_EVERY = 0.2
+_WAITING_AT_MOST = 2048
+
+
+def source_of(path: Path) -> Source:
+    """Versions of a run, by its directory, or an exported model.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if (path / MANIFEST).is_file():
+        return Exported(path)
+    if (path / FOLDER).is_dir() or (path / "store").exists():
+        return Published(path / FOLDER)
+    raise UsageError(f"{path} is neither the directory of a run with --publish nor a model of ronde export")
+
+
+def serve(
+    path: Path,
+    *,
+    host: str,
+    port: int,
+    version: int | None,
+    interval: float,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        path: of a run or an exported model; a run that has published nothing yet is waited for.
+        host: an address of this machine.
+        port: 0 is any that is free.
+        version: the only one that is served; None is the newest, and those that come.
+        interval: seconds between looks for a newer one.
+        say: hears where it is served, and what goes wrong.
+
+    Raises:
+        UsageError: the path is neither, or nobody can listen there.
+    """
+    listening = _listen(host, port)
+    source = source_of(path)
+    if not source.versions():
+        say(f"waits for the first version in {path}; a run makes them with --publish")
+    while not source.versions():
+        sleep(_LOOK_EVERY)
+    replica = Replica(source, version, say)
+    replica.start(interval)
+    listening.listen(_WAITING_AT_MOST)
+    host, port = listening.getsockname()[:2]
+    name = f"[{host}]" if ":" in host else host
+    say(f"serves version {replica.snapshot.version} at http://{name}:{port}")
+    if not ipaddress.ip_address(host).is_loopback:
+        say("whoever reaches this address may look up, predict and roll back: nobody is asked who they are")
+    # What is there now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    config = uvicorn.Config(application(replica), log_level="warning", access_log=False, lifespan="off")
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        replica.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # With the protocol named: asyncio sends small answers at once only then.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        raise LaunchError(f"cannot listen at {host}, port {port}: {error.strerror}") from None
+    return listening

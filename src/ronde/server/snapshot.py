@@ -1,0 +1,142 @@
+"""A server's whole state in a file of sections with checksums, and which such files count.
+
+`manifest.json` names the last snapshots that were finished, newest first, each with the file of the log that
+follows it. It is replaced by renaming, so it is the old one or the new one at any moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ronde.server.framing import DamagedFrame, frame, frames_of, write
+from ronde.server.journal import segments, sync_directory
+from ronde.server.record import Answer, Array
+
+__all__ = [
+    "commit",
+    "name_of",
+    "read_snapshot",
+    "remove_unfinished",
+    "set_aside",
+    "snapshots",
+    "write_snapshot",
+]
+
+_VERSION = 1
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"snapshot-(\d{12})")
+_UNFINISHED = ".unfinished"
+
+
+def name_of(records: int) -> str:
+    """Of the snapshot of a state that so many changes have made."""
+    return f"snapshot-{records:012d}"
+
+
+def write_snapshot(directory: Path, records: int, state: Answer) -> int:
+    """Write a state beside the finished snapshots, have the disk take it, and return its bytes.
+
+    Raises:
+        OSError: it could not be written; what was is removed.
+    """
+    told, arrays = state
+    path = directory / (name_of(records) + _UNFINISHED)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        head = {"version": _VERSION, "records": records, "arrays": len(arrays), "state": told}
+        nbytes = write(descriptor, frame(head))
+        for array in arrays:
+            nbytes += write(descriptor, frame(None, [array]))
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return nbytes
+
+
+def commit(directory: Path, records: int, keep: int) -> None:
+    """Make a snapshot that was written the newest; all that is older than the last `keep` is removed.
+
+    Raises:
+        OSError: it could not be done; the snapshots before it count on.
+    """
+    path = directory / name_of(records)
+    os.replace(path.with_name(path.name + _UNFINISHED), path)
+    kept = [records, *(each for each in snapshots(directory) if each != records)][:keep]
+    told = {
+        "version": _VERSION,
+        "snapshots": [{"file": name_of(each), "records": each, "log": f"log-{each:012d}"} for each in kept],
+    }
+    unfinished = directory / (_MANIFEST + _UNFINISHED)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write(descriptor, [json.dumps(told, indent=1).encode()])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(unfinished, directory / _MANIFEST)
+    sync_directory(directory)
+    for each in _files(directory):
+        if each not in kept:
+            (directory / name_of(each)).unlink()
+    # With one snapshot the log from the beginning stands in for the one before it.
+    oldest = kept[-1] if len(kept) == keep else 0
+    for first, file in segments(directory):
+        if first < oldest:
+            file.unlink()
+
+
+def snapshots(directory: Path, tell: Callable[[str], object] = lambda words: None) -> list[int]:
+    """How many changes are in each snapshot that counts, newest first."""
+    path = directory / _MANIFEST
+    there = _files(directory)
+    try:
+        named = [int(each["records"]) for each in json.loads(path.read_bytes())["snapshots"]]
+        return [each for each in named if each in there]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        tell(f"{path} cannot be read ({error}); the snapshots beside it are tried, newest first")
+        return sorted(there, reverse=True)
+
+
+def read_snapshot(directory: Path, records: int) -> Answer:
+    """The state that was written.
+
+    Raises:
+        ValueError: the file is damaged or cannot be read, and why.
+    """
+    path = directory / name_of(records)
+    try:
+        head, *sections = frames_of(path)
+    except (DamagedFrame, OSError, ValueError) as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    meta: dict[str, Any] = head.meta
+    arrays: list[Array] = [array for section in sections for array in section.arrays]
+    if meta.get("version") != _VERSION or len(arrays) != meta["arrays"]:
+        raise ValueError(f"{path.name} is of another version, or its end is missing")
+    return meta["state"], arrays
+
+
+def set_aside(directory: Path, records: int) -> None:
+    """Let a damaged snapshot no longer count."""
+    path = directory / name_of(records)
+    path.rename(path.with_name(path.name + ".damaged"))
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what was being written when a server was killed."""
+    for path in directory.glob(f"*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+def _files(directory: Path) -> list[int]:
+    found = (_NAME.fullmatch(entry.name) for entry in directory.iterdir())
+    return [int(match[1]) for match in found if match is not None]

@@ -1,0 +1,90 @@
+"""Tables of an earlier run's servers for those of a new one, of which there may be more or fewer.
+
+Rows move by whole buckets, with optimizer state, counters and filters of admission. Marks do not: a new run
+numbers its changes anew. Dense parameters do not either: every worker has them and sends them with its first
+step, and state of their optimizers comes from the script's checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ronde.errors import RondeError, UsageError
+from ronde.server.dense import DenseShard
+from ronde.server.shard import Shard
+from ronde.server.snapshot import commit, write_snapshot
+from ronde.server.sparse import SparseShard
+from ronde.server.storage import recover
+from ronde.server.table.hashing import BUCKETS, buckets_of
+from ronde.server.table.state import State, divide, merge
+from ronde.server.table.table import Table, TableConfig
+
+__all__ = ["take_tables"]
+
+_SERVER = re.compile(r"server-(\d+)")
+
+
+def take_tables(
+    source: Path, directory: Path, *, index: int, servers: int, tell: Callable[[str], object]
+) -> None:
+    """Write the first snapshot of a server: its part of the tables that the servers of a run had.
+
+    Args:
+        source: the earlier run's directory, with a folder `server-0`, `server-1`, ... of each; not changed.
+        directory: of the new server.
+        index, servers: which of how many the new server is.
+
+    Raises:
+        UsageError: there are no such folders.
+        RondeError: what is in one does not make a state; the disk is full.
+    """
+    folders = _folders(source)
+    parts: dict[int, list[State]] = {}
+    configs: dict[int, TableConfig] = {}
+    for folder in folders:
+        sparse = SparseShard()
+        recover(folder, Shard({"dense": DenseShard(), "sparse": sparse}), tell, mend=False)
+        for number, table in sparse.tables.items():
+            if configs.setdefault(number, table.config) != table.config:
+                raise RondeError(f"the servers in {source} have made table {number} with different values")
+            mine = divide(table.state(), lambda ids: _owners(ids, servers) == index)
+            parts.setdefault(number, []).append(mine)
+    taken = SparseShard()
+    for number, states in parts.items():
+        taken.tables[number] = Table(configs[number])
+        taken.tables[number].load(_joined(states))
+    state = Shard({"dense": DenseShard(), "sparse": taken}).state()
+    try:
+        write_snapshot(directory, 0, state)
+        commit(directory, 0, 1)
+    except OSError as error:
+        raise RondeError(f"{directory} does not take the tables of {source}: {error.strerror}") from None
+    rows = sum(len(table) for table in taken.tables.values())
+    tell(f"{rows} rows of {len(taken.tables)} tables are taken over from {len(folders)} servers of {source}")
+
+
+def _folders(source: Path) -> list[Path]:
+    found = source.iterdir() if source.is_dir() else ()
+    numbered = {
+        int(match[1]): each for each in found if (match := _SERVER.fullmatch(each.name)) and each.is_dir()
+    }
+    if not numbered or sorted(numbered) != list(range(len(numbered))):
+        raise UsageError(
+            f"--server-state {source}: no folders server-0, server-1, ... of an earlier run's servers"
+        )
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _joined(states: list[State]) -> State:
+    steps = max(int(np.max(state["steps"])) for state in states)
+    return merge(states) | {"steps": np.array(steps)}
+
+
+def _owners(ids: np.ndarray[Any, Any], servers: int) -> np.ndarray[Any, Any]:
+    """Which server has each id, as those who ask them reckon."""
+    return buckets_of(ids) * servers // BUCKETS

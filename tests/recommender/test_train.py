@@ -1,0 +1,70 @@
+"""The script learns, and two ranks with rows spread over them learn the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import compare
+import movielens
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--double", "--samples", "30000"]
+
+
+def aucs(output: Path, *words: str) -> dict[str, float]:
+    """What is printed, by name: of the teacher, of popularity and of the model."""
+    done = subprocess.run(
+        [sys.executable, str(compare.SCRIPT), *words, "--output", str(output)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return {
+        name: float(value) for name, value in re.findall(r"^(\S+).*: AUC (\S+)$", done.stdout, re.MULTILINE)
+    }
+
+
+def test_the_model_is_better_than_popularity_and_no_better_than_the_teacher(tmp_path: Path) -> None:
+    found = aucs(tmp_path, "--data", "clicks", "--model", "dlrm", *SHORT)
+    assert 0.5 < found["popularity"] < found["dlrm"] < found["the"]
+    assert (tmp_path / "dlrm-clicks.pt").exists()
+
+
+def test_a_difference_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {"one device": (0.75, 0.7, 1.0), "hybrid": (0.75001, 0.7, 1.0)}
+    monkeypatch.setattr(compare, "run", lambda way, model, data, words: results[way])
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--data", "clicks"])
+    assert compare.main()
+    assert "dlrm on clicks: the AUCs differ by 1.0e-05; 1e-06 is allowed" in capsys.readouterr().err
+
+    results["hybrid"] = results["one device"]
+    assert not compare.main()
+    results["hybrid"] = results["one device"] = (0.69, 0.7, 1.0)
+    assert compare.main()
+    assert "an AUC of 0.6900 is no better than popularity's 0.7000" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("model", compare.MODELS)
+def test_the_click_log_on_two_ranks(model: str, tmp_path: Path) -> None:
+    _, wrong = compare.row(model, "clicks", [*SHORT, "--output", str(tmp_path)])
+    assert wrong == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("model", compare.MODELS)
+def test_movielens_on_two_ranks(model: str, tmp_path: Path) -> None:
+    cache = ROOT / "demo-out"
+    try:
+        movielens.wheel(cache)
+    except movielens.NoData as why:
+        pytest.skip(str(why))
+    cells, wrong = compare.row(
+        model, "movielens", ["--double", "--cache", str(cache), "--output", str(tmp_path)]
+    )
+    assert wrong == []
+    assert float(cells[3]) > 0.74

@@ -1,0 +1,144 @@
+"""Requests over HTTP: right ones are answered, whatever else comes is refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from ronde.server.serving.http import MOST_BYTES, MOST_IDS, application
+from ronde.server.serving.published import Published
+from ronde.server.serving.replica import Replica
+from server.serving.published import Run, inputs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = Run(tmp_path_factory.mktemp("published"))
+    made.step()
+    made.publish()
+    return made
+
+
+@pytest.fixture
+def client(run: Run) -> Iterator[TestClient]:
+    with TestClient(application(Replica(Published(run.folder)))) as made:
+        yield made
+
+
+def error(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]
+
+
+def test_rows_and_predictions(client: TestClient, run: Run) -> None:
+    ids = [3, -5, 2**62, 3, -(2**63)]
+    answer = client.post("/v1/lookup", json={"table": "user", "ids": ids}).json()
+    assert answer["version"] == run.version
+    assert np.array_equal(np.float32(answer["rows"]), run.model.user.table.look_up(np.array(ids)))
+    x, (words, offsets) = inputs(3)
+    given_ = {"x": x.tolist(), "bags_0": words.tolist(), "bags_1": offsets.tolist()}
+    outputs = client.post("/v1/predict", json={"inputs": given_}).json()["outputs"]
+    assert np.array_equal(np.float32(outputs["score"]), run.score(x, (words, offsets)).numpy())
+    assert client.post("/v1/lookup", json={"table": "user", "ids": []}).json()["rows"] == []
+
+
+def test_versions(client: TestClient, run: Run) -> None:
+    first = run.version
+    run.step()
+    newest = run.publish()
+    known = client.get("/v1/versions").json()
+    assert (known["serving"], known["pinned"], known["versions"][-1]) == (first, None, newest)
+    assert client.post("/v1/follow", content=b"").json()["serving"] == newest
+    told = client.post("/v1/rollback", json={"version": first}).json()
+    assert (told["serving"], told["pinned"]) == (first, first)
+    status, words = error(client.post("/v1/rollback", json={"version": 77}))
+    assert (status, words.startswith("there is no version 77; there are 1")) == (404, True)
+    health = client.get("/healthz").json()
+    assert (health["version"], health["trouble"]) == (first, "")
+    assert health["tables"] == {"user": 4, "words": 3}
+    assert health["inputs"]["x"] == {"dtype": "float32", "shape": [None, 3]}
+
+
+def test_what_prometheus_reads(client: TestClient) -> None:
+    client.post("/v1/lookup", json={"table": "user", "ids": [1, 99999]})
+    client.post("/v1/lookup", json={"table": "nix", "ids": [1]})
+    text = client.get("/metrics").text
+    for line in (
+        'ronde_requests_total{endpoint="lookup",status="200"} 1.0',
+        'ronde_requests_total{endpoint="lookup",status="404"} 1.0',
+        "ronde_ids_looked_up 2.0",
+        "ronde_healthy 1.0",
+        "ronde_lag_seconds NaN",
+    ):
+        assert line in text.splitlines()
+    for name in ("ronde_hit_rate", "ronde_version_age_seconds", 'ronde_rows{table="user"}'):
+        assert f"\n{name} " in text
+    assert 'ronde_request_seconds{endpoint="lookup",quantile="0.99"}' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("lookup", "", (400, 'the request is no JSON; it is to be {"table": ..., "ids": ...}')),
+        ("lookup", "[" * 100_000, (400, 'the request is no JSON; it is to be {"table": ..., "ids": ...}')),
+        ("lookup", {"table": "user"}, (400, 'the request is to be {"table": ..., "ids": ...}')),
+        ("lookup", {"table": 3, "ids": []}, (400, "table is to be a string")),
+        ("lookup", {"table": "user", "ids": 3}, (400, "ids is to be a list")),
+        ("lookup", {"table": "u", "ids": [3]}, (404, "there is no table 'u'; the model has user, words")),
+        ("predict", {"inputs": 3}, (400, "inputs is to be an object or a list")),
+        ("predict", {"inputs": []}, (422, "0 inputs were given; the model takes 3: x, bags_0, bags_1")),
+        ("rollback", {"version": True}, (400, "version is to be a whole number")),
+        ("nix", "", (404, "POST /v1/nix: Not Found")),
+        ("versions", "", (405, "POST /v1/versions: Method Not Allowed")),
+    ],
+)
+def test_what_is_refused(client: TestClient, path: str, body: Any, expected: tuple[int, str]) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    assert error(client.post(f"/v1/{path}", content=content)) == expected
+
+
+def test_too_much_is_refused(client: TestClient) -> None:
+    status, words = error(client.post("/v1/lookup", json={"table": "user", "ids": [1] * (MOST_IDS + 1)}))
+    assert (status, words) == (413, f"{MOST_IDS + 1} ids were asked for; {MOST_IDS} are possible at a time")
+    status, words = error(client.post("/v1/predict", content=b" " * (MOST_BYTES + 1)))
+    assert (status, words) == (413, f"a request has at most {MOST_BYTES} bytes; ask for less at a time")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "table": st.just("user") | JSON,
+        "ids": JSON,
+        "version": JSON,
+        "inputs": JSON | st.fixed_dictionaries({"x": JSON, "bags_0": JSON, "bags_1": JSON}),
+    },
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    path=st.sampled_from(["lookup", "predict", "rollback"]),
+    body=st.binary(max_size=40) | JSON.map(json.dumps) | FIELDS.map(json.dumps),
+)
+def test_nothing_breaks_it(client: TestClient, path: str, body: Any) -> None:
+    answer = client.post(f"/v1/{path}", content=body)
+    assert answer.status_code in (200, 400, 404, 422)
+    if answer.status_code != 200:
+        assert len(answer.json()["error"]) > 10

@@ -1,0 +1,192 @@
+"""`ronde run --publish`, `ronde serve` and `ronde export`, as a user has them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import textwrap
+import urllib.request
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ronde.server.serving.manifest import Manifest, path_of
+from ronde.server.serving.program import NoProgram
+from ronde.server.serving.published import Published
+from ronde.server.serving.replica import Replica
+from ronde.testing import forked
+
+SCRIPT = """
+    import sys, torch, ronde
+    from torch import nn
+
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            evict = ronde.table.EvictByAge(10, every=2)
+            self.user = ronde.EmbeddingTable(4, evict=evict, max_rows=9999)
+            self.top = nn.Sequential(nn.Linear(13, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+
+        def forward(self, ids, x):
+            return self.top(torch.cat([self.user(ids).flatten(1), x], 1)).squeeze(1)
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ids, x = torch.randint(0, 700, (1200, 3)), torch.randn(1200, 1)
+    ids[600:] %= 90
+    data = torch.utils.data.TensorDataset(ids, x)
+    for ids, x in torch.utils.data.DataLoader(data, batch_size=16):
+        loss = (model(ids, x) - x[:, 0]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        torch.save((ids, x, model(ids, x), model.user(torch.arange(700)), len(model.user)), "said.pt")
+"""
+
+BRANCHES = """
+    import torch
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 9 else super().forward(-x)
+    model = Model(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+"""
+
+
+def train(place: Path, source: str, ranks: int, plan: str, publish: float = 0.05) -> str:
+    (place / "train.py").write_text(textwrap.dedent(source))
+    command = ["run", "--ranks", str(ranks), "--plan", plan, "--publish", str(publish), "--run-dir", "run"]
+    done = forked.run([*command, "train.py"], directory=place)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "plan"),
+    [
+        (2, "hybrid"),
+        *(
+            pytest.param(ranks, plan, marks=pytest.mark.soak)
+            for ranks, plan in [
+                (1, "ddp"),
+                (2, "ddp"),
+                (2, "zero2,sparse=sharded"),
+                (3, "hybrid"),
+                (2, "zero3"),
+            ]
+        ),
+    ],
+)
+def test_what_is_published_is_the_model(tmp_path: Path, ranks: int, plan: str) -> None:
+    said = train(tmp_path, SCRIPT, ranks, plan)
+    replica = Replica(Published(tmp_path / "run" / "published"))
+    ids, x, predicted, rows, count = torch.load(tmp_path / "said.pt")
+    assert replica.snapshot.step == 75
+    assert len(replica.snapshot.tables["user"]) == count < 300
+    assert np.array_equal(replica.look_up("user", np.arange(700)), rows.numpy())
+    # Of what was published meanwhile, each follows the one before, and the last rests on changes or on all.
+    versions = replica.versions()
+    assert versions[-1] > 2
+    last = Manifest.read(path_of(tmp_path / "run" / "published", versions[-1]))
+    assert last.follows == versions[-2]
+    assert len(last.delta) == (ranks if "hybrid" in plan or "sharded" in plan else 1)
+    for version in versions[:-1]:
+        replica.roll_back(version)
+    replica.follow()
+    assert np.array_equal(replica.look_up("user", np.arange(700)), rows.numpy())
+    if plan == "zero3":
+        assert "under zero3 no rank has all parameters of a model" in said
+        with pytest.raises(NoProgram):
+            replica.predict([ids, x])
+        return
+    assert float((replica.predict([ids, x]) - predicted).abs().max()) < 1e-6
+
+
+def test_a_model_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    said = train(tmp_path, BRANCHES, 1, "ddp", publish=60)
+    assert (
+        "the model is published without a program, so a replica looks up rows but does not predict: "
+        "torch.export cannot export Model: Could not guard on data-dependent expression"
+    ) in said
+
+
+def test_a_script_without_a_model_publishes_nothing(tmp_path: Path) -> None:
+    assert "nothing was published: the script trained no model that it called" in train(
+        tmp_path, "print(3)", 1, "ddp"
+    )
+
+
+def test_served_and_exported(tmp_path: Path) -> None:
+    train(tmp_path, SCRIPT, 1, "ddp", publish=60)
+    done = forked.run(["export", "run", "--rows", "int8"], directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "ronde: version 1 is in run/export-1\n")
+    port = _free_port()
+    serving = forked.ForkedCommand(["serve", "run/export-1", "--port", str(port)], directory=tmp_path)
+    try:
+        address = _await(port)
+        answer = _ask(f"{address}/v1/lookup", {"table": "user", "ids": [3, 5]})
+        expected = torch.load(tmp_path / "said.pt")[3][[3, 5]].numpy()
+        assert answer["version"] == 1
+        assert np.abs(np.array(answer["rows"]) - expected).max() < 0.01
+        assert isinstance(
+            _ask(f"{address}/v1/predict", {"inputs": [[[1, 2, 3]], [[0.5]]]})["outputs"][0], float
+        )
+    finally:
+        serving.terminate()
+        _, said = serving.communicate(30)
+    assert said == f"ronde: serves version 1 at {address}\n"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _await(port: int) -> str:
+    """Its address, when somebody listens there."""
+    until = monotonic() + 60
+    while monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return f"http://127.0.0.1:{port}"
+        sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+def _ask(url: str, body: Any) -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "."], ". is neither the directory of a run with --publish nor a model of ronde export"),
+        (
+            ["serve", ".", "--interval", "0"],
+            "--interval 0 is not a number of seconds above 0; try --interval 0.1",
+        ),
+        (["export", ".", "--rows", "half"], "--rows half is neither full nor int8"),
+        (["run", "--publish", "-1", "train.py"], "--publish -1 is not a number of seconds; try --publish 1"),
+        (
+            ["run", "--publish", "1", "--native", "train.py"],
+            "--publish needs a script that ronde distributes; leave out --native",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(tmp_path: Path, command: list[str], said: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = forked.run(command, directory=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")
