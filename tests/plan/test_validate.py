@@ -37,6 +37,8 @@ AVAILABLE = [
     "precision=bf16,compile=true",
     "precision=fp16,recompute=full,micro-batches=2",
     "precision=tf32",
+    "hybrid,servers=2",
+    "hybrid,servers=2,update=bounded,staleness=4",
     "zero1,offload=optimizer",
     "zero2,offload=optimizer",
     "zero3,offload=optimizer,precision=bf16",

@@ -40,3 +40,13 @@ def test_ranks_train_a_table_of_servers_as_one_device_does(
         assert found == pytest.approx(losses, rel=1e-12)
         for name, value in rows.items():
             torch.testing.assert_close(state[name], value, rtol=1e-12, atol=0)
+
+
+def test_look_ups_that_may_lack_pushes_train_too(ranks: Callable[..., list[Any]]) -> None:
+    losses, rows = train()
+    for found, state in ranks(2, on_servers, "hybrid,servers=2,update=bounded,staleness=2"):
+        assert found[0] == pytest.approx(losses[0], rel=1e-12)
+        assert found[-1] < losses[0]
+        # All pushes arrive.
+        assert state["steps"] == rows["steps"]
+        torch.testing.assert_close(state["counts"], rows["counts"])

@@ -155,7 +155,7 @@ def _update(plan: Plan) -> str:
             behind = (
                 f"rows of tables may lack the last s steps where they are read ({plan.item('staleness')})"
             )
-            return f"w[t+1] = U(w[t], g[t]) once per step, {_owner(plan)}; {behind}"
+            return f"w[t+1] = U(w[t], g[t]) once per step, {_owner(plan)};\n{behind}"
         case "bounded":
             lead = f"no rank leads the slowest by more than s steps ({plan.item('staleness')})"
             return f"{arriving} ({plan.item('optimizer-on')})\n{lead}"
