@@ -12,7 +12,15 @@ PAGES = sorted((Path(__file__).parents[1] / "docs").glob("messages*.md"))
 
 # What is no sentence of its own, or none that a user has to act upon, with the reason.
 SUMMED = "how gradients are summed and why, in a line that is explained"
+COUNTED = "a word by which refused messages are counted"
 UNSAID = {
+    **dict.fromkeys(
+        (
+            "arena arrays checksum hello incarnation magic meta operation order oversized request storage "
+            "token truncated version worker"
+        ).split(),
+        COUNTED,
+    ),
     "Gloo, because memory cannot be shared": SUMMED,
     "Gloo, because memory cannot be shared on some host": SUMMED,
     "shared memory within each host, a ring across hosts": SUMMED,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 
 from ronde.server.serving.durable import DamagedFile
@@ -17,7 +18,9 @@ from ronde.server.serving.program import Program
 from ronde.server.serving.snapshot import Snapshot
 from ronde.server.table.frozen import FrozenTable, Shape
 
-__all__ = ["Published", "read_program"]
+__all__ = ["Published", "read_dense", "read_program"]
+
+_DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64, "I8": np.int8}
 
 
 class Published:
@@ -121,8 +124,8 @@ def read_dense(path: Path) -> dict[str, Any]:
 def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any]]:
     """(ids, rows, removed ids) of each table in a file."""
     try:
-        arrays = load_file(path)
-    except (OSError, SafetensorError) as error:
+        arrays = _arrays(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
     out: dict[str, tuple[Any, Any, Any]] = {}
     for name, shape in shapes.items():
@@ -132,6 +135,28 @@ def _read(path: Path, shapes: dict[str, Shape]) -> dict[str, tuple[Any, Any, Any
         if not _fit(found, shape):
             raise DamagedFile(f"{path} is damaged: its arrays of table {name} do not fit together")
         out[name] = (found[0], found[1], found[2])
+    return out
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of a safetensors file by name.
+
+    Its own library keeps the interpreter's lock while it reads, 13 ms for 20 MB: no request is answered then.
+    """
+    with open(path, "rb", buffering=0) as file:
+        content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        done = 0
+        while count := file.readinto(content.data[done:]):
+            done += count
+    begin = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    header: dict[str, Any] = json.loads(content[8:begin].tobytes())
+    header.pop("__metadata__", None)
+    out: dict[str, np.ndarray[Any, Any]] = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        out[name] = (
+            content[begin + first : begin + last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        )
     return out
 
 

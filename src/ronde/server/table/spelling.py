@@ -54,7 +54,11 @@ def read_config(told: Any) -> TableConfig:
         for name in _PARTS:
             if fields.get(name) is not None:
                 kind, options = fields[name]
-                fields[name] = _KINDS[kind](**options)
+                # JSON has lists for tuples, and a config must equal itself.
+                given: dict[str, Any] = {
+                    key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+                }
+                fields[name] = _KINDS[kind](**given)
         return TableConfig(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"this is not what a table is made with: {error!r}") from None

@@ -117,8 +117,10 @@ class Service:
                 raise WireError("hello", "this connection has not said hello")
             self._handler.handle(message, self._replier(identity, message))
         except WireError as error:
-            self.refused[error.kind] += 1
-            refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(str(error), error.kind)
+            # A connection says with its hello where its memory is; an earlier server may have had that.
+            kind = "hello" if error.kind == "arena" and identity not in self._arenas else error.kind
+            self.refused[kind] += 1
+            refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(str(error), kind)
             self._send(identity, encode(refusal, self._token))
 
     def _meet(self, identity: bytes, message: Message) -> None:
