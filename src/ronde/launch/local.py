@@ -120,7 +120,7 @@ def _check(job: Job) -> None:
 
 def _goes_on_without(job: Job, death: RankDeath, say_so: Callable[[str], object]) -> bool:
     """Whether the others go on when a rank has died so: where none waits for another, and rank 0 is left."""
-    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).update.is_local:
+    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).is_local:
         return False
     name = signal.Signals(-death.code).name
     say_so(

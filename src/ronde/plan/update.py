@@ -37,10 +37,5 @@ class Update:
     staleness: Annotated[int | None, Spelled("staleness", Integer(at_least=0))] = None
     optimizer_on: Annotated[OptimizerOn, Spelled("optimizer-on", choice(OptimizerOn))] = "worker"
 
-    @property
-    def is_local(self) -> bool:
-        """Whether each rank trains by itself, on servers that it shares with others."""
-        return self.rule in ("async", "bounded", "geo")
-
     def __post_init__(self) -> None:
         check_fields(self)

@@ -42,8 +42,6 @@ def check(plan: Values, world_size: int | None = None, device: str | None = None
 
 def _not_built(plan: Values) -> Iterator[str]:
     for name, built in BUILT.items():
-        if name == "update" and plan.update.rule == "bounded" and _has_tables_on_servers(plan):
-            continue  # built for tables
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
@@ -103,10 +101,11 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction(rule, state, f"state=server,{rule}")
     if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
         yield _contradiction(rule, state, f"state=replicated,{rule}")
-    if plan.update.is_local and plan.compute.micro_batches > 1:
+    if plan.is_local and plan.compute.micro_batches > 1:
         item = plan.item("micro-batches")
         yield _contradiction(rule, item, f"state=server,update=sync,{item}")
-    if plan.update.rule in ("async", "bounded") and plan.update.optimizer_on == "worker":
+    at_servers = plan.update.rule in ("async", "bounded") and not bounds_tables
+    if at_servers and plan.update.optimizer_on == "worker":
         remedy = f"state=server,{rule},optimizer-on=server"
         yield _contradiction("optimizer-on=worker", rule, remedy)
     if plan.compute.precision == "fp16" and plan.state.placement == "server":

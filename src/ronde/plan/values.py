@@ -58,6 +58,14 @@ class Values:
         return tuple(self.item(name) for name, departs in items.items() if departs)
 
     @property
+    def is_local(self) -> bool:
+        """Whether each rank trains by itself, on servers that it shares with others.
+
+        Where these have tables only, ranks step together, and `update=bounded` is about look-ups.
+        """
+        return self.update.rule in ("async", "bounded", "geo") and self.state.placement == "server"
+
+    @property
     def exact(self) -> bool:
         """Whether parameters equal the single-device ones up to floating-point reordering."""
         return not self.inexact_because

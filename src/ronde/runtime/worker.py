@@ -194,7 +194,7 @@ def _session(
         return None
     from ronde.runtime import compute
 
-    if plan.update.is_local:
+    if plan.is_local:
         return _local_view(config, plan, tally, entropy)
     if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
