@@ -55,7 +55,7 @@ def read_config(told: Any) -> TableConfig:
             if fields.get(name) is not None:
                 kind, options = fields[name]
                 # JSON has lists for tuples, and a config must equal itself.
-                given = {
+                given: dict[str, Any] = {
                     key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
                 }
                 fields[name] = _KINDS[kind](**given)
