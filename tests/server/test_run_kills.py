@@ -11,6 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ronde.launch.server_config import ServerConfig
+from ronde.launch.servers import Servers
+from ronde.trace.run_directory import RunDirectory
+
 SCRIPT = """
 import hashlib, torch
 torch.manual_seed(0)
@@ -68,13 +72,34 @@ def test_a_killed_server_changes_nothing(tmp_path: Path) -> None:
     assert words.count("server 1 ended (signal SIGKILL) and was started again") == 2
 
 
-@pytest.mark.parametrize("durability", ["snapshot", pytest.param("none", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("durability", ["snapshot", "none"])
 def test_without_a_log_a_killed_server_ends_the_run(tmp_path: Path, durability: str) -> None:
     code, _, words = run(tmp_path, "--durability", durability, victim="ronde.server.process", after=(3,))
     assert code == 1
     assert (
         f"server 1 ended (signal SIGKILL), and what it had is lost under --durability {durability}" in words
     )
+
+
+def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
+    """As the launcher sees it, with a process of no server's, which ends at once."""
+    config = ServerConfig(
+        index=0, servers=1, endpoint="ipc://@none", token="", workers=1, durability="snapshot"
+    )
+    said: list[str] = []
+    command = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    directory = RunDirectory.create(tmp_path / "run", os.environ)
+    servers = Servers([config], directory, os.environ, said.append, command)
+    servers.start()
+    try:
+        (pid,) = servers.pids
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert "what it had is lost under --durability snapshot" in servers.look()
+    finally:
+        servers.end()
+        directory.release()
+    assert said == []
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,31 @@ def test_a_full_disk_changes_nothing_and_room_mends_it(
     ask(2)
     assert answers[0].operation is Operation.DONE
     assert "again" in said[1]
+    storage.close()
+    assert same(back(tmp_path), made)
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    """The system itself writes a part of a record; what is left is taken off."""
+    made = shard()
+    storage = Storage(tmp_path, made)
+    records = some_records(12)
+    for record in records[:8]:
+        storage.append(record)
+        made.apply(record)
+    log = tmp_path / f"log-{0:012d}"
+    size = log.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
+    try:
+        with pytest.raises(RondeError, match="takes no more"):
+            storage.append(records[8])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.stat().st_size == size
+    for record in records[8:]:
+        storage.append(record)
+        made.apply(record)
     storage.close()
     assert same(back(tmp_path), made)
 

@@ -90,6 +90,7 @@ def change(
         "optimizer": 0,
         "class": "Adam",
         "groups": [{"keys": [server], "options": {"lr": 0.001 * (1 + step % 3)}}],
+        "default": "float32",  # what torch.get_default_dtype() is for the script
         "anew": step == 0,
         "values": [[server, "value", "float32", ELEMENTS]] if sends_value else [],
         "state": [],

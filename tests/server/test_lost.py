@@ -1,0 +1,80 @@
+"""A worker meets a server that came back, with or without the changes that it had confirmed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ronde.server.parameter_server import ParameterServer
+from ronde.server.shard import Shard
+from ronde.server.transport.client import Client, Request, ServerRefused
+from ronde.server.transport.service import Service
+from ronde.server.transport.wire import Operation
+from server.records import shard
+
+TOKEN = bytes(16)
+
+
+@contextlib.contextmanager
+def serving(endpoint: str, state: Shard) -> Iterator[None]:
+    service = Service(endpoint, TOKEN, ParameterServer(state, None, workers=1))
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        service.stop()
+        thread.join()
+        service.close()
+
+
+def add(client: Client, room: np.ndarray) -> Request:
+    """A change whose array lies in shared memory."""
+    values = room.view(np.float32)
+    values[:] = 1
+    meta = {"keys": [0], "sizes": [len(values)], "dtype": "float32", "pull": True}
+    return client.send(0, Operation.ADD, meta, [values], changes=True)
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_a_server_that_came_back(survives: bool) -> None:
+    endpoint = f"ipc://@ronde-test-{os.getpid()}-{os.urandom(3).hex()}"
+    state = shard()
+    with serving(endpoint, state):
+        client = Client([endpoint], TOKEN, timeout=60)
+        room = client.room(400)
+        client.wait([add(client, room)])
+    try:
+        with serving(endpoint, state if survives else shard()):
+            request = add(client, room)
+            if survives:
+                assert client.wait([request])[0].arrays[0][0] == 2
+            else:
+                with pytest.raises(ServerRefused, match="without 1 changes that it had confirmed"):
+                    client.wait([request])
+    finally:
+        client.close()
+
+
+def test_an_answer_is_written_to_shared_memory_once() -> None:
+    """Asked again, it must not be: the worker may use that memory for something else by then."""
+    endpoint = f"ipc://@ronde-test-{os.getpid()}-{os.urandom(3).hex()}"
+    with serving(endpoint, shard()):
+        client = Client([endpoint], TOKEN, timeout=60)
+        try:
+            client.wait([add(client, client.room(400))])
+            into = client.room(400)
+            request = client.send(0, Operation.PULL, {"keys": [0], **client.into(into)})
+            client.wait([request])
+            assert (into.view(np.float32) == 1).all()
+            into[:] = 7
+            client._ask(request)
+            client.wait([client.send(0, Operation.STATUS)])  # the answer to what was asked before is here too
+            assert (into == 7).all()
+        finally:
+            client.close()
