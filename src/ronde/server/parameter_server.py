@@ -13,13 +13,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from ronde.errors import RondeError
 from ronde.server.record import Record
 from ronde.server.shard import Shard
 from ronde.server.transport.service import Reply
 from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
+
+# Answers that wait for their time; each holds a message.
+_MOST_DEFERRED = 65_536
 
 Rule = Literal["sync", "async", "bounded"]
 
@@ -106,6 +108,8 @@ class ParameterServer:
     def _administer(self, message: Message, reply: Reply) -> None:
         if message.operation is Operation.STOP:
             self._on_stop()
+        elif message.operation is not Operation.STATUS and not 0 <= message.worker < self._workers:
+            raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
         elif message.operation is Operation.LEAVE:
             self._left.add(message.worker)
             self._wake()
@@ -156,15 +160,18 @@ class ParameterServer:
         refusal = ""
         try:
             self.shard.apply(record)
-        except (RondeError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # it is in the log, and fails again with every restart: nobody dies of it
             refusal = f"{messages[0].operation.name.lower()}: {error}"
         self.counts.applied += 1
         for message, reply in together:
             self._clocks[message.worker] = max(message.clock, self._clocks.get(message.worker, 0))
             if refusal:
                 reply(message.refuse(refusal, "failed"))
-            else:
+                continue
+            try:
                 self._answer_when_due(message, reply)
+            except WireError as error:
+                reply(message.refuse(str(error), "failed"))
         self._wake()
 
     def _forget(self, messages: list[Message]) -> None:
@@ -177,6 +184,8 @@ class ParameterServer:
             self._deferred.pop((message.worker, message.request), None)
             self._answer(message, reply)
         else:
+            if len(self._deferred) >= _MOST_DEFERRED:
+                raise WireError("deferred", f"{len(self._deferred)} requests wait already")
             self._deferred[message.worker, message.request] = message, reply
 
     def _answer(self, message: Message, reply: Reply) -> None:

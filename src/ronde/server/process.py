@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ def serve(config: ServerConfig) -> None:
         UsageError: it cannot listen at its endpoint.
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
-    about = {"server": config.index, "servers": config.servers, "started": config.started}
+    about: dict[str, Any] = {"server": config.index, "servers": config.servers, "started": config.started}
     server = ParameterServer(
         shard,
         None,
@@ -40,6 +41,7 @@ def serve(config: ServerConfig) -> None:
         on_stop=lambda: service.stop(),
     )
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
+    about["refused"] = service.refused  # as it is whenever somebody asks
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tell(

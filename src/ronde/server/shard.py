@@ -11,8 +11,6 @@ from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Shard"]
 
-_NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError)
-
 
 class Shard:
     """A state machine: its state is what its records have made of it.
@@ -42,10 +40,8 @@ class Shard:
         operation = messages[0].operation
         try:
             meta, arrays = self._changes[operation].combine(messages)
-        except _NONSENSE as error:
-            raise WireError("request", f"{operation.name.lower()}: {_said(error)}") from None
-        except RondeError as error:
-            raise WireError("request", str(error)) from None
+        except Exception as error:  # it came from the wire: nothing in it ends a server
+            raise _nonsense(operation, error) from None
         return Record(operation, meta, arrays, {each.worker: each.sequence for each in messages})
 
     def apply(self, record: Record) -> None:
@@ -92,9 +88,12 @@ class Shard:
     def _asked(self, ask: Any, message: Message) -> Answer:
         try:
             return ask(message)
-        except _NONSENSE as error:
-            raise WireError("request", f"{message.operation.name.lower()}: {_said(error)}") from None
+        except Exception as error:
+            raise _nonsense(message.operation, error) from None
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__} {error}"[:300]
+def _nonsense(operation: Operation, error: Exception) -> WireError:
+    if isinstance(error, WireError):
+        return error
+    said = str(error) if isinstance(error, RondeError) else f"{type(error).__name__} {error}"
+    return WireError("request", f"{operation.name.lower()}: {said}"[:300])

@@ -6,6 +6,7 @@ that was killed and started again is waited for, and finds whatever it had not a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -17,7 +18,7 @@ import zmq
 
 from ronde.errors import PeerLost, RondeError
 from ronde.server.transport.arena import OwnArena
-from ronde.server.transport.wire import Message, Operation, WireError, decode, encode
+from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Operation, WireError, decode, encode
 
 __all__ = ["Client", "Request", "ServerRefused"]
 
@@ -27,7 +28,18 @@ _SLICE_MS = 20
 _FIRST_PATIENCE_S = 1.0
 _LAST_PATIENCE_S = 5.0
 # Refusals after which the same request may well be accepted.
-_AGAIN = ("hello", "order", "checksum", "truncated", "magic", "version", "meta", "operation", "oversized")
+_AGAIN = (
+    "token",
+    "hello",
+    "order",
+    "checksum",
+    "truncated",
+    "magic",
+    "version",
+    "meta",
+    "operation",
+    "oversized",
+)
 _MOST_AGAIN = 20
 
 
@@ -60,6 +72,7 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
+        silence: seconds without a word from a server that was asked, after which it is connected to anew.
 
     Raises:
         PeerLost: a server did not come within the timeout.
@@ -74,6 +87,7 @@ class Client:
         workers: int = 1,
         incarnation: int = 0,
         timeout: float = 1800.0,
+        silence: float = 5.0,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
@@ -82,6 +96,9 @@ class Client:
         self._token = token
         self._incarnation = incarnation
         self._timeout = timeout
+        self._silence = silence
+        # For each server since when a question for its state has had no answer.
+        self._asked_state: list[float | None] = [None] * len(self.endpoints)
         self._lock = threading.RLock()
         self._context = zmq.Context()
         self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
@@ -207,6 +224,7 @@ class Client:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVTIMEO, _SLICE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         socket.connect(endpoint)
@@ -228,9 +246,34 @@ class Client:
         for request in list(self._waiting.values()):
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
-                self._ask(request)
+                if not self._reconnect_if_silent(request.server, now):
+                    self._ask(request)
+                    self._say(request.server, Operation.STATUS, {})
+
+    def _reconnect_if_silent(self, server: int, now: float) -> bool:
+        """A length that was damaged on its way makes the other end wait for what never comes.
+
+        A server that lives answers at least the question for its state.
+        """
+        if self._asked_state[server] is None:
+            self._asked_state[server] = now
+            return False
+        if now - self._asked_state[server] < self._silence:
+            return False
+        self._poller.unregister(self._sockets[server])
+        self._sockets[server].close(linger=0)
+        self._sockets[server] = self._connect(self.endpoints[server])
+        self._poller.register(self._sockets[server], zmq.POLLIN)
+        self._asked_state[server] = None
+        self._introduce(server)
+        self._ask_all_again(server)
+        return True
 
     def _receive(self, timeout_ms: int) -> None:
+        if len(self._sockets) == 1 and timeout_ms:  # one call less than to poll first
+            with contextlib.suppress(zmq.Again):
+                self._take(0, self._sockets[0].recv_multipart(copy=False))
+            return
         for socket, _ in self._poller.poll(timeout_ms):
             server = self._sockets.index(socket)
             while True:
@@ -241,17 +284,30 @@ class Client:
                 self._take(server, frames)
 
     def _take(self, server: int, frames: list[Any]) -> None:
+        self._asked_state[server] = None
         try:
             answer = decode(frames, self._token, arena=self.arena)
-        except WireError:
-            return  # damaged on its way: it is asked for again
+        except WireError as error:
+            answer = _refusal_of_stranger(frames) if error.kind == "token" else None
+            if answer is None:
+                return  # damaged on its way: it is asked for again
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice
-        if answer.operation is Operation.REFUSED and self._may_ask_again(request, answer):
-            return
+        if answer.operation is Operation.REFUSED:
+            if self._may_ask_again(request, answer):
+                return
+            self._not_made(request, answer)
         del self._waiting[answer.request]
         request.answer = answer
+
+    def _not_made(self, request: Request, refusal: Message) -> None:
+        """The server has not counted this change, so the next one takes its number."""
+        if (
+            refusal.meta.get("kind") != "failed"
+            and request.message.sequence == self._sequences[request.server]
+        ):
+            self._sequences[request.server] -= bool(request.message.sequence)
 
     def _may_ask_again(self, request: Request, answer: Message) -> bool:
         request.refusals += 1
@@ -272,12 +328,22 @@ class Client:
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""
+        self._say(server, Operation.HELLO, self._hello())
+
+    def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
+        """Send what no one waits for an answer to."""
         self._count += 1
-        hello = Message(
-            Operation.HELLO,
-            self._hello(),
-            worker=self.worker,
-            incarnation=self._incarnation,
-            request=self._count,
+        said = Message(
+            operation, meta, worker=self.worker, incarnation=self._incarnation, request=self._count
         )
-        self._sockets[server].send_multipart(encode(hello, self._token), copy=False)
+        self._sockets[server].send_multipart(encode(said, self._token), copy=False)
+
+
+def _refusal_of_stranger(frames: list[Any]) -> Message | None:
+    """What a server says that has not seen the run's token in a message, or not whole."""
+    try:
+        answer = decode(frames, NO_TOKEN)
+    except WireError:
+        return None
+    known = answer.operation is Operation.REFUSED and answer.meta.get("kind") in BEFORE_TOKEN
+    return answer if known else None
