@@ -9,10 +9,12 @@ from collections.abc import Mapping, MutableMapping
 
 from ronde.errors import UsageError
 
-__all__ = ["SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token"]
+__all__ = ["SERVERS_KEY", "SERVER_KEY", "TOKEN_KEY", "ServerConfig", "local_endpoint", "read_token"]
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
 TOKEN_KEY = "RONDE_SERVER_TOKEN"
+#: Where servers listen, with commas between; `ronde run --native` sets it for the program.
+SERVERS_KEY = "RONDE_SERVERS"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ together: gradients are added in the order of ranks, and divided by their number
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,14 @@ def tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
     """A copy, of an array as `array_of` makes it."""
     raw = torch.from_numpy(np.array(array).reshape(-1))
     return raw.view(dtype) if dtype in _AS_BYTES else raw.to(dtype)
+
+
+def _seen_as(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    """The same memory, which is not written to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to
+        raw = torch.from_numpy(array.reshape(-1))
+    return raw.view(dtype) if dtype in _AS_BYTES else raw
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,7 +99,9 @@ class DenseShard:
                 for message in messages:
                     check_parts(message, self._values, adds=first.operation is Operation.ADD)
                 counted = messages[:1] if first.operation is Operation.INIT else messages
-                return first.meta, [array_of(_sum(counted))]
+                # What one worker sends stays as it is until it is answered: it need not be copied.
+                alone = len(counted) == 1
+                return first.meta, [counted[0].arrays[0] if alone else array_of(_sum(counted))]
             case Operation.PUSH_STEP:
                 check_same(messages, "keys", "sizes", "dtype", "optimizer", "class", "options")
                 for message in messages:
@@ -173,12 +184,12 @@ class DenseShard:
     def _write(self, record: Record) -> None:
         """Values are set where there are none (INIT), set (PUSH), or added to (ADD)."""
         meta = record.meta
-        came = tensor_of(record.arrays[0], _DTYPES[meta["dtype"]])
+        came = _seen_as(record.arrays[0], _DTYPES[meta["dtype"]])
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
             held = self._values.get(key)
             other = held is None or held.numel() != part.numel() or held.dtype != part.dtype
             if held is None or (other and record.operation is Operation.PUSH):
-                self._values[key] = part
+                self._values[key] = part.clone()
             elif record.operation is Operation.PUSH:
                 held.copy_(part)
             elif record.operation is Operation.ADD:
@@ -280,8 +291,7 @@ def _sum(messages: Sequence[Message]) -> torch.Tensor:
     dtype = _DTYPES[first.meta["dtype"]]
     summed = tensor_of(first.arrays[0], dtype)
     for message in messages[1:]:
-        theirs = torch.from_numpy(message.arrays[0].reshape(-1))
-        summed.add_(theirs.view(dtype) if dtype in _AS_BYTES else theirs)
+        summed.add_(_seen_as(message.arrays[0], dtype))
     return summed
 
 

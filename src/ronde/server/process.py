@@ -30,7 +30,12 @@ def serve(config: ServerConfig) -> None:
         UsageError: it cannot listen at its endpoint.
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
-    about: dict[str, Any] = {"server": config.index, "servers": config.servers, "started": config.started}
+    about: dict[str, Any] = {
+        "server": config.index,
+        "servers": config.servers,
+        "started": config.started,
+        "update": config.update,
+    }
     server = ParameterServer(
         shard,
         None,

@@ -236,7 +236,11 @@ class Client:
             hello["arena"] = self.arena.described
         return hello
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: Request, *, again: bool = False) -> None:
+        if again and "into" in request.message.meta:
+            # The second answer may come when that memory is used for something else: it comes as a frame.
+            meta = {name: value for name, value in request.message.meta.items() if name != "into"}
+            request.message = dataclasses.replace(request.message, meta=meta)
         request.asked_at = time.monotonic()
         frames = encode(request.message, self._token, self.arena)
         self._sockets[request.server].send_multipart(frames, copy=False)
@@ -247,7 +251,7 @@ class Client:
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
                 if not self._reconnect_if_silent(request.server, now):
-                    self._ask(request)
+                    self._ask(request, again=True)
                     self._say(request.server, Operation.STATUS, {})
 
     def _reconnect_if_silent(self, server: int, now: float) -> bool:
@@ -255,10 +259,11 @@ class Client:
 
         A server that lives answers at least the question for its state.
         """
-        if self._asked_state[server] is None:
+        since = self._asked_state[server]
+        if since is None:
             self._asked_state[server] = now
             return False
-        if now - self._asked_state[server] < self._silence:
+        if now - since < self._silence:
             return False
         self._poller.unregister(self._sockets[server])
         self._sockets[server].close(linger=0)
@@ -318,13 +323,13 @@ class Client:
         if answer.meta.get("kind") in ("hello", "order"):
             self._ask_all_again(request.server)
         else:
-            self._ask(request)
+            self._ask(request, again=True)
         return True
 
     def _ask_all_again(self, server: int) -> None:
         """In the order in which they were asked first, which is that of their sequences."""
         for request in [each for each in self._waiting.values() if each.server == server]:
-            self._ask(request)
+            self._ask(request, again=True)
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""

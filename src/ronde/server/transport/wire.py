@@ -1,9 +1,9 @@
 """Messages between workers and servers, as frames: a fixed header, a JSON object, then arrays.
 
 Nothing that comes from the wire is unpickled. Frame 0 is little-endian: magic, version, operation, worker,
-incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1 tells
-the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory that
-both ends share.
+incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1
+tells the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory
+that both ends share.
 """
 
 from __future__ import annotations
@@ -281,7 +281,8 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
 def _bytes_of(array: Array) -> memoryview:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    raw: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(raw) if array.size else memoryview(b"")
 
 
 def _checksum(head: Any, meta: Any, frames: Sequence[Any]) -> int:
