@@ -25,8 +25,6 @@ __all__ = ["Client", "Request", "ServerRefused"]
 Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
-_FIRST_PATIENCE_S = 1.0
-_LAST_PATIENCE_S = 5.0
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -59,7 +57,7 @@ class Request:
     message: Message
     answer: Message | None = None
     asked_at: float = 0.0
-    patience: float = _FIRST_PATIENCE_S
+    patience: float = 1.0
     refusals: int = 0
 
 
@@ -72,6 +70,7 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
+        patience: seconds after which what is not answered is asked again; they double up to five times.
         silence: seconds without a word from a server that was asked, after which it is connected to anew.
 
     Raises:
@@ -88,6 +87,7 @@ class Client:
         incarnation: int = 0,
         timeout: float = 1800.0,
         silence: float = 5.0,
+        patience: float = 1.0,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
@@ -96,7 +96,7 @@ class Client:
         self._token = token
         self._incarnation = incarnation
         self._timeout = timeout
-        self._silence = silence
+        self._silence, self._patience = silence, patience
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
         self._lock = threading.RLock()
@@ -108,8 +108,13 @@ class Client:
         self._waiting: dict[int, Request] = {}
         self._count = 0
         self._greetings: list[Message] = []
-        greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
-        self._greetings = self.wait(greeted)
+        self._sequences = [0] * self.servers
+        try:
+            greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
+            self._greetings = self.wait(greeted)
+        except BaseException:
+            self.close()
+            raise
         self._sequences = [int(each.meta.get("sequence", 0)) for each in self._greetings]
 
     @property
@@ -150,7 +155,7 @@ class Client:
                 clock,
                 self._count,
             )
-            request = Request(server, message)
+            request = Request(server, message, patience=self._patience)
             self._waiting[self._count] = request
             self._ask(request)
             return request
@@ -249,7 +254,7 @@ class Client:
         now = time.monotonic()
         for request in list(self._waiting.values()):
             if now - request.asked_at > request.patience:
-                request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
+                request.patience = min(2 * request.patience, 5 * self._patience)
                 if not self._reconnect_if_silent(request.server, now):
                     self._ask(request, again=True)
                     self._say(request.server, Operation.STATUS, {})
