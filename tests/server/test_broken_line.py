@@ -16,7 +16,7 @@ from ronde.server.dense import array_of, tensor_of
 from ronde.server.transport.client import Client
 from ronde.server.transport.wire import Operation
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(60)
 
 
 class BrokenLine:
@@ -96,7 +96,7 @@ def test_training_over_a_broken_line_ends_with_the_right_numbers(seed: int) -> N
     meta = {"keys": [1], "sizes": [500], "dtype": "float32"}
     told = {"optimizer": 0, "class": "Adam", "options": {"lr": 0.1}, "pull": True}
     with process("tcp://127.0.0.1:*") as endpoint, line(endpoint, seed) as broken:
-        client = Client([broken.endpoint], bytes.fromhex(TOKEN), silence=0.3, timeout=60, patience=0.1)
+        client = Client([broken.endpoint], bytes.fromhex(TOKEN), silence=0.3, timeout=20, patience=0.1)
         client.wait([client.send(0, Operation.INIT, meta, [array_of(torch.zeros(500))], changes=True)])
         for _ in range(100):
             gradient = torch.randn(500, generator=generator)

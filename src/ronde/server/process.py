@@ -23,8 +23,11 @@ __all__ = ["main", "serve"]
 _RULES: dict[str, Rule] = {"sync": "sync", "async": "async", "bounded": "bounded", "geo": "async"}
 
 
-def serve(config: ServerConfig) -> None:
+def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     """Listen and answer until SIGTERM comes, or a worker says that it is over.
+
+    Args:
+        by_hand: Ctrl-C is for this process; else it is for the ranks, and servers end after them.
 
     Raises:
         UsageError: it cannot listen at its endpoint.
@@ -48,7 +51,7 @@ def serve(config: ServerConfig) -> None:
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
     about["refused"] = service.refused  # as it is whenever somebody asks
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, (lambda *_: service.stop()) if by_hand else signal.SIG_IGN)
     _tell(
         f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} workers"
     )
