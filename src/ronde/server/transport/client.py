@@ -248,7 +248,7 @@ class Client:
             request.message = dataclasses.replace(request.message, meta=meta)
         request.asked_at = time.monotonic()
         frames = encode(request.message, self._token, self.arena)
-        self._sockets[request.server].send_multipart(frames, copy=False)
+        self._post(request.server, frames)
 
     def _ask_again(self) -> None:
         now = time.monotonic()
@@ -270,11 +270,7 @@ class Client:
             return False
         if now - since < self._silence:
             return False
-        self._poller.unregister(self._sockets[server])
-        self._sockets[server].close(linger=0)
-        self._sockets[server] = self._connect(self.endpoints[server])
-        self._poller.register(self._sockets[server], zmq.POLLIN)
-        self._asked_state[server] = None
+        self._connect_anew(server)
         self._introduce(server)
         self._ask_all_again(server)
         return True
@@ -292,6 +288,25 @@ class Client:
                 except zmq.Again:
                     break
                 self._take(server, frames)
+
+    def _connect_anew(self, server: int) -> None:
+        self._poller.unregister(self._sockets[server])
+        self._sockets[server].close(linger=0)
+        self._sockets[server] = self._connect(self.endpoints[server])
+        self._poller.register(self._sockets[server], zmq.POLLIN)
+        self._asked_state[server] = None
+
+    def _post(self, server: int, frames: list[Any]) -> None:
+        """Send without waiting.
+
+        ZeroMQ gives a connection up for good when the other end does not speak its protocol, as it seems
+        where a line is broken; then there is nowhere to send to.
+        """
+        try:
+            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._connect_anew(server)
+            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def _take(self, server: int, frames: list[Any]) -> None:
         self._asked_state[server] = None
@@ -346,7 +361,7 @@ class Client:
         said = Message(
             operation, meta, worker=self.worker, incarnation=self._incarnation, request=self._count
         )
-        self._sockets[server].send_multipart(encode(said, self._token), copy=False)
+        self._post(server, encode(said, self._token))
 
 
 def _refusal_of_stranger(frames: list[Any]) -> Message | None:
