@@ -14,6 +14,7 @@ from ronde.plan import Plan
 def test_the_public_names_are_these():
     assert sorted(ronde.__all__) == [
         "EmbeddingTable",
+        "KVStore",
         "Plan",
         "__version__",
         "deferred",
@@ -34,7 +35,8 @@ def test_names_are_found_on_first_use():
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(
-        AttributeError, match="has no attribute 'plam'; it has EmbeddingTable, Plan, __version__, deferred"
+        AttributeError,
+        match="has no attribute 'plam'; it has EmbeddingTable, KVStore, Plan, __version__, deferred",
     ):
         _ = ronde.plam  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from ronde.runtime.api import deferred, init, is_main, prepare, rank, world_size
     from ronde.server import table
     from ronde.server.embedding_table import EmbeddingTable
+    from ronde.server.kv_store import KVStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EmbeddingTable",
+    "KVStore",
     "Plan",
     "__version__",
     "deferred",
@@ -35,6 +37,7 @@ __all__ = [
 _ROOMS = {"launch": "ronde.launch", "table": "ronde.server.table"}
 _HOMES = {
     "EmbeddingTable": "ronde.server.embedding_table",
+    "KVStore": "ronde.server.kv_store",
     "Plan": "ronde.plan",
     "deferred": "ronde.runtime.api",
     "init": "ronde.runtime.api",

@@ -70,6 +70,12 @@ COMMANDS = (
         help="Show what a plan means.",
     ),
     Command(
+        name="server",
+        module="ronde.cli.server",
+        attribute="server",
+        help="Start one parameter server by hand.",
+    ),
+    Command(
         name="bench",
         module="ronde.cli.bench",
         attribute="bench",

@@ -112,6 +112,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     count = _count(ranks, devices, place)
     endpoints = _endpoints(servers)
     kept, sync = read_durability(durability)
+    if native and servers is not None and plan == "ddp":
+        plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]

@@ -8,6 +8,7 @@ a container by default, sets no limit; and on machines with several memory nodes
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -63,16 +64,22 @@ def share(
     return parts, [pid for pid, _, _ in places]
 
 
-def reserve(nbytes: int) -> int:
+def reserve(nbytes: int, *, sealed: bool = False) -> int:
     """The descriptor of anonymous memory that is there: a later write into it cannot fail.
+
+    Args:
+        sealed: nobody can make it smaller, which would kill another process that looks at it.
 
     Raises:
         OSError: when there is not enough.
     """
-    descriptor = os.memfd_create("ronde")
+    flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0)
+    descriptor = os.memfd_create("ronde", flags)
     try:
         for start in range(0, nbytes, _FALLOCATE_STEP):
             os.posix_fallocate(descriptor, start, min(_FALLOCATE_STEP, nbytes - start))
+        if sealed:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     except OSError:
         os.close(descriptor)
         raise

@@ -11,6 +11,7 @@ from ronde.errors import UsageError
 from ronde.plan import Plan
 
 __all__ = [
+    "SERVERS_KEY",
     "SERVER_KEY",
     "TOKEN_KEY",
     "ServerConfig",
@@ -22,6 +23,8 @@ __all__ = [
 
 SERVER_KEY = "RONDE_SERVER_CONFIG"
 TOKEN_KEY = "RONDE_SERVER_TOKEN"
+#: Where servers listen, with commas between; `ronde run --native` sets it for the program.
+SERVERS_KEY = "RONDE_SERVERS"
 
 DURABILITIES = ("log", "snapshot", "none")
 SYNCS = ("always", "group", "never")

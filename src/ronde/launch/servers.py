@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ronde.cluster.environment import hidden_from_script
 from ronde.errors import LaunchError
+from ronde.launch.allocator import keeping_memory
 from ronde.launch.linux_process import bind_to_parent, load_prctl
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.launch.server_config import SERVER_KEY, ServerConfig
@@ -57,6 +58,7 @@ class Servers:
         self._say = say
         hidden = hidden_from_script(environment)
         self._environment = {name: value for name, value in environment.items() if name not in hidden}
+        self._environment.update(keeping_memory(self._environment))
         self._environment[RUN_ID_KEY] = directory.run_id
         self._environment.setdefault("OMP_NUM_THREADS", "1")  # they share the cores with the ranks
         self._configs = list(configs)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.server_config import SERVERS_KEY, TOKEN_KEY
 
 __all__ = ["torchrun_environment"]
 
 
 def torchrun_environment(config: RankConfig) -> dict[str, str]:
-    """What torchrun sets for a script that distributes its work itself."""
+    """What torchrun sets for a script that distributes its work itself, and where its `ronde.KVStore` finds
+    servers.
+    """
     # Under torchrun the agent's store is there already, and rank 0 must not open another on its port.
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if config.store.startswith("tcp://") else {}
+    servers = (
+        {SERVERS_KEY: ",".join(config.servers), TOKEN_KEY: config.server_token} if config.servers else {}
+    )
     return {
         **agent,
         "RANK": str(config.rank),
@@ -20,4 +26,5 @@ def torchrun_environment(config: RankConfig) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": config.master_address,
         "MASTER_PORT": str(config.master_port),
+        **servers,
     }

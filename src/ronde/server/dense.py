@@ -7,6 +7,7 @@ together: gradients are added in the order of ranks, and divided by their number
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,22 +15,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from ronde.server.dense_checks import (
+    DTYPES,
+    STEPPED,
+    check_answer,
+    check_parts,
+    check_push_step,
+    check_rows,
+    check_same,
+    check_scale,
+    check_step,
+)
 from ronde.server.record import Answer, Array, Record
 from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of"]
 
-STEPPED = (
-    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Adadelta", "ASGD", "Rprop",
-)  # fmt: skip
-"""Classes of torch.optim that a server runs: those that update every element by itself."""
-
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
-}
+_DTYPES = DTYPES
 # numpy has no bfloat16: its bytes travel.
 _AS_BYTES = (torch.bfloat16,)
+_PUSHES = (Operation.PUSH, Operation.ADD, Operation.INIT, Operation.PUSH_STEP)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
@@ -42,6 +47,14 @@ def tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
     """A copy, of an array as `array_of` makes it."""
     raw = torch.from_numpy(np.array(array).reshape(-1))
     return raw.view(dtype) if dtype in _AS_BYTES else raw.to(dtype)
+
+
+def _seen_as(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    """The same memory, which is not written to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to
+        raw = torch.from_numpy(array.reshape(-1))
+    return raw.view(dtype) if dtype in _AS_BYTES else raw
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,9 +77,10 @@ class DenseShard:
             Operation.INIT,
             Operation.PUSH,
             Operation.ADD,
+            Operation.PUSH_STEP,
         }
     )
-    reads = frozenset({Operation.GRADIENTS, Operation.OPTIMIZER_STATE, Operation.PULL})
+    reads = frozenset({Operation.GRADIENTS, Operation.OPTIMIZER_STATE, Operation.PULL, Operation.PULL_ROWS})
 
     def __init__(self) -> None:
         self._values: dict[int, torch.Tensor] = {}
@@ -77,15 +91,31 @@ class DenseShard:
         first = messages[0]
         match first.operation:
             case Operation.ADD_GRADIENTS:
+                check_same(messages, "keys", "sizes", "dtype", "fresh")
+                for message in messages:
+                    check_parts(message, self._gradients, adds=True, floating=True)
                 return first.meta, [array_of(_sum(messages).div_(len(messages)))]
-            case Operation.PUSH | Operation.ADD:
+            case Operation.PUSH | Operation.ADD | Operation.INIT:
+                check_same(messages, "keys", "sizes", "dtype")
+                for message in messages:
+                    check_parts(message, self._values, adds=first.operation is Operation.ADD)
+                counted = messages[:1] if first.operation is Operation.INIT else messages
+                # What one worker sends stays as it is until it is answered: it need not be copied.
+                alone = len(counted) == 1
+                return first.meta, [counted[0].arrays[0] if alone else array_of(_sum(counted))]
+            case Operation.PUSH_STEP:
+                check_same(messages, "keys", "sizes", "dtype", "optimizer", "class", "options")
+                for message in messages:
+                    check_push_step(message, self._values)
                 return first.meta, [array_of(_sum(messages))]
-            case Operation.INIT:
-                return first.meta, [array_of(_sum(messages[:1]))]
             case Operation.STEP:
-                return _joined(messages)
+                meta, arrays = _joined(messages)
+                cut = len(meta["values"])
+                check_step(meta, self._values, self._gradients, arrays[:cut], arrays[cut:])
+                return meta, arrays
             case _:
-                float(first.meta["factor"])
+                check_same(messages, "keys")
+                check_scale(first.meta, self._gradients)
                 return first.meta, []
 
     def apply(self, record: Record) -> None:
@@ -94,6 +124,8 @@ class DenseShard:
                 self._add(record.meta, record.arrays[0])
             case Operation.INIT | Operation.PUSH | Operation.ADD:
                 self._write(record)
+            case Operation.PUSH_STEP:
+                self._push_step(record.meta, record.arrays[0])
             case Operation.SCALE_GRADIENTS:
                 for key in record.meta["keys"]:
                     self._gradients[key].mul_(record.meta["factor"])
@@ -104,17 +136,19 @@ class DenseShard:
         match message.operation:
             case Operation.STEP:
                 keys = [key for group in message.meta["groups"] for key in group["keys"]]
-            case Operation.PUSH | Operation.ADD | Operation.INIT if message.meta.get("pull"):
+            case _ if message.operation in _PUSHES and message.meta.get("pull"):
                 keys = message.meta["keys"]
             case _:
                 return {}, []
-        return {}, [array_of(flat) for flat in _laid_out([self._values[key] for key in keys])]
+        return _told(self._values, keys)
 
     def read(self, message: Message) -> Answer:
         if message.operation in (Operation.GRADIENTS, Operation.PULL):
             home = self._gradients if message.operation is Operation.GRADIENTS else self._values
-            found = [home[key] for key in message.meta["keys"]]
-            return {}, [array_of(flat) for flat in _laid_out(found)]
+            return _told(home, message.meta["keys"])
+        if message.operation is Operation.PULL_ROWS:
+            rows, numbers = check_rows(message, self._values)
+            return {}, [array_of(rows.index_select(0, numbers))]
         stepped = self._optimizers[message.meta["optimizer"]]
         entries: list[list[Any]] = []
         arrays: list[Array] = []
@@ -151,11 +185,12 @@ class DenseShard:
     def _write(self, record: Record) -> None:
         """Values are set where there are none (INIT), set (PUSH), or added to (ADD)."""
         meta = record.meta
-        came = tensor_of(record.arrays[0], _DTYPES[meta["dtype"]])
+        came = _seen_as(record.arrays[0], _DTYPES[meta["dtype"]])
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
             held = self._values.get(key)
-            if held is None or (record.operation is Operation.PUSH and held.numel() != part.numel()):
-                self._values[key] = part
+            other = held is None or held.numel() != part.numel() or held.dtype != part.dtype
+            if held is None or (other and record.operation is Operation.PUSH):
+                self._values[key] = part.clone()
             elif record.operation is Operation.PUSH:
                 held.copy_(part)
             elif record.operation is Operation.ADD:
@@ -172,6 +207,20 @@ class DenseShard:
                 self._gradients[key] = part
             else:
                 held.add_(part)
+
+    @torch.no_grad()
+    def _push_step(self, meta: dict[str, Any], array: Array) -> None:
+        """A step by the sum of what workers pushed."""
+        keys = meta["keys"]
+        stepped = self._stepped(meta["optimizer"], meta["class"], keys)
+        self._take_groups(stepped, [{"keys": keys, "options": meta["options"]}])
+        values = [self._values[key] for key in keys]
+        gradients = tensor_of(array, _DTYPES[meta["dtype"]]).split(meta["sizes"])
+        for value, gradient in zip(values, gradients, strict=True):
+            value.grad = gradient
+        stepped.torch_optimizer.step()
+        for value in values:
+            value.grad = None
 
     @torch.no_grad()
     def _step(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
@@ -249,21 +298,12 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _sum(messages: Sequence[Message]) -> torch.Tensor:
-    """Over workers, added in their order."""
+    """Over workers, added in their order; what they push has been looked at."""
     first = messages[0]
     dtype = _DTYPES[first.meta["dtype"]]
-    total = int(sum(first.meta["sizes"]))
-    if len(first.meta["keys"]) != len(first.meta["sizes"]):
-        raise ValueError("a size for each key")
     summed = tensor_of(first.arrays[0], dtype)
-    for message in messages:
-        if message.meta["keys"] != first.meta["keys"] or message.meta["dtype"] != first.meta["dtype"]:
-            raise ValueError(f"worker {message.worker} pushes other keys")
-        if message.arrays[0].nbytes != total * dtype.itemsize:
-            raise ValueError(f"{message.arrays[0].nbytes} bytes are not {total} elements of {dtype}")
-        if message is not first:
-            theirs = torch.from_numpy(message.arrays[0].reshape(-1))
-            summed.add_(theirs.view(dtype) if dtype in _AS_BYTES else theirs)
+    for message in messages[1:]:
+        summed.add_(_seen_as(message.arrays[0], dtype))
     return summed
 
 
@@ -296,6 +336,13 @@ def _joined(messages: Sequence[Message]) -> Answer:
                 of_state.append(next(arrays))
     meta = {name: first[name] for name in ("optimizer", "class", "groups", "anew", "default")}
     return {**meta, "values": values, "state": state}, [*of_values, *of_state]
+
+
+def _told(home: dict[int, torch.Tensor], keys: Sequence[int]) -> Answer:
+    """Values of these keys."""
+    found = [home[key] for key in keys]
+    check_answer(found)
+    return {}, [array_of(flat) for flat in _laid_out(found)]
 
 
 def _laid_out(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

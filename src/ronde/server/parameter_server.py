@@ -16,11 +16,14 @@ from typing import Any, Literal, Protocol
 from ronde.errors import RondeError
 from ronde.server.presence import Presence
 from ronde.server.record import Record
-from ronde.server.shard import FAILURES, Shard
+from ronde.server.shard import Shard
 from ronde.server.transport.service import Reply
 from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
+
+# Answers that wait for their time; each holds a message.
+_MOST_DEFERRED = 65_536
 
 Rule = Literal["sync", "async", "bounded"]
 
@@ -133,6 +136,8 @@ class ParameterServer:
     def _administer(self, message: Message, reply: Reply) -> None:
         if message.operation is Operation.STOP:
             self._on_stop()
+        elif message.operation is not Operation.STATUS and not 0 <= message.worker < self._workers:
+            raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
         elif message.operation is Operation.LEAVE:
             self._presence.left(message.worker)
             self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
@@ -191,8 +196,11 @@ class ParameterServer:
         for message, reply in together:
             if refusal:
                 reply(message.refuse(refusal, "failed"))
-            else:
+                continue
+            try:
                 self._answer_when_due(message, reply)
+            except WireError as error:
+                reply(message.refuse(str(error), "failed"))
         self._wake()
 
     def _write_and_apply(self, record: Record) -> str:
@@ -208,7 +216,7 @@ class ParameterServer:
                 raise WireError("storage", str(error)) from None
         try:
             self.shard.apply(record)
-        except FAILURES as error:
+        except Exception as error:  # it is in the log, and fails again with every restart: nobody dies of it
             return f"{record.operation.name.lower()}: {error}"
         return ""
 
@@ -222,6 +230,8 @@ class ParameterServer:
             self._deferred.pop((message.worker, message.request), None)
             self._answer(message, reply)
         else:
+            if len(self._deferred) >= _MOST_DEFERRED:
+                raise WireError("deferred", f"{len(self._deferred)} requests wait already")
             self._deferred[message.worker, message.request] = message, reply
 
     def _answer(self, message: Message, reply: Reply) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,8 +29,11 @@ _SYNCS: dict[str, Sync] = {"always": "always", "group": "group", "never": "never
 _RULES: dict[str, Rule] = {"sync": "sync", "async": "async", "bounded": "bounded", "geo": "async"}
 
 
-def serve(config: ServerConfig) -> None:
+def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     """Listen and answer until SIGTERM comes, or a worker says that it is over.
+
+    Args:
+        by_hand: Ctrl-C is for this process; else it is for the ranks, and servers end after them.
 
     Raises:
         UsageError: it cannot listen at its endpoint.
@@ -37,7 +41,12 @@ def serve(config: ServerConfig) -> None:
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
     storage = _storage(config, shard)
-    about = {"server": config.index, "servers": config.servers, "started": config.started}
+    about: dict[str, Any] = {
+        "server": config.index,
+        "servers": config.servers,
+        "started": config.started,
+        "update": config.update,
+    }
     server = ParameterServer(
         shard,
         storage,
@@ -48,8 +57,9 @@ def serve(config: ServerConfig) -> None:
         on_stop=lambda: service.stop(),  # noqa: PLW0108 - it is made after this
     )
     service = Service(config.endpoint, bytes.fromhex(config.token), server)
+    about["refused"] = service.refused  # as it is whenever somebody asks
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, (lambda *_: service.stop()) if by_hand else signal.SIG_IGN)
     _tell(
         f"server {config.index} of {config.servers} listens at {service.endpoint} for {config.workers} "
         "workers"

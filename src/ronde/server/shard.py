@@ -9,12 +9,7 @@ from ronde.errors import RondeError
 from ronde.server.record import Answer, Array, Part, Record
 from ronde.server.transport.wire import Message, Operation, WireError
 
-__all__ = ["FAILURES", "Shard"]
-
-FAILURES = (RondeError, RuntimeError, ValueError, TypeError, KeyError)
-"""What a change may fail with, the same each time that it is made of the same state."""
-
-_NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration, OverflowError)
+__all__ = ["Shard"]
 
 
 class Shard:
@@ -49,10 +44,8 @@ class Shard:
         operation = messages[0].operation
         try:
             meta, arrays = self._changes[operation].combine(messages)
-        except _NONSENSE as error:
-            raise WireError("request", f"{operation.name.lower()}: {_said(error)}") from None
-        except RondeError as error:
-            raise WireError("request", str(error)) from None
+        except Exception as error:  # it came from the wire: nothing in it ends a server
+            raise _nonsense(operation, error) from None
         marks = {each.worker: each.sequence for each in messages}
         return Record(operation, meta, arrays, marks, {each.worker: each.clock for each in messages})
 
@@ -112,9 +105,12 @@ class Shard:
     def _asked(self, ask: Any, message: Message) -> Answer:
         try:
             return ask(message)
-        except _NONSENSE as error:
-            raise WireError("request", f"{message.operation.name.lower()}: {_said(error)}") from None
+        except Exception as error:
+            raise _nonsense(message.operation, error) from None
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__} {error}"[:300]
+def _nonsense(operation: Operation, error: Exception) -> WireError:
+    if isinstance(error, WireError):
+        return error
+    said = str(error) if isinstance(error, RondeError) else f"{type(error).__name__} {error}"
+    return WireError("request", f"{operation.name.lower()}: {said}"[:300])

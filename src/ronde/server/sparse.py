@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ronde.server.record import Answer, Array, Record
+from ronde.server.sparse_checks import check_rows, check_update
 from ronde.server.table.half import to_half
 from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State
@@ -33,19 +34,14 @@ class SparseShard:
             case Operation.MAKE_TABLE:
                 return {"table": number, "config": write_config(read_config(first["config"]))}, []
             case Operation.PUT_ROWS:
-                return first, list(messages[0].arrays)
+                check_rows(first, messages[0].arrays, self.tables[number])
+                return {"table": number, "entries": first["entries"]}, list(messages[0].arrays)
             case _:
                 table = self.tables[number]
         for message in messages:
-            ids, gradients, counts = message.arrays
-            same = gradients.shape == (len(ids), table.config.dim) and len(counts) == len(ids)
-            if (
-                not same
-                or ids.dtype != np.int64
-                or counts.dtype != np.int64
-                or message.meta["table"] != number
-            ):
-                raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
+            check_update(message, table)
+            if message.meta["table"] != number or message.meta["lr"] != first["lr"]:
+                raise ValueError(f"worker {message.worker} updates another table, or by another rate")
         # Copies, as the record outlives the messages.
         arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
         arrays[1] = arrays[1].astype(table.dtype, copy=False)

@@ -7,13 +7,14 @@ and a count of bytes, in one integer.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from typing import Any
 
 import numpy as np
 
-from ronde.comm.shared_segment import map_memory, map_of_peer, reserve
+from ronde.comm.shared_segment import map_memory, open_of_peer, reserve
 from ronde.server.transport.wire import WireError
 
 __all__ = ["OwnArena", "PeerArena"]
@@ -97,7 +98,7 @@ class OwnArena(_Arena):
         if room is not None:
             return room, False
         size = max(wanted, _SEGMENT_BYTES)
-        descriptor = reserve(size)
+        descriptor = reserve(size, sealed=True)
         self._descriptors.append(descriptor)
         self._sizes.append(size)
         self._segments.append(_Segment(map_memory(descriptor, size)))
@@ -159,7 +160,7 @@ class PeerArena(_Arena):
                 case _:
                     raise WireError("arena", "a segment is a process, descriptor, inode and size")
             try:
-                self._segments.append(_Segment(map_of_peer(pid, descriptor, inode, nbytes)))
+                self._segments.append(_Segment(_map_sealed(pid, descriptor, inode, nbytes)))
             except (OSError, ValueError, OverflowError) as error:
                 raise WireError("arena", f"memory of process {pid} cannot be shared: {error}") from None
             self._described.append(each)
@@ -173,6 +174,24 @@ class PeerArena(_Arena):
         if type(place) is not int:
             raise WireError("arena", "the place of an answer is a whole number")
         return np.frombuffer(self.view(place, nbytes), np.uint8)
+
+
+def _map_sealed(pid: int, descriptor: int, inode: int, nbytes: int) -> mmap.mmap:
+    """Map memory of another process that it cannot take away again.
+
+    Raises:
+        OSError: it is no such memory; no file or device is opened then.
+        ValueError: it is smaller.
+    """
+    if not os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith("/memfd:ronde"):
+        raise OSError("it is no memory of ronde")
+    opened = open_of_peer(pid, descriptor, inode)
+    try:
+        if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError("it may become smaller")
+        return map_memory(opened, nbytes)
+    finally:
+        os.close(opened)
 
 
 def _rounded(nbytes: int) -> int:

@@ -6,6 +6,7 @@ that was killed and started again is waited for, and finds whatever it had not a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -18,17 +19,26 @@ import zmq
 
 from ronde.errors import PeerLost, RondeError
 from ronde.server.transport.arena import OwnArena
-from ronde.server.transport.wire import Message, Operation, WireError, decode, encode
+from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Operation, WireError, decode, encode
 
 __all__ = ["Client", "Request", "ServerRefused"]
 
 Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
-_FIRST_PATIENCE_S = 1.0
-_LAST_PATIENCE_S = 5.0
 # Refusals after which the same request may well be accepted.
-_AGAIN = ("hello", "order", "checksum", "truncated", "magic", "version", "meta", "operation", "oversized")
+_AGAIN = (
+    "token",
+    "hello",
+    "order",
+    "checksum",
+    "truncated",
+    "magic",
+    "version",
+    "meta",
+    "operation",
+    "oversized",
+)
 _MOST_AGAIN = 20
 
 
@@ -48,7 +58,7 @@ class Request:
     message: Message
     answer: Message | None = None
     asked_at: float = 0.0
-    patience: float = _FIRST_PATIENCE_S
+    patience: float = 1.0
     refusals: int = 0
 
 
@@ -61,6 +71,8 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
+        patience: seconds after which what is not answered is asked again; they double up to five times.
+        silence: seconds without a word from a server that was asked, after which it is connected to anew.
 
     Raises:
         PeerLost: a server did not come within the timeout.
@@ -75,6 +87,8 @@ class Client:
         workers: int = 1,
         incarnation: int = 0,
         timeout: float = 1800.0,
+        silence: float = 5.0,
+        patience: float = 1.0,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
@@ -83,6 +97,9 @@ class Client:
         self._token = token
         self._incarnation = incarnation
         self._timeout = timeout
+        self._silence, self._patience = silence, patience
+        # For each server since when a question for its state has had no answer.
+        self._asked_state: list[float | None] = [None] * len(self.endpoints)
         self._lock = threading.RLock()
         self._context = zmq.Context()
         self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
@@ -98,8 +115,13 @@ class Client:
         self._greeted: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._greetings: list[Message] = []
-        greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
-        self._greetings = self.wait(greeted)
+        self._sequences = [0] * self.servers
+        try:
+            greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
+            self._greetings = self.wait(greeted)
+        except BaseException:
+            self.close()
+            raise
         self._sequences = [int(each.meta.get("sequence", 0)) for each in self._greetings]
         self._confirmed = list(self._sequences)
 
@@ -141,7 +163,7 @@ class Client:
                 clock,
                 self._count,
             )
-            request = Request(server, message)
+            request = Request(server, message, patience=self._patience)
             self._waiting[self._count] = request
             self._ask(request)
             return request
@@ -222,6 +244,7 @@ class Client:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVTIMEO, _SLICE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         socket.connect(endpoint)
@@ -233,24 +256,45 @@ class Client:
             hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: Request, *, again: bool = False) -> None:
+        if again and "into" in request.message.meta:
+            # The second answer may come when that memory is used for something else: it comes as a frame.
+            meta = {name: value for name, value in request.message.meta.items() if name != "into"}
+            request.message = dataclasses.replace(request.message, meta=meta)
         request.asked_at = time.monotonic()
         frames = encode(request.message, self._token, self.arena)
-        self._sockets[request.server].send_multipart(frames, copy=False)
-
-    def _repeat(self, request: Request) -> None:
-        # Its first answer may have freed the place of the second, which so is sent, not written there.
-        request.message.meta.pop("into", None)
-        self._ask(request)
+        self._post(request.server, frames)
 
     def _ask_again(self) -> None:
         now = time.monotonic()
         for request in list(self._waiting.values()):
             if now - request.asked_at > request.patience:
-                request.patience = min(2 * request.patience, _LAST_PATIENCE_S)
-                self._repeat(request)
+                request.patience = min(2 * request.patience, 5 * self._patience)
+                if not self._reconnect_if_silent(request.server, now):
+                    self._ask(request, again=True)
+                    self._say(request.server, Operation.STATUS, {})
+
+    def _reconnect_if_silent(self, server: int, now: float) -> bool:
+        """A length that was damaged on its way makes the other end wait for what never comes.
+
+        A server that lives answers at least the question for its state.
+        """
+        since = self._asked_state[server]
+        if since is None:
+            self._asked_state[server] = now
+            return False
+        if now - since < self._silence:
+            return False
+        self._connect_anew(server)
+        self._introduce(server)
+        self._ask_all_again(server)
+        return True
 
     def _receive(self, timeout_ms: int) -> None:
+        if len(self._sockets) == 1 and timeout_ms:  # one call less than to poll first
+            with contextlib.suppress(zmq.Again):
+                self._take(0, self._sockets[0].recv_multipart(copy=False))
+            return
         for socket, _ in self._poller.poll(timeout_ms):
             server = self._sockets.index(socket)
             while True:
@@ -260,18 +304,42 @@ class Client:
                     break
                 self._take(server, frames)
 
+    def _connect_anew(self, server: int) -> None:
+        self._poller.unregister(self._sockets[server])
+        self._sockets[server].close(linger=0)
+        self._sockets[server] = self._connect(self.endpoints[server])
+        self._poller.register(self._sockets[server], zmq.POLLIN)
+        self._asked_state[server] = None
+
+    def _post(self, server: int, frames: list[Any]) -> None:
+        """Send without waiting.
+
+        ZeroMQ gives a connection up for good when the other end does not speak its protocol, as it seems
+        where a line is broken; then there is nowhere to send to.
+        """
+        try:
+            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._connect_anew(server)
+            self._sockets[server].send_multipart(frames, zmq.NOBLOCK, copy=False)
+
     def _take(self, server: int, frames: list[Any]) -> None:
+        self._asked_state[server] = None
         try:
             answer = decode(frames, self._token, arena=self.arena)
-        except WireError:
-            return  # damaged on its way: it is asked for again
+        except WireError as error:
+            answer = _refusal_of_stranger(frames) if error.kind == "token" else None
+            if answer is None:
+                return  # damaged on its way: it is asked for again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice
-        if answer.operation is Operation.REFUSED and self._may_ask_again(request, answer):
-            return
+        if answer.operation is Operation.REFUSED:
+            if self._may_ask_again(request, answer):
+                return
+            self._not_made(request, answer)
         del self._waiting[answer.request]
         request.answer = answer
         self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
@@ -282,6 +350,14 @@ class Client:
         if greeting.operation is Operation.DONE and missing > 0:
             self._lost[server] = missing
 
+    def _not_made(self, request: Request, refusal: Message) -> None:
+        """The server has not counted this change, so the next one takes its number."""
+        if (
+            refusal.meta.get("kind") != "failed"
+            and request.message.sequence == self._sequences[request.server]
+        ):
+            self._sequences[request.server] -= bool(request.message.sequence)
+
     def _may_ask_again(self, request: Request, answer: Message) -> bool:
         request.refusals += 1
         if answer.meta.get("kind") not in _AGAIN or request.refusals > _MOST_AGAIN:
@@ -291,26 +367,27 @@ class Client:
         if answer.meta.get("kind") in ("hello", "order"):
             self._ask_all_again(request.server)
         else:
-            self._repeat(request)
+            self._ask(request, again=True)
         return True
 
     def _ask_all_again(self, server: int) -> None:
         """In the order in which they were asked first, which is that of their sequences."""
         for request in [each for each in self._waiting.values() if each.server == server]:
-            self._repeat(request)
+            self._ask(request, again=True)
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""
+        self._say(server, Operation.HELLO, self._hello())
+
+    def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
+        """Send what no one waits for an answer to."""
         self._count += 1
-        hello = Message(
-            Operation.HELLO,
-            self._hello(),
-            worker=self.worker,
-            incarnation=self._incarnation,
-            request=self._count,
+        said = Message(
+            operation, meta, worker=self.worker, incarnation=self._incarnation, request=self._count
         )
-        self._greeted[self._count] = server
-        self._sockets[server].send_multipart(encode(hello, self._token), copy=False)
+        if operation is Operation.HELLO:
+            self._greeted[self._count] = server
+        self._post(server, encode(said, self._token))
 
 
 def _lost(server: int, missing: int) -> str:
@@ -318,3 +395,13 @@ def _lost(server: int, missing: int) -> str:
         f"server {server} was started again without {missing} changes that it had confirmed: its state is "
         "lost; begin again from the script's checkpoint, and use --durability log to survive a killed server"
     )
+
+
+def _refusal_of_stranger(frames: list[Any]) -> Message | None:
+    """What a server says that has not seen the run's token in a message, or not whole."""
+    try:
+        answer = decode(frames, NO_TOKEN)
+    except WireError:
+        return None
+    known = answer.operation is Operation.REFUSED and answer.meta.get("kind") in BEFORE_TOKEN
+    return answer if known else None

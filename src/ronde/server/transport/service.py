@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ import zmq
 from ronde.errors import UsageError
 from ronde.server.transport.arena import PeerArena
 from ronde.server.transport.wire import (
+    BEFORE_TOKEN,
+    NO_TOKEN,
     Limits,
     Message,
     NoArena,
@@ -28,11 +31,15 @@ from ronde.server.transport.wire import (
     request_of,
 )
 
-__all__ = ["Handler", "Reply", "Service"]
+__all__ = ["Handler", "Reply", "Service", "check_endpoint"]
 
 _TICK_MS = 50
 _AT_ONCE = 64
 _REMEMBERED = 4096
+# A worker that is started again, or comes back over a broken line, has a new connection.
+_CONNECTIONS_OF_WORKER = 4
+# What may be said and asked without a hello.
+_FIRST = (Operation.STATUS, Operation.STOP)
 
 Reply = Callable[[Message], None]
 
@@ -53,7 +60,7 @@ class Service:
     """Listens until it is told to stop.
 
     Args:
-        endpoint: of ZeroMQ: `tcp://127.0.0.1:4000`, `tcp://*:*`, `ipc://@name`.
+        endpoint: of ZeroMQ: `tcp://127.0.0.1:4000`, `tcp://eth0:*`, `ipc://@name`.
         token: what every message of this run holds.
         limits: of a message.
 
@@ -66,6 +73,7 @@ class Service:
     """
 
     def __init__(self, endpoint: str, token: bytes, handler: Handler, limits: Limits | None = None) -> None:
+        check_endpoint(endpoint)
         self._token = token
         self._handler = handler
         self._limits = limits or Limits()
@@ -81,9 +89,11 @@ class Service:
             raise UsageError(f"a server cannot listen at {endpoint}: {error}") from None
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused: collections.Counter[str] = collections.Counter()
+        # Of connections that have shown the token and said hello, the newest last.
         self._arenas: dict[bytes, PeerArena | NoArena] = {}
         # By connection, what was answered into a worker's memory, which may have another use by now.
         self._placed: dict[bytes, collections.deque[int]] = {}
+        self._workers: dict[bytes, int] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -113,31 +123,49 @@ class Service:
             message = decode(frames, self._token, self._limits, self._arenas.get(identity))
             if message.operation is Operation.HELLO:
                 self._meet(identity, message)
-            elif identity not in self._arenas:
+            elif identity not in self._arenas and message.operation not in _FIRST:
                 raise WireError("hello", "this connection has not said hello")
             self._handler.handle(message, self._replier(identity, message))
         except WireError as error:
             # A connection says with its hello where its memory is; an earlier server may have had that.
             kind = "hello" if error.kind == "arena" and identity not in self._arenas else error.kind
-            self.refused[kind] += 1
-            refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(str(error), kind)
-            self._send(identity, encode(refusal, self._token))
+            self._refuse(identity, frames, kind, str(error))
+        except Exception as error:  # a defect of ours, which must not end the server for all others
+            self._refuse(identity, frames, "defect", f"{type(error).__name__} {error}"[:300])
+
+    def _refuse(self, identity: bytes, frames: list[Any], kind: str, why: str) -> None:
+        """Count it, and say so; whoever has not shown the run's token is not told it."""
+        self.refused[kind] += 1
+        refusal = Message(Operation.REFUSED, request=request_of(frames)).refuse(why, kind)
+        self._send(identity, encode(refusal, NO_TOKEN if kind in BEFORE_TOKEN else self._token))
 
     def _meet(self, identity: bytes, message: Message) -> None:
         described = message.meta.get("arena")
+        known = self._arenas.pop(identity, None)
+        if known is None:
+            self._forget_oldest(message.worker)
+        self._workers[identity] = message.worker
         if described is None:
-            self._arenas.setdefault(identity, NoArena())
+            self._arenas[identity] = known or NoArena()
             return
-        known = self._arenas.get(identity)
         arena = known if isinstance(known, PeerArena) else PeerArena()
         arena.follow(described)
         self._arenas[identity] = arena
+
+    def _forget_oldest(self, worker: int) -> None:
+        """Connections of one worker are few; of a dead one nobody says that it is gone."""
+        own = [identity for identity in self._arenas if self._workers[identity] == worker]
+        for identity in own[: 1 - _CONNECTIONS_OF_WORKER]:
+            del self._arenas[identity], self._workers[identity]
+            self._placed.pop(identity, None)
 
     def _replier(self, identity: bytes, request: Message) -> Reply:
         into = request.meta.get("into")
 
         def reply(answer: Message) -> None:
             arena = self._arenas.get(identity)
+            if answer.operation is Operation.REFUSED:
+                self.refused[str(answer.meta.get("kind"))] += 1
             placed = self._placed.setdefault(identity, collections.deque(maxlen=_REMEMBERED))
             is_new = request.request not in placed  # else it travels as frames, and nobody waits for it
             is_placed = into is not None and is_new and answer.operation is Operation.DONE
@@ -151,6 +179,21 @@ class Service:
     def _send(self, identity: bytes, frames: list[Any]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
+
+
+def check_endpoint(endpoint: str) -> None:
+    """See that one interface is named, not all of them.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if re.match(r"tcp://(\*|0\.0\.0\.0|\[?::0?\]?):[\d*!]+$", endpoint):
+        raise UsageError(
+            f"a server does not listen on all interfaces ({endpoint}): name the address of one, such as "
+            "tcp://127.0.0.1:4000 or that of a private network"
+        )
+    if not endpoint.startswith(("tcp://", "ipc://")):
+        raise UsageError(f"a server listens at tcp://ADDRESS:PORT or ipc://NAME, not at {endpoint}")
 
 
 def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:

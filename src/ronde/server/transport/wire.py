@@ -22,11 +22,26 @@ import xxhash
 
 from ronde.errors import RondeError
 
-__all__ = ["TOKEN_BYTES", "Arena", "Limits", "Message", "Operation", "WireError", "decode", "encode"]
+__all__ = [
+    "BEFORE_TOKEN",
+    "NO_TOKEN",
+    "TOKEN_BYTES",
+    "Arena",
+    "Limits",
+    "Message",
+    "Operation",
+    "WireError",
+    "decode",
+    "encode",
+]
 
 Array = np.ndarray[Any, Any]
 
 TOKEN_BYTES = 16
+#: Stands in a refusal of what has not shown the run's token.
+NO_TOKEN = bytes(TOKEN_BYTES)
+#: Kinds of errors by which a message is refused before its token is known to be right.
+BEFORE_TOKEN = ("truncated", "magic", "version", "token")
 
 _MAGIC = b"RNDE"
 _VERSION = 1
@@ -63,6 +78,8 @@ class Operation(enum.IntEnum):
     PUSH = 31
     PULL = 32
     ADD = 33
+    PUSH_STEP = 34
+    PULL_ROWS = 35
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +143,9 @@ class Limits:
     arrays: int = 4096
 
 
+_LIMITS = Limits()
+
+
 class Arena(Protocol):
     """Memory that both ends of a connection see."""
 
@@ -146,6 +166,9 @@ class NoArena:
 
     def view(self, place: int, nbytes: int) -> memoryview:
         raise WireError("arena", "an array is said to lie in shared memory, and there is none")
+
+
+_NO_ARENA = NoArena()
 
 
 def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[Any]:
@@ -175,7 +198,7 @@ def decode(
     Raises:
         WireError: they are malformed, damaged, too large, or of another run.
     """
-    limits = limits or Limits()
+    limits = limits or _LIMITS
     views = [memoryview(frame).cast("B") for frame in frames]
     if len(views) < 2 or views[0].nbytes != _HEADER.size:
         raise WireError(
@@ -199,7 +222,7 @@ def decode(
         known = Operation(operation)
     except ValueError:
         raise WireError("operation", f"there is no operation {operation}") from None
-    meta, arrays = _read(views[1], views[2:], arena or NoArena(), limits)
+    meta, arrays = _read(views[1], views[2:], _NO_ARENA if arena is None else arena, limits)
     return Message(known, meta, arrays, worker, incarnation, sequence, clock, request)
 
 
@@ -259,7 +282,8 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
 def _bytes_of(array: Array) -> memoryview:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    raw: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(raw) if array.size else memoryview(b"")
 
 
 def _checksum(head: Any, meta: Any, frames: Sequence[Any]) -> int:

@@ -1,0 +1,91 @@
+"""A server in the process of its only worker, asked as `Client` asks one in another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ronde.server.dense import DenseShard
+from ronde.server.parameter_server import ParameterServer
+from ronde.server.record import Array
+from ronde.server.shard import Shard
+from ronde.server.transport.client import Request, ServerRefused
+from ronde.server.transport.wire import Message, Operation, WireError
+
+__all__ = ["LocalClient"]
+
+
+class LocalClient:
+    """One server's dense part, without a wire."""
+
+    servers = 1
+
+    def __init__(self) -> None:
+        self._server = ParameterServer(Shard({"dense": DenseShard()}), None, workers=1)
+        self._count = 0
+        self._sequence = 0
+
+    @property
+    def sequences(self) -> list[int]:
+        return [self._sequence]
+
+    def send(
+        self,
+        server: int,
+        operation: Operation,
+        meta: dict[str, Any] | None = None,
+        arrays: Sequence[Array] = (),
+        *,
+        clock: int = 0,
+        changes: bool = False,
+    ) -> Request:
+        """As `Client.send`; the answer is there on return."""
+        self._count += 1
+        sequence = self._sequence + 1 if changes else 0
+        message = Message(operation, meta or {}, arrays, sequence=sequence, clock=clock, request=self._count)
+        request = Request(server, message)
+
+        def reply(answer: Message) -> None:
+            # What a shard gives is its own memory, which later changes write to.
+            copied = [np.array(each) for each in answer.arrays]
+            request.answer = dataclasses.replace(answer, arrays=copied)
+
+        try:
+            self._server.handle(message, reply)
+        except WireError as error:
+            reply(message.refuse(str(error), error.kind))
+        if changes and request.answer is not None and request.answer.operation is Operation.DONE:
+            self._sequence = sequence
+        return request
+
+    def wait(self, requests: Iterable[Request]) -> list[Message]:
+        """The answers, as `Client.wait` gives them.
+
+        Raises:
+            ServerRefused: it cannot be done.
+        """
+        answers: list[Message] = []
+        for request in requests:
+            assert request.answer is not None
+            if request.answer.operation is Operation.REFUSED:
+                raise ServerRefused(str(request.answer.meta["why"]))
+            answers.append(request.answer)
+        return answers
+
+    def room(self, nbytes: int) -> Array:
+        return np.empty(nbytes, np.uint8)
+
+    def give_back(self, room: Array) -> None:
+        """The garbage collector sees to it."""
+
+    def into(self, *rooms: Array) -> dict[str, Any]:
+        return {}
+
+    def poll(self) -> None:
+        """All answers are there."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

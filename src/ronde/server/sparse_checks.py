@@ -1,0 +1,60 @@
+"""What a request about tables must be, looked at before it is written to the log.
+
+The loops over rows are compiled and trust what they are given, so nothing of another shape or dtype may come
+that far. What is wrong is a `ValueError` or `KeyError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ronde.server.record import Array
+from ronde.server.table.state import ADMISSION, ROWS
+from ronde.server.table.table import Table
+from ronde.server.transport.wire import Message
+
+__all__ = ["check_rows", "check_update"]
+
+
+def check_update(message: Message, table: Table) -> None:
+    """Gradients of rows: ids and counts int64 [n], gradients float [n, dim]; a learning rate or None."""
+    ids, gradients, counts = message.arrays
+    if ids.dtype != np.int64 or ids.ndim != 1 or counts.dtype != np.int64 or counts.shape != ids.shape:
+        raise ValueError("ids and counts are int64 of one axis")
+    if gradients.shape != (len(ids), table.config.dim) or gradients.dtype.kind != "f":
+        raise ValueError(f"gradients of shape {list(gradients.shape)} for {len(ids)} ids")
+    if len(counts) and not (counts.min() >= 0 and counts.max() < 1 << 32):
+        raise ValueError("a count is no negative number")
+    lr = message.meta["lr"]
+    if lr is not None and type(lr) not in (int, float):
+        raise ValueError("a learning rate is a number")
+    if lr is None and table.config.optimizer.lr is None:
+        raise ValueError("neither the table nor the request has a learning rate")
+
+
+def check_rows(meta: Mapping[str, Any], arrays: Sequence[Array], table: Table) -> None:
+    """All rows of a table, and what its filter remembers, as `Table.state` gives them."""
+    entries, own = meta["entries"], table.state()
+    if not isinstance(entries, list) or sorted(entries) != sorted(own) or len(entries) != len(arrays):
+        raise ValueError("these are not the entries of such a table")
+    state = dict(zip(entries, arrays, strict=True))
+    rows = len(state["ids"])
+    wide = {"embeddings": table.config.dim, "states": table.config.optimizer.state(table.config.dim)}
+    for name, value in own.items():
+        came = state[name]
+        shape = (rows, wide[name]) if name in wide else (rows,)
+        if name in ROWS and came.shape != shape:
+            raise ValueError(f"{name} of shape {list(came.shape)} for {rows} rows")
+        if came.ndim != value.ndim or came.dtype.kind != value.dtype.kind:
+            raise ValueError(f"{name} is {came.dtype} of {came.ndim} axes, not {value.dtype} of {value.ndim}")
+    counters = ADMISSION + "counters"
+    if counters in own and own[counters].shape != state[counters].shape:
+        raise ValueError(f"a filter of {own[counters].shape} counters, not {state[counters].shape}")
+    waiting, counts = state.get(ADMISSION + "ids"), state.get(ADMISSION + "counts")
+    if waiting is not None and counts is not None and waiting.shape != counts.shape:
+        raise ValueError("each id that waits has a count")
+    if len(np.unique(state["ids"])) < rows:
+        raise ValueError("an id has two rows")

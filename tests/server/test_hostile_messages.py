@@ -1,0 +1,275 @@
+"""Whatever comes from the wire: a refusal that is counted, and nothing else changed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ronde.errors import UsageError
+from ronde.server.dense import DenseShard
+from ronde.server.parameter_server import ParameterServer
+from ronde.server.shard import Shard
+from ronde.server.sparse import SparseShard
+from ronde.server.table.optimizers import SGD
+from ronde.server.table.spelling import write_config
+from ronde.server.table.table import TableConfig
+from ronde.server.transport.arena import OwnArena, PeerArena
+from ronde.server.transport.client import Client, ServerRefused
+from ronde.server.transport.service import check_endpoint
+from ronde.server.transport.wire import NO_TOKEN, Limits, Message, Operation, WireError, decode, encode
+from server.running import TOKEN, process
+
+RUN = bytes.fromhex(TOKEN)
+SMALL = Limits(nbytes=1 << 20, meta_bytes=1 << 16, arrays=16)
+EXAMPLES = 60
+
+
+def _frames() -> list[bytes]:
+    message = Message(Operation.PUSH, {"keys": [1], "sizes": [3]}, [np.ones(3, np.float32)], 0, 0, 1, 0, 7)
+    return [bytes(frame) for frame in encode(message, RUN)]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.binary(max_size=100), max_size=5))
+def test_arbitrary_frames_are_no_message(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames, RUN, SMALL)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_a_message_that_was_changed_is_no_message(data: st.DataObject) -> None:
+    frames = _frames()
+    which = data.draw(st.integers(0, len(frames) - 1))
+    change = data.draw(st.sampled_from(["flip", "cut", "double", "drop", "append"]))
+    frame = bytearray(frames[which])
+    place = data.draw(st.integers(0, len(frame) - 1))
+    if change == "flip":
+        frame[place] ^= data.draw(st.integers(1, 255))
+    elif change == "cut":
+        del frame[place:]
+    elif change == "append":
+        frame += data.draw(st.binary(min_size=1, max_size=9))
+    frames[which : which + 1] = {"double": [frame, frame], "drop": []}.get(change, [frame])
+    with pytest.raises(WireError):
+        decode(frames, RUN, SMALL)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+_arrays = st.lists(
+    st.builds(
+        lambda dtype, shape: np.ones(shape, dtype),
+        st.sampled_from(["uint8", "int64", "float32", "float16"]),
+        st.lists(st.integers(0, 5), max_size=3),
+    ),
+    max_size=4,
+)
+_options = {"lr": 0.1, "momentum": 0.9}
+_group = {"keys": [1], "options": _options}
+# For each operation a request that can be answered.
+GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
+    Operation.INIT: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
+    Operation.PUSH: ({"keys": [1], "sizes": [4], "dtype": "float32", "pull": 1}, [np.ones(4, np.float32)]),
+    Operation.ADD: ({"keys": [1], "sizes": [4], "dtype": "float32"}, [np.ones(4, np.float32)]),
+    Operation.PUSH_STEP: (
+        {
+            "keys": [1],
+            "sizes": [4],
+            "dtype": "float32",
+            "optimizer": 0,
+            "class": "SGD",
+            "options": _options,
+        },
+        [np.ones(4, np.float32)],
+    ),
+    Operation.ADD_GRADIENTS: (
+        {"keys": [1], "sizes": [4], "dtype": "float32", "fresh": [0]},
+        [np.ones(4, np.float32)],
+    ),
+    Operation.SCALE_GRADIENTS: ({"keys": [1], "factor": 0.5}, []),
+    Operation.STEP: (
+        {
+            "optimizer": 1,
+            "class": "Adam",
+            "groups": [{"keys": [1], "options": {"lr": 0.1}}],
+            "anew": True,
+            "values": [[1, "value", "float32", 4]],
+            "state": [
+                [1, "step", "float32", 1.0],
+                [1, "exp_avg", "float32", None],
+                [1, "exp_avg_sq", "float32", None],
+            ],
+        },
+        [np.ones(4, np.float32)] * 3,
+    ),
+    Operation.GRADIENTS: ({"keys": [1]}, []),
+    Operation.PULL: ({"keys": [1]}, []),
+    Operation.PULL_ROWS: ({"keys": [1], "dim": 2}, [np.array([0, 1])]),
+    Operation.OPTIMIZER_STATE: ({"optimizer": 0, "keys": [1]}, []),
+    Operation.MAKE_TABLE: (
+        {"table": 1, "config": write_config(TableConfig(dim=2, optimizer=SGD(lr=0.1), max_rows=100))},
+        [],
+    ),
+    Operation.UPDATE: (
+        {"table": 1, "lr": 0.1},
+        [np.array([3, 4]), np.ones((2, 2), np.float32), np.ones(2, np.int64)],
+    ),
+    Operation.LOOK_UP: ({"table": 1}, [np.array([3, 4])]),
+    Operation.COUNT: ({"table": 1}, []),
+    Operation.ROWS: ({"table": 1}, []),
+    Operation.HELLO: ({"workers": 1}, []),
+    Operation.STATUS: ({}, []),
+    Operation.LEAVE: ({}, []),
+}
+
+
+class Asked:
+    """A server without a wire, which knows something already."""
+
+    def __init__(self) -> None:
+        self.server = ParameterServer(
+            Shard({"dense": DenseShard(), "sparse": SparseShard()}), None, workers=1
+        )
+        self.sequence = 0
+        for operation in (Operation.MAKE_TABLE, Operation.INIT, Operation.ADD_GRADIENTS, Operation.PUSH_STEP):
+            assert self.ask(operation, *GOOD[operation]).operation is Operation.DONE
+
+    def ask(self, operation: Operation, meta: Any, arrays: Any) -> Message:
+        changes = self.server.shard.is_change(operation)
+        sequence = self.sequence + 1 if changes else 0
+        answers: list[Message] = []
+        # As it would come: through JSON, and unwritable.
+        message = decode(encode(Message(operation, meta, arrays, sequence=sequence, request=1), RUN), RUN)
+        try:
+            self.server.handle(message, answers.append)
+        except WireError as error:
+            return message.refuse(str(error), error.kind)
+        (answer,) = answers
+        if changes and answer.operation is Operation.DONE:
+            self.sequence = sequence
+        return answer
+
+    def all(self) -> str:
+        """The whole state, to compare."""
+        meta, arrays = self.server.shard.state()
+        return json.dumps(meta) + repr([(each.dtype, each.tolist()) for each in arrays])
+
+
+@pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
+def test_what_can_be_answered_is(operation: Operation) -> None:
+    assert Asked().ask(operation, *GOOD[operation]).operation is Operation.DONE
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
+def test_nonsense_is_refused_and_changes_nothing(operation: Operation, asked: Asked) -> None:
+    meta, arrays = GOOD[operation]
+
+    def mutated(value: Any) -> st.SearchStrategy[Any]:
+        """The value, with one thing in it another."""
+        choices = [_json]
+        if isinstance(value, dict) and value:
+            choices += [
+                st.just({name: each for name, each in value.items() if name != gone}) for gone in value
+            ] + [
+                mutated(each).map(lambda other, name=name: {**value, name: other})
+                for name, each in value.items()
+            ]
+        if isinstance(value, list):
+            choices += [st.just(value + value), st.just(value[:-1])]
+            choices += [
+                mutated(each).map(lambda other, at=at: [*value[:at], other, *value[at + 1 :]])
+                for at, each in enumerate(value)
+            ]
+        return st.one_of(choices)
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(mutated(meta).filter(lambda told: isinstance(told, dict)), _arrays | st.just(arrays))
+    def hostile(told: dict[str, Any], sent: list[Any]) -> None:
+        before = asked.all()
+        answer = asked.ask(operation, told, sent)
+        assert answer.operation in (Operation.DONE, Operation.REFUSED)
+        if answer.operation is Operation.REFUSED:
+            assert answer.meta["kind"] != "failed"
+            assert asked.all() == before
+
+    hostile()
+    asked.__init__()
+
+
+def test_strangers_are_refused_and_told_no_token() -> None:
+    with process("tcp://127.0.0.1:*") as endpoint:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(endpoint)
+            for frames in ([b"?"], [b""], [b"x" * 64, b"[]"], [bytes(70), b"[{},[]]"]):
+                stranger.send_multipart(frames)
+                answer = [bytes(each) for each in stranger.recv_multipart()]
+                assert RUN not in b"".join(answer)
+                assert decode(answer, NO_TOKEN).operation is Operation.REFUSED
+            hello = Message(Operation.HELLO, {"workers": 1, "arena": [[1, 1, 1, 1]]})
+            stranger.send_multipart(encode(hello, bytes(15) + b"\1"))
+            assert decode(stranger.recv_multipart(), NO_TOKEN).meta["kind"] == "token"
+            stranger.send_multipart(encode(Message(Operation.PULL, {"keys": [1]}), RUN))  # says no hello
+            assert decode(stranger.recv_multipart(), RUN).meta["kind"] == "hello"
+            stranger.close(linger=0)
+        host, port = endpoint.removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        with pytest.raises(ServerRefused, match="the token is not that of this run"):
+            Client([endpoint], bytes(16))
+        client = Client([endpoint], RUN)
+        (status,) = client.wait([client.send(0, Operation.STATUS)])
+        client.close()
+    refused = status.meta["refused"]
+    assert refused["truncated"] >= 2
+    assert refused["hello"] == 1
+    assert refused["token"] >= 2
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:4000", "tcp://0.0.0.0:4000", "tcp://[::]:4000", "http://a"])
+def test_servers_do_not_listen_everywhere(endpoint: str) -> None:
+    with pytest.raises(UsageError, match=r"a server (does not listen on all interfaces|listens at)"):
+        check_endpoint(endpoint)
+
+
+def test_only_sealed_memory_is_opened() -> None:
+    own, peer = OwnArena(), PeerArena()
+    room, _ = own.take(100)
+    room[:] = 7
+    (described,) = own.described
+    pid, descriptor, inode, nbytes = described
+    for wrong in (
+        [pid, 0, inode, nbytes],  # a terminal or a pipe
+        [pid, descriptor, inode + 1, nbytes],
+        [pid, descriptor, inode, nbytes * 2],
+        [2**40, descriptor, inode, nbytes],
+        [pid, descriptor, inode, -1],
+        "memory",
+    ):
+        with pytest.raises(WireError):
+            peer.follow([wrong])
+    peer.follow([described])
+    place = own.place(room)
+    assert place is not None
+    assert bytes(peer.view(place, 100)) == b"\7" * 100
+    for place, size in ((-1, 1), (nbytes, 1), (nbytes - 1, 2), (1 << 60, 1)):
+        with pytest.raises(WireError):
+            peer.view(place, size)
+    torch.from_numpy(room).fill_(1)  # the arena is still whole
+    own.close()
