@@ -105,6 +105,7 @@ GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
             "class": "Adam",
             "groups": [{"keys": [1], "options": {"lr": 0.1}}],
             "anew": True,
+            "default": "float32",
             "values": [[1, "value", "float32", 4]],
             "state": [
                 [1, "step", "float32", 1.0],

@@ -147,6 +147,8 @@ def check_step(
         values, gradients: what there is.
         sent, of_state: arrays of `meta["values"]`, and of those entries of `meta["state"]` that have one.
     """
+    if not _dtype_of(meta["default"]).is_floating_point:
+        raise ValueError("steps are counted in a floating-point type")
     if type(meta["optimizer"]) is not int or type(meta["anew"]) not in (bool, int):
         raise ValueError("an optimizer is known by a whole number, and begins anew or not")
     sizes = {key: (value.numel(), value.dtype) for key, value in values.items()}

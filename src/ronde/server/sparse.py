@@ -32,7 +32,8 @@ class SparseShard:
         number = int(first["table"])
         match messages[0].operation:
             case Operation.MAKE_TABLE:
-                return {"table": number, "config": write_config(read_config(first["config"]))}, []
+                table = Table(read_config(first["config"]))  # what no table can be made with fails here
+                return {"table": number, "config": write_config(table.config)}, []
             case Operation.PUT_ROWS:
                 check_rows(first, messages[0].arrays, self.tables[number])
                 return {"table": number, "entries": first["entries"]}, list(messages[0].arrays)
