@@ -200,7 +200,7 @@ def _check_state(
 
 
 def _options_of(kind: str, options: Any) -> set[str]:
-    """See that an optimizer of torch takes these hyper-parameters, by a step of one element.
+    """See that an optimizer of torch takes these hyper-parameters, by two steps of one element.
 
     Returns:
         the names of the state that such an optimizer keeps.
@@ -219,6 +219,7 @@ def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> set[str]:
     made.param_groups[0].update({name: _value_of(shape) for name, shape in shapes})
     try:
         made.step()
+        made.step()  # what the first has begun, such as a momentum, is gone on with here
     except Exception as error:
         raise ValueError(f"{kind} does not take these hyper-parameters: {error}") from None
     return set(made.state[element])
