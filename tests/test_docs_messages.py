@@ -16,7 +16,7 @@ COUNTED = "a word by which refused messages are counted"
 UNSAID = {
     **dict.fromkeys(
         (
-            "arena arrays checksum hello incarnation magic meta operation order oversized request storage "
+            "arena arrays checksum deferred hello incarnation magic meta operation order oversized request storage "
             "token truncated version worker"
         ).split(),
         COUNTED,

@@ -8,6 +8,7 @@ from ronde.bench.servers import Figures, ServersReport, measure, table
 from ronde.errors import UsageError
 
 
+@pytest.mark.soak
 def test_a_small_table_of_a_server_is_measured_and_its_report_read_again() -> None:
     heard: list[Figures] = []
     report = measure(ids=3000, dim=4, rounds=2, progress=heard.append)

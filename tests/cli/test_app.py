@@ -31,7 +31,8 @@ def command_that(function: object, monkeypatch: pytest.MonkeyPatch, name: str = 
 
 
 def test_the_commands_are_these():
-    assert [command.name for command in COMMANDS] == ["run", "verify", "plan", "bench", "export", "serve"]
+    known = ["run", "verify", "plan", "server", "bench", "export", "serve"]
+    assert [command.name for command in COMMANDS] == known
 
 
 def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[str]):

@@ -24,7 +24,7 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "plan           ddp",
         "preset         ddp",
         "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
-        "state          state=replicated  sparse=replicated  offload=none",
+        "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
         "  bucket-mb=auto",
         "update         update=sync  every not set  adaptive=false  peers not set  staleness not set"
@@ -78,7 +78,8 @@ def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFix
     assert "update rule    w_r = U(w_r, g_r) on each rank; each k steps" in captured.out
     assert "exact          no: the update is changed by update=local" in captured.out
     assert captured.err == (
-        "ronde: error: update=local is not available in this version; available: update=sync\n"
+        "ronde: error: update=local is not available in this version; available: update=sync, "
+        "update=async, update=bounded, update=geo\n"
     )
 
 

@@ -16,7 +16,7 @@ from ronde.cluster import torch_install
 from ronde.trace import run_directory
 
 KEYS = (
-    "data, tensor, pipeline, context, expert, state, sparse, offload, algorithm, compressor, compressed, "
+    "data, tensor, pipeline, context, expert, state, sparse, servers, offload, algorithm, compressor, compressed, "
     "error-feedback, bucket-mb, update, every, adaptive, peers, staleness, optimizer-on, precision, "
     "micro-batches, recompute, schedule, compile, rng, batch-dim, loading"
 )

@@ -67,7 +67,7 @@ def reference(ranks: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("plan", "ranks"),
     [
-        ("ps-async", 1),
+        pytest.param("ps-async", 1, marks=pytest.mark.soak),
         ("ps-bounded,staleness=0", 2),
         pytest.param("ps-bounded,staleness=0,servers=2", 4, marks=pytest.mark.soak),
     ],

@@ -19,6 +19,7 @@ def run(directory: Path, *, steps: int, kills: int, seed: int) -> None:
     assert (ended.lost, ended.twice) == (0, 0)
 
 
+@pytest.mark.soak
 def test_three_kills_change_nothing(tmp_path: Path) -> None:
     run(tmp_path, steps=12, kills=3, seed=33)  # a worker, soon after it a server, then the other worker
 

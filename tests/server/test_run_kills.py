@@ -102,6 +102,7 @@ def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.soak
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     code, _, words = run(tmp_path, victim="ronde.runtime", after=(3,))
     assert code == 137
