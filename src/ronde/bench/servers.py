@@ -39,7 +39,7 @@ class Figures:
 
     Attributes:
         what: says it.
-        unit: of all figures; more is better.
+        unit: of all figures; of rates more is better, of times less.
         ways: by name, ronde's first: one figure for each round.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from functools import partial
@@ -33,6 +34,7 @@ from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
+from ronde.bench.push_pull.measure import push_and_pull
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
 from ronde.bench.servers import KIND as SERVERS
@@ -191,16 +193,23 @@ def servers_(
     ids: Annotated[int, typer.Option(min=1000, help="Rows of the table.")] = 10_000_000,
     dim: Annotated[int, typer.Option(min=1, help="Floats of a row.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 9,
+    workers: Annotated[int, typer.Option(min=1, help="Of dense values.")] = 1,
+    mxnet: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="One with mxnet 1.9.1, to compare dense values with.")
+    ] = None,
     json: _Json = None,
 ) -> None:
     """Measure a parameter server and a worker on this host: rows looked up, and their gradients pushed.
 
     Ids come equally often, and as clicks do (Zipf, 1.05). Beside it stand a gather of rows of a dense array
-    by their number, and a copy of as many bytes.
+    by their number, and a copy of as many bytes. Then dense values are pushed and pulled by `ronde.KVStore`,
+    and in turn by MXNet's where it is given (pip install mxnet==1.9.1 "numpy<1.24").
     """
     check_linux()
     _check_writable(json=json)
     report = servers.measure(ids=ids, dim=dim, rounds=rounds, progress=_say_figures)
+    dense = push_and_pull(rounds, workers, mxnet, _say_figures)
+    report = dataclasses.replace(report, results=(*report.results, *dense))
     _tell(report, json=json)
 
 

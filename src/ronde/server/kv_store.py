@@ -32,6 +32,7 @@ Kind = Literal["local", "dist_sync", "dist_async"]
 Value = Any
 _RULES = {"dist_sync": ("sync",), "dist_async": ("async", "geo")}
 _MOST_PENDING = 64
+_SMALL = 16 << 10  # elements
 
 
 class KVStore:
@@ -69,6 +70,8 @@ class KVStore:
         self._places: dict[Key, Place] = {}
         self._optimizer: ServerOptimizer | None = None
         self._pending: list[tuple[Request, Array]] = []
+        # Of small values that were pushed and not pulled since: what servers were asked.
+        self._answered: dict[Key, list[tuple[Request, Array]]] = {}
         self._barriers = 0
         self._client: Client | LocalClient
         if type == "local":
@@ -124,9 +127,17 @@ class KVStore:
             UsageError: the key has no value yet; another shape or dtype.
             ServerRefused: an earlier push could not be made.
         """
+        summed = self._summed("push", key, value)
         self._collect(most=_MOST_PENDING)
         operation, meta = self._pushed()
-        self._pending += self._change(operation, self._summed("push", key, value), meta)
+        for place, _ in summed:
+            self._pending += self._answered.pop(place.key, [])
+        if self.type == "dist_sync" and len(summed) == 1 and summed[0][0].numel <= _SMALL:
+            # Nobody changes it before this worker's next push, so the answer is what a pull will ask for.
+            meta = {**meta, "pull": True}
+            self._answered[summed[0][0].key] = self._change(operation, summed, meta, back=True)
+        else:
+            self._pending += self._change(operation, summed, meta)
 
     def pull(self, key: Key | Sequence[Key], out: Value = None) -> Value:
         """The values of keys, all pushes of this worker included.
@@ -141,7 +152,8 @@ class KVStore:
             UsageError: the key has no value yet; `out` has another shape.
         """
         places = [self._known("pull", each) for each in _keys(key)]
-        return self._pulled(key, places, self._ask(places), out, "pull")
+        asked = self._answered.pop(places[0].key, None) if len(places) == 1 else None
+        return self._pulled(key, places, self._ask(places) if asked is None else asked, out, "pull")
 
     def pushpull(self, key: Key | Sequence[Key], value: Value, out: Value = None) -> Value:
         """`push` and `pull` in one message each way."""
@@ -219,7 +231,7 @@ class KVStore:
 
     def barrier(self) -> None:
         """Wait until all workers have come here as often as this one, and servers have all pushes before."""
-        self._collect(most=0)
+        self._drain()
         if self.type == "local":
             return
         self._barriers += 1
@@ -239,7 +251,7 @@ class KVStore:
         """See all pushes through, and let go of the servers."""
         atexit.unregister(self.close)
         try:
-            self._collect(most=0)
+            self._drain()
         finally:
             self._client.close()
 
@@ -358,8 +370,16 @@ class KVStore:
             return out
         return [targets[0] for targets in made] if many else made[0][0]
 
+    def _drain(self) -> None:
+        for asked in self._answered.values():
+            self._pending += asked
+        self._answered.clear()
+        self._collect(most=0)
+
     def _collect(self, *, most: int) -> None:
         """Wait for the oldest pushes, until so many are on their way."""
+        while len(self._answered) > _MOST_PENDING:
+            self._pending += self._answered.pop(next(iter(self._answered)))
         if len(self._pending) > most:
             oldest = self._pending[: len(self._pending) - most]
             del self._pending[: len(oldest)]
