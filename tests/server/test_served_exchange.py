@@ -121,7 +121,6 @@ def test_changes_of_served_rows_are_those_of_one_process(
             removed += len(changes.removed)
         same(served.rows(own), all_rows(alone))
     assert removed
-    served.update(own, ids, gradients, 0.1)
     assert served.changes(own, 7, 0) is None  # version 6 is not durable
     served.end()
 
