@@ -87,9 +87,10 @@ def train(place: Path, source: str, ranks: int, plan: str, publish: float = 0.05
                 (2, "zero3"),
                 (2, "hybrid,servers=2"),
                 (2, "ps,servers=2"),
-                (2, "ps-async,servers=2"),
-                (2, "ps-bounded,servers=2"),
-                (2, "geo,servers=2,every=2"),
+                # Of several ranks others may push between the last look-up and the last version.
+                (1, "ps-async,servers=2"),
+                (1, "ps-bounded,servers=2"),
+                (1, "geo,servers=2,every=2"),
             ]
         ),
     ],
