@@ -50,7 +50,7 @@ demo: $(READY) ## train on real data on 2 ranks, then prove that one device give
 	@echo '$$ ronde verify --ranks 2 --steps 20 examples/digits.py'
 	@$(DEMO) verify --ranks 2 --steps 20 examples/digits.py $(ARGS)
 
-demo-recsys: $(READY) ## two recommenders, from raw data to AUC, on one device and on 2 ranks (2 to 4 minutes)
+demo-recsys: $(READY) ## two recommenders, from raw data to AUC, on one device, on 2 ranks, with a killed server, and served (3 to 5 minutes)
 	@$(DEMO_STATE) $(PYTHON) examples/recommender/compare.py $(ARGS)
 
 test: lint ## lint, types, import contract, tests

@@ -15,11 +15,15 @@ class Interactions(NamedTuple):
     clicked: torch.Tensor
     crosses: list[tuple[int, int]]  # pairs of fields whose pairs of ids are worth remembering
 
-    def split(self, tested=0.1):
-        """What there is to learn from, and the last samples, to be tested on."""
-        last = round(len(self.clicked) * (1 - tested))
+    def split(self, validate=False, tested=0.1):
+        """What there is to learn from, and the samples after it, to be tested on: a share of all.
+
+        They are the last ones. To validate, they are the last before those: settings are chosen by them.
+        """
         tensors = (self.dense, self.ids, self.clicked)
-        return TensorDataset(*(t[:last] for t in tensors)), TensorDataset(*(t[last:] for t in tensors))
+        ends = [round(len(self.clicked) * (1 - share * tested)) for share in (2, 1, 0)]
+        first, last = ends[:2] if validate else ends[1:]
+        return TensorDataset(*(t[:first] for t in tensors)), TensorDataset(*(t[first:last] for t in tensors))
 
 
 def hashed(field, values):

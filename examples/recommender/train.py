@@ -3,8 +3,10 @@
     python examples/recommender/train.py --model wide-deep --data movielens
     ronde run --ranks 2 --plan hybrid examples/recommender/train.py --model dlrm --data clicks
 
-The last tenth of the samples, in time, is held out. Beside the model's AUC stands that of popularity: the
-score of a sample is then the share of clicks that its item, or the field that does best, had in training.
+The last tenth of the samples, in time, is held out. Settings are chosen with --validate, by the tenth before
+it: then a model learns from eight tenths, and the last one is not looked at. Beside the model's AUC stands
+that of popularity: the score of a sample is then the share of clicks that its item, or the field that does
+best, had in training.
 """
 
 import argparse
@@ -31,8 +33,9 @@ def load(args):
         except movielens.NoData as error:
             raise SystemExit(f"{error}.") from None
     samples, truth = click_log.clicks(args.samples, seed=args.seed)
-    held_out = len(samples.split()[1])
-    print(f"the teacher that made the clicks: AUC {auc(truth[-held_out:], samples.clicked[-held_out:]):.4f}")
+    learnt, held_out = map(len, samples.split(args.validate))
+    tested = slice(learnt, learnt + held_out)
+    print(f"the teacher that made the clicks: AUC {auc(truth[tested], samples.clicked[tested]):.4f}")
     return samples
 
 
@@ -50,10 +53,9 @@ def train_epoch(model, loader, optimizer):
 
 
 @torch.no_grad()
-def held_out_auc(model, test_set):
+def score(model, test_set):
     model.eval()
-    scores = torch.cat([model(dense, ids) for dense, ids, _ in DataLoader(test_set, 2048)])
-    return auc(scores.numpy(), test_set.tensors[2].numpy())
+    return torch.cat([model(dense, ids) for dense, ids, _ in DataLoader(test_set, 2048)])
 
 
 def main():
@@ -67,6 +69,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3, help="of the perceptrons")
     parser.add_argument("--double", action="store_true", help="double precision")
+    parser.add_argument("--validate", action="store_true", help="by the tenth before the one held out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, default=Path("demo-out"), help="where MovieLens-100K is kept")
     parser.add_argument("--output", type=Path, default=Path("demo-out"))
@@ -75,7 +78,7 @@ def main():
     torch.set_default_dtype(torch.float64 if args.double else torch.float32)
     torch.manual_seed(args.seed)
     samples = load(args)
-    train_set, test_set = samples.split()
+    train_set, test_set = samples.split(args.validate)
     print(f"{args.data}: {len(train_set)} samples to learn from, {len(test_set)} later ones to be tested on")
     print(f"popularity: AUC {popularity(train_set, test_set):.4f}")
 
@@ -86,9 +89,13 @@ def main():
     for epoch in range(1, epochs + 1):
         loss = train_epoch(model, loader, optimizer)
         print(f"epoch {epoch}   loss {loss:.4f}", flush=True)
-    print(f"{args.model}: AUC {held_out_auc(model, test_set):.9f}")
+    scores = score(model, test_set)
+    dense, ids, clicked = test_set.tensors
+    print(f"{args.model}: AUC {auc(scores.numpy(), clicked.numpy()):.9f}")
     args.output.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), args.output / f"{args.model}-{args.data}.pt")
+    few = {name: values[:3].clone() for name, values in (("dense", dense), ("ids", ids), ("outputs", scores))}
+    torch.save(few, args.output / f"{args.model}-{args.data}-held-out.pt")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import compare
 import movielens
 import pytest
+import served
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--double", "--samples", "30000"]
@@ -35,7 +36,9 @@ def test_the_model_is_better_than_popularity_and_no_better_than_the_teacher(tmp_
 def test_a_difference_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = {"one device": (0.75, 0.7, 1.0), "hybrid": (0.75001, 0.7, 1.0)}
+    results = dict.fromkeys(compare.WAYS, (0.75, 0.7, 1.0)) | {"hybrid": (0.75001, 0.7, 1.0)}
+    answers = list[str]()
+    monkeypatch.setattr(served, "asked", lambda run_dir, held_out, name: answers)
     monkeypatch.setattr(compare, "run", lambda way, model, data, words: results[way])
     monkeypatch.setattr(sys, "argv", ["compare.py", "--data", "clicks"])
     assert compare.main()
@@ -43,6 +46,9 @@ def test_a_difference_is_an_error(
 
     results["hybrid"] = results["one device"]
     assert not compare.main()
+    answers.append("dlrm on clicks: an answer is wrong")
+    assert compare.main()
+    assert "dlrm on clicks: an answer is wrong" in capsys.readouterr().err
     results["hybrid"] = results["one device"] = (0.69, 0.7, 1.0)
     assert compare.main()
     assert "an AUC of 0.6900 is no better than popularity's 0.7000" in capsys.readouterr().err
@@ -50,7 +56,8 @@ def test_a_difference_is_an_error(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("model", compare.MODELS)
-def test_the_click_log_on_two_ranks(model: str, tmp_path: Path) -> None:
+def test_the_click_log_on_two_ranks(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "KILLED_AT", 1)
     _, wrong = compare.row(model, "clicks", [*SHORT, "--output", str(tmp_path)])
     assert wrong == []
 
@@ -68,3 +75,22 @@ def test_movielens_on_two_ranks(model: str, tmp_path: Path) -> None:
     )
     assert wrong == []
     assert float(cells[3]) > 0.74
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("data", compare.DATA)
+@pytest.mark.parametrize("model", compare.MODELS)
+def test_bounded_staleness_costs_a_thousandth_of_auc_at_most(
+    model: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if data == "movielens":
+        try:
+            movielens.wheel(ROOT / "demo-out")
+        except movielens.NoData as why:
+            pytest.skip(str(why))
+    plan = "hybrid,servers=2,update=bounded,staleness=4"
+    monkeypatch.setitem(compare.WAYS, "bounded", ["-m", "ronde", "run", "--ranks", "2", "--plan", plan])
+    words = ["--double", "--cache", str(ROOT / "demo-out"), "--output", str(tmp_path)]
+    exact, stale = (compare.run(way, model, data, words)[0] for way in ("one device", "bounded"))
+    assert stale != exact
+    assert abs(stale - exact) < 1e-3

@@ -15,8 +15,9 @@ from ronde import table as tables
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.served_exchange import Served
 from ronde.server.shard import Shard
-from ronde.server.sparse import SparseShard
+from ronde.server.sparse import PAGE_BYTES, SparseShard
 from ronde.server.table.table import Table, TableConfig
+from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import Service
 
@@ -42,9 +43,9 @@ def connect() -> Iterator[Callable[..., Client]]:
     threads: list[threading.Thread] = []
     clients: list[Client] = []
 
-    def start(servers: int, transport: str = "ipc://@ronde-test-{}") -> Client:
+    def start(servers: int, transport: str = "ipc://@ronde-test-{}", page_bytes: int = PAGE_BYTES) -> Client:
         for _ in range(servers):
-            server = ParameterServer(Shard({"sparse": SparseShard()}), None, workers=1)
+            server = ParameterServer(Shard({"sparse": SparseShard(page_bytes)}), None, workers=1)
             endpoint = transport.format(f"{os.getpid()}-{next(_NAMES)}")
             services.append(Service(endpoint, TOKEN, server))
             threads.append(threading.Thread(target=services[-1].run))
@@ -96,6 +97,39 @@ def test_served_rows_are_those_of_one_process(
     for name, value in served.state(again).items():
         np.testing.assert_array_equal(value, state[name])
     served.end()
+
+
+@pytest.mark.parametrize("page_bytes", [1, 900, PAGE_BYTES])
+def test_changes_of_served_rows_are_those_of_one_process(
+    page_bytes: int, connect: Callable[..., Client]
+) -> None:
+    client = connect(2, page_bytes=page_bytes)
+    rule = tables.EvictByAge(2, every=1)
+    served, alone, own = Served(client, ONE), Table(config(evict=rule)), Table(config(evict=rule))
+    served.compile(own)
+    removed = 0
+    for version, (ids, gradients) in enumerate(steps(6), start=1):
+        served.update(own, ids, gradients, 0.1)
+        alone.update(ids, gradients)
+        changes, expected = served.changes(own, version, version - 1), changed_rows(alone)
+        if version == 1:
+            assert changes is expected is None
+        else:
+            assert changes is not None
+            assert expected is not None
+            same(changes, expected)
+            removed += len(changes.removed)
+        same(served.rows(own), all_rows(alone))
+    assert removed
+    assert served.changes(own, 7, 0) is None  # version 6 is not durable
+    served.end()
+
+
+def same(found: RowsOfVersion, expected: RowsOfVersion) -> None:
+    order, wanted = np.argsort(found.ids), np.argsort(expected.ids)
+    np.testing.assert_array_equal(found.ids[order], expected.ids[wanted])
+    np.testing.assert_allclose(found.rows[order], expected.rows[wanted], rtol=1e-13)
+    np.testing.assert_array_equal(np.sort(found.removed), np.sort(expected.removed))
 
 
 def test_what_a_server_refuses_is_raised_by_what_is_asked_next(connect: Callable[..., Client]) -> None:

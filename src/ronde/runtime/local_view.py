@@ -6,7 +6,7 @@ answered last. Rank 0 alone prints and changes files. Ranks do not wait for one 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,9 @@ from ronde.trace.notes import Notes
 from ronde.trace.summary import RankSummary
 from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
+
+if TYPE_CHECKING:
+    from ronde.runtime.publishing import Publishing
 
 __all__ = ["LocalView"]
 
@@ -66,6 +69,13 @@ class LocalView:
         alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
         self._context = Context(comm=alone, adopt=lambda tensor: None)
         self._stepped = False
+        self._publishing = self._published() if config.publish and config.rank == 0 else None
+
+    def _published(self) -> Publishing:
+        """Publishes this rank's model, and what servers have of tables."""
+        from ronde.runtime.publishing import Publishing
+
+        return Publishing(self.config, self.plan, around=self.files.unmediated, say=self.notes.say)
 
     def install(self) -> None:
         patches, plan, client, config = self._patches, self.plan, self._client, self.config
@@ -80,6 +90,8 @@ class LocalView:
         self._slices.install(patches)
         tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
         compute.install_alone(plan, self.notes.say)
+        if self._publishing is not None:
+            self._publishing.install(patches)
         take_over.install(patches, config, self.retire)
         self.files.install()
 
@@ -113,8 +125,10 @@ class LocalView:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
 
     def finish(self) -> None:
-        """The script is at its end: what servers have refused is raised here."""
+        """The script is at its end: what servers have refused is raised here; publish what it ends with."""
         self._client.finish()
+        if self._publishing is not None:
+            self._publishing.finish()
 
     def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]

@@ -23,8 +23,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.server.serving.manifest import FOLDER, TableEntry
-from ronde.server.serving.publication import Publication, Version, rows_to_tell
-from ronde.server.table.touched import TouchedIds
+from ronde.server.serving.publication import Publication, Version
 
 if TYPE_CHECKING:
     from ronde.comm.process_group import Comm
@@ -67,7 +66,8 @@ class Publishing:
         self._main = threading.get_ident()
         many = comm is not None and comm.world_size > 1
         self._leads = comm is None or comm.rank == 0
-        self._spread = many and plan.state.sparse == "sharded"
+        # Of rows on servers rank 0 asks, and writes them all.
+        self._spread = many and plan.state.sparse == "sharded" and not plan.state.server_count
         self._in_parts = plan.state.placement if many and plan.state.cuts_parameters else ""
         writers = comm.world_size if comm is not None and self._spread else 1
         folder = Path(config.run_dir) / FOLDER
@@ -166,8 +166,9 @@ class Publishing:
         if self._subject is None:
             self._subject = _Subject(self._called)
         subject = self._subject
-        tables = subject.tables
-        lost = any([_is_unknown(table) for table in tables.values()])  # noqa: C419 - each is asked
+        tables = subject.tables if self._leads or self._spread else {}
+        told = {name: each.exchange.changes(each.table, number, follows) for name, each in tables.items()}
+        lost = None in told.values()
         if self._comm is not None:
             lost = self._comm.votes([lost]) != [0]
         follows, whole = (0, 1) if lost else (follows, whole)
@@ -178,7 +179,8 @@ class Publishing:
             time=self._stepped,
             tables={name: _entry(table) for name, table in tables.items()},
             follows=follows or None,
-            **self._rows(tables, follows=bool(follows), whole=bool(whole)),
+            delta={name: rows for name, rows in told.items() if rows is not None} if follows else {},
+            whole={name: each.exchange.rows(each.table) for name, each in tables.items()} if whole else {},
             dense=subject.dense(self._inside, write=self._leads),
             program=program,
             no_program=self._no_program,
@@ -189,16 +191,6 @@ class Publishing:
         if self._leads or self._spread:
             with self._around():
                 self._publication.begin(version)
-
-    def _rows(self, tables: dict[str, EmbeddingTable], *, follows: bool, whole: bool) -> dict[str, Any]:
-        if not self._leads and not self._spread:
-            for table in tables.values():  # as rank 0 has them
-                if table.table.touched is not None:
-                    table.table.touched.cut()
-            return {"delta": {}, "whole": {}}
-        told = {name: rows_to_tell(table.table, whole=whole) for name, table in tables.items()}
-        delta = {name: changes for name, (changes, _) in told.items()} if follows else {}
-        return {"delta": delta, "whole": {name: rows for name, (_, rows) in told.items() if rows is not None}}
 
     def _program(self, subject: _Subject) -> bytes:
         """The computation of the model; b"" where there is none, and says why."""
@@ -275,13 +267,6 @@ def _given(module: nn.Module) -> nn.Module:
     """The module that was given to the compiler."""
     inner = module._modules.get("_orig_mod")
     return module if inner is None else inner
-
-
-def _is_unknown(table: EmbeddingTable) -> bool:
-    """Whether all rows are to be told; from here on it is known what changes."""
-    if table.table.touched is None:
-        table.table.touched = TouchedIds()
-    return table.table.touched.lost
 
 
 def _none() -> None:

@@ -17,6 +17,7 @@ from ronde.server.table.combine import sum_rows, unique
 from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table
+from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
 
 __all__ = ["Alone", "Exchange", "Replicated", "Sharded", "summed"]
 
@@ -50,8 +51,37 @@ class Exchange(Protocol):
         """Become what `state` gave, this rank's part of it."""
         ...
 
+    def changes(self, table: Table, version: int, follows: int) -> RowsOfVersion | None:
+        """What the next version has to tell beyond an earlier one; of the rows that this rank writes.
 
-class Alone:
+        Asked of ranks that write, each by itself. From here on changes belong to the version after it.
+
+        Args:
+            version: the next; asked for once.
+            follows: the one before, which is durable; 0: none is.
+
+        Returns:
+            None where it is not known what changed: `rows` are to be told.
+        """
+        ...
+
+    def rows(self, table: Table) -> RowsOfVersion:
+        """All rows that this rank writes, when it has asked for `changes`."""
+        ...
+
+
+class _Held:
+    """A rank writes the rows that it has."""
+
+    def changes(self, table: Table, version: int, follows: int) -> RowsOfVersion | None:
+        changed = changed_rows(table)
+        return changed if follows else None
+
+    def rows(self, table: Table) -> RowsOfVersion:
+        return all_rows(table)
+
+
+class Alone(_Held):
     """One process, which has all rows."""
 
     def compile(self, table: Table) -> None:
@@ -94,7 +124,7 @@ class Replicated(Alone):
         table.update(all_ids, all_gradients / comm.world_size, lr, counts=all_counts)
 
 
-class Sharded:
+class Sharded(_Held):
     """Each rank has the rows of its buckets: ids go to their owners, rows come back (as in TorchRec)."""
 
     def __init__(self, comm: Comm) -> None:

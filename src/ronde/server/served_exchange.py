@@ -25,6 +25,7 @@ from ronde.server.table.hashing import BUCKETS, buckets_of
 from ronde.server.table.spelling import write_config
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table
+from ronde.server.table.told import RowsOfVersion
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Message, Operation
 
@@ -188,6 +189,18 @@ class Served:
             self._comm.barrier()
         remote.follows(client.sequences)
 
+    def changes(self, table: Table, version: int, follows: int) -> RowsOfVersion | None:
+        answers = self._pages(table, Operation.CHANGES, {"version": version, "follows": follows})
+        if not all(each.meta["known"] for each in answers):
+            return None
+        ids, rows, removed = (np.concatenate([each.arrays[place] for each in answers]) for place in range(3))
+        return RowsOfVersion(ids=ids, rows=rows, removed=removed)
+
+    def rows(self, table: Table) -> RowsOfVersion:
+        answers = self._pages(table, Operation.EMBEDDINGS, {})
+        ids, rows = (np.concatenate([each.arrays[place] for each in answers]) for place in range(2))
+        return RowsOfVersion(ids=ids, rows=rows, removed=np.empty(0, np.int64))
+
     def settle(self) -> None:
         """Wait for pushes, and raise what a server has refused.
 
@@ -257,6 +270,30 @@ class Served:
         return client.wait(
             [client.send(each, operation, dict(meta), clock=clocks[each]) for each in range(client.servers)]
         )
+
+    def _pages(self, table: Table, operation: Operation, asked: dict[str, Any]) -> list[Message]:
+        """Ask all servers for what comes in several answers, of all that has been pushed.
+
+        Where servers make a step of the pushes of all ranks, all pages are of one state, as they make no
+        further step before this rank pushes.
+        """
+        self.settle()
+        remote, client = self._remote(table), self._client
+        clocks = client.sequences
+        begins = dict.fromkeys(range(client.servers), 0)
+        answers: list[Message] = []
+        while begins:
+            requests = [
+                client.send(
+                    each, operation, {"table": remote.number, "begin": begin, **asked}, clock=clocks[each]
+                )
+                for each, begin in begins.items()
+            ]
+            page = client.wait(requests)
+            answers += page
+            following = {each: int(answer.meta["next"]) for each, answer in zip(begins, page, strict=True)}
+            begins = {each: begin for each, begin in following.items() if begin >= 0}
+        return answers
 
     def _remote(self, table: Table) -> _Remote:
         remote = self._remotes.get(table)

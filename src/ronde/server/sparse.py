@@ -13,19 +13,33 @@ from ronde.server.table.half import to_half
 from ronde.server.table.spelling import read_config, write_config
 from ronde.server.table.state import State
 from ronde.server.table.table import Table
+from ronde.server.table.told import ToldIds
 from ronde.server.transport.wire import Message, Operation
 
-__all__ = ["SparseShard"]
+__all__ = ["PAGE_BYTES", "SparseShard"]
+
+
+#: About as much an answer holds of a table that is read as a whole, or of its changes.
+PAGE_BYTES = 64 << 20
 
 
 class SparseShard:
-    """Tables by number."""
+    """Tables by number.
+
+    Args:
+        page_bytes: of embeddings in an answer, about.
+    """
 
     changes = frozenset({Operation.MAKE_TABLE, Operation.UPDATE, Operation.PUT_ROWS})
-    reads = frozenset({Operation.LOOK_UP, Operation.COUNT, Operation.ROWS})
+    reads = frozenset(
+        {Operation.LOOK_UP, Operation.COUNT, Operation.ROWS, Operation.CHANGES, Operation.EMBEDDINGS}
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, page_bytes: int = PAGE_BYTES) -> None:
         self.tables: dict[int, Table] = {}
+        self._page_bytes = page_bytes
+        # No part of the state: it comes with the first question, and goes with this process.
+        self._told: dict[int, ToldIds] = {}
 
     def combine(self, messages: Sequence[Message]) -> Answer:
         first = messages[0].meta
@@ -57,6 +71,7 @@ class SparseShard:
                 config = read_config(record.meta["config"])
                 if number not in self.tables or self.tables[number].config != config:
                     self.tables[number] = Table(config)
+                    self._told.pop(number, None)
             case Operation.PUT_ROWS:
                 self.tables[number].load(_state(record.meta, record.arrays))
             case _:
@@ -73,12 +88,32 @@ class SparseShard:
                 return {"count": len(table)}, []
             case Operation.ROWS:
                 return _told(table.state())
+            case Operation.CHANGES:
+                return self._changes(table, message.meta)
+            case Operation.EMBEDDINGS:
+                ids, rows, following = table.embeddings_from(
+                    int(message.meta["begin"]), self._rows_of_page(table)
+                )
+                return {"next": following}, [ids, rows]
             case _:
                 (ids,) = message.arrays
                 if ids.dtype != np.int64 or ids.ndim != 1:
                     raise ValueError(f"ids are int64 of one axis, not {ids.dtype} of {ids.ndim}")
                 rows = table.look_up(ids)
         return {}, [to_half(rows) if table.config.half_rows else rows]
+
+    def _changes(self, table: Table, asked: dict[str, Any]) -> Answer:
+        """A page of what changed after one version and before another: ids, embeddings, ids without a row."""
+        told = self._told.setdefault(int(asked["table"]), ToldIds())
+        ids = told.of(table, int(asked["version"]), int(asked["follows"]))
+        if ids is None:
+            return {"known": False, "next": -1}, []
+        begin = int(asked["begin"])
+        end = begin + self._rows_of_page(table)
+        return {"known": True, "next": end if end < len(ids) else -1}, list(table.embeddings(ids[begin:end]))
+
+    def _rows_of_page(self, table: Table) -> int:
+        return max(1, self._page_bytes // (8 + table.config.dim * table.dtype.itemsize))
 
     def state(self) -> Answer:
         told: list[dict[str, Any]] = []
@@ -91,6 +126,7 @@ class SparseShard:
 
     def load(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
         self.tables.clear()
+        self._told.clear()
         begin = 0
         for each in meta["tables"]:
             table = self.tables[each["table"]] = Table(read_config(each["config"]))

@@ -13,8 +13,8 @@ from torch import nn
 import ronde
 from ronde.server.serving.manifest import TableEntry
 from ronde.server.serving.program import Example, export, without_tables
-from ronde.server.serving.publication import Publication, Version, rows_to_tell
-from ronde.server.table.touched import TouchedIds
+from ronde.server.serving.publication import Publication, Version
+from ronde.server.table.told import all_rows, changed_rows
 
 
 class Model(nn.Module):
@@ -54,7 +54,7 @@ class Run:
             x, bags = inputs(8)
             self._program = export(self.model, Example.of((x,), {"bags": bags}))
         for table in self.tables.values():
-            table.table.touched = TouchedIds()
+            changed_rows(table.table)
         self.version = self._publication.begins_at - 1
 
     def step(self) -> None:
@@ -66,7 +66,7 @@ class Run:
     def publish(self, *, whole: bool = False) -> int:
         follows = self._publication.durable
         whole = whole or not follows
-        told = {name: rows_to_tell(table.table, whole=whole) for name, table in self.tables.items()}
+        changed = {name: changed_rows(table.table) for name, table in self.tables.items()}
         self.version += 1
         with without_tables(self.model):
             dense = save({name: value.clone() for name, value in self.model.state_dict().items()})
@@ -80,8 +80,8 @@ class Run:
                 for name, each in configs.items()
             },
             follows=follows or None,
-            delta={name: delta for name, (delta, _) in told.items()} if follows else {},
-            whole={name: rows for name, (_, rows) in told.items() if rows is not None},
+            delta={name: delta for name, delta in changed.items() if delta} if follows else {},
+            whole={name: all_rows(table.table) for name, table in self.tables.items()} if whole else {},
             dense=dense,
             program=self._program if not follows else b"",
             no_program="" if self._program else "it was not asked for",

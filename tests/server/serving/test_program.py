@@ -65,6 +65,9 @@ def test_tables_are_cut_out_and_put_back(tmp_path: Path) -> None:
     x, more = torch.arange(5), torch.ones(1, dtype=torch.float64)
     found = program.predict([x, more], dense, lambda name, ids: model.a(ids))
     assert torch.equal(found, model(x, more))
+    more = torch.tensor([0.1], dtype=torch.float64)  # as JSON has it, to the bit
+    found = program.predict([x.tolist(), [0.1]], dense, lambda name, ids: model.a(ids))
+    assert torch.equal(found, model(x, more))
 
 
 def test_something_else_is_no_program(tmp_path: Path) -> None:

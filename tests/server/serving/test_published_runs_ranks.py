@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -84,23 +85,26 @@ def train(place: Path, source: str, ranks: int, plan: str, publish: float = 0.05
                 (2, "zero2,sparse=sharded"),
                 (3, "hybrid"),
                 (2, "zero3"),
+                (2, "hybrid,servers=2"),
+                (2, "ps,servers=2"),
+                # Of several ranks others may push between the last look-up and the last version.
+                (1, "ps-async,servers=2"),
+                (1, "ps-bounded,servers=2"),
+                (1, "geo,servers=2,every=2"),
             ]
         ),
     ],
 )
 def test_what_is_published_is_the_model(tmp_path: Path, ranks: int, plan: str) -> None:
     said = train(tmp_path, SCRIPT, ranks, plan)
-    replica = Replica(Published(tmp_path / "run" / "published"))
-    ids, x, predicted, rows, count = torch.load(tmp_path / "said.pt")
-    assert replica.snapshot.step == 75
-    assert len(replica.snapshot.tables["user"]) == count < 300
-    assert np.array_equal(replica.look_up("user", np.arange(700)), rows.numpy())
+    replica, ids, x, predicted, rows = trained(tmp_path)
     # Of what was published meanwhile, each follows the one before, and the last rests on changes or on all.
     versions = replica.versions()
     assert versions[-1] > 2
     last = Manifest.read(path_of(tmp_path / "run" / "published", versions[-1]))
     assert last.follows == versions[-2]
-    assert len(last.delta) == (ranks if "hybrid" in plan or "sharded" in plan else 1)
+    spread = ("hybrid" in plan or "sharded" in plan) and "servers" not in plan
+    assert len(last.delta) == (ranks if spread else 1)
     for version in versions[:-1]:
         replica.roll_back(version)
     replica.follow()
@@ -111,6 +115,58 @@ def test_what_is_published_is_the_model(tmp_path: Path, ranks: int, plan: str) -
             replica.predict([ids, x])
         return
     assert float((replica.predict([ids, x]) - predicted).abs().max()) < 1e-6
+
+
+def trained(place: Path) -> tuple[Replica, Any, Any, Any, Any]:
+    """A replica, held against what the script says at its end; a batch, its outputs and all rows."""
+    replica = Replica(Published(place / "run" / "published"))
+    ids, x, predicted, rows, count = torch.load(place / "said.pt")
+    assert replica.snapshot.step == 75
+    assert len(replica.snapshot.tables["user"]) == count < 300
+    assert np.array_equal(replica.look_up("user", np.arange(700)), rows.numpy())
+    return replica, ids, x, predicted, rows
+
+
+def test_a_killed_server_loses_no_row_of_a_version(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    options = ["--ranks", "2", "--plan", "hybrid,servers=2", "--publish", "0.05", "--run-dir", "run"]
+    running = forked.ForkedCommand(["run", *options, "train.py"], directory=tmp_path)
+    published = tmp_path / "run" / "published"
+    try:
+        until = monotonic() + 60
+        while not path_of(published, 2).exists():
+            assert monotonic() < until, running.communicate(1)
+            sleep(0.005)
+        kill_server(running.pid, tmp_path / "run" / "server-0.log")
+        _, said = running.communicate(90)
+    finally:
+        running.kill()
+    assert (running.returncode, said.count("server 0 ended (signal SIGKILL) and was started again")) == (0, 1)
+    replica, ids, x, predicted, _rows = trained(tmp_path)
+    assert float((replica.predict([ids, x]) - predicted).abs().max()) < 1e-6
+    # Changes upon changes make the rows that a version with all rows has.
+    source = Published(published)
+    twice = 0
+    for version in replica.versions()[1:]:
+        manifest = Manifest.read(path_of(published, version))
+        if manifest.whole and manifest.delta:
+            fresh = source.load(version)
+            grown = source.load(version, source.load(version - 1))
+            for name, table in fresh.tables.items():
+                assert len(table) == len(grown.tables[name])
+                every = np.arange(700)
+                assert np.array_equal(table.look_up(every)[0], grown.tables[name].look_up(every)[0])
+            twice += 1
+    assert twice
+
+
+def kill_server(launcher: int, log: Path) -> None:
+    """By SIGKILL, the one that writes this log."""
+    for process in psutil.Process(launcher).children():
+        if Path(f"/proc/{process.pid}/fd/2").resolve() == log.resolve():
+            process.kill()
+            return
+    raise AssertionError("no such server")
 
 
 def test_a_model_that_cannot_be_exported_is_named(tmp_path: Path) -> None:

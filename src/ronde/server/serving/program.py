@@ -230,7 +230,9 @@ class Input:
         wanted = f"{self.dtype} of shape {list(self.shape)}".replace("None", "any")
         if not isinstance(given, torch.Tensor):
             try:
-                given = torch.tensor(given)
+                whole = torch.tensor(given)
+                # Numbers of JSON are doubles, which torch would take for its default type.
+                given = torch.tensor(given, dtype=torch.float64) if whole.is_floating_point() else whole
             except (ValueError, TypeError, RuntimeError, OverflowError):
                 raise Unfit(f"input {self.name} is no array of numbers; it is {wanted}") from None
         if given.numel() == 0:

@@ -25,32 +25,15 @@ from safetensors.numpy import save_file
 from ronde.errors import UsageError
 from ronde.server.serving.durable import DamagedFile, digest, replace, sync_written
 from ronde.server.serving.manifest import Manifest, TableEntry, path_of, versions_in
-from ronde.server.table.table import Table
+from ronde.server.table.told import RowsOfVersion
 
-__all__ = ["KEPT_VERSIONS", "Publication", "RowsOfVersion", "Version", "rows_to_tell"]
+__all__ = ["KEPT_VERSIONS", "Publication", "Version"]
 
 #: Versions that stay on the disk, for a roll-back.
 KEPT_VERSIONS = 10
 _PATIENCE = 60.0
 _PART = re.compile(r"\.?(delta|whole|dense|program)-\d+.*|\.\d+-rank-\d+\.json.*")
 _LOOK_EVERY = 0.003
-
-Rows = Mapping[str, np.ndarray[Any, Any]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowsOfVersion:
-    """Of one table, copied: training goes on.
-
-    Attributes:
-        ids: int64 [n], each once.
-        rows: [n, dim].
-        removed: ids without a row any more; int64 [k].
-    """
-
-    ids: np.ndarray[Any, Any]
-    rows: np.ndarray[Any, Any]
-    removed: np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,21 +58,6 @@ class Version:
     dense: bytes = b""
     program: bytes = b""
     no_program: str = ""
-
-
-def rows_to_tell(table: Table, *, whole: bool) -> tuple[RowsOfVersion, RowsOfVersion | None]:
-    """What changed in a table since it was last told of, and all rows where they are asked for.
-
-    Needs a table that keeps what is touched. From here on it is told of.
-    """
-    assert table.touched is not None
-    touched = table.touched.cut()
-    ids, rows, removed = table.embeddings(touched)
-    delta = RowsOfVersion(ids=ids, rows=rows, removed=removed)
-    if not whole:
-        return delta, None
-    every = table.rows()
-    return delta, RowsOfVersion(ids=every.ids, rows=every.embeddings, removed=removed[:0])
 
 
 class Publication:

@@ -229,6 +229,23 @@ class Table:
         there = slots >= 0
         return ids[there], self._rows.embeddings(slots[there]), ids[~there]
 
+    def embeddings_from(
+        self, segment: int, most: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
+        """A copy of the embeddings of some segments of the index, from one on: about `most`, at least one.
+
+        Returns:
+            int64 [n], [n, dim], and the segment that is next; -1 behind the last.
+        """
+        found = [self._index.slots_of(segment)]
+        count = len(found[0])
+        while (segment := segment + 1) < SEGMENTS and count < most:
+            found.append(self._index.slots_of(segment))
+            count += len(found[-1])
+        slots = np.concatenate(found)
+        following = segment if segment < SEGMENTS else -1
+        return self._rows.keys[slots, 0], self._rows.embeddings(slots), following
+
     def put(self, rows: RowsOfTable) -> None:
         """Write rows as they are, in the place of those with the same id."""
         slots = self._index.find(rows.ids, self._rows.keys)

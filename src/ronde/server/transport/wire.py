@@ -69,6 +69,8 @@ class Operation(enum.IntEnum):
     COUNT = 13
     ROWS = 14
     PUT_ROWS = 15
+    CHANGES = 16
+    EMBEDDINGS = 17
     ADD_GRADIENTS = 20
     SCALE_GRADIENTS = 21
     GRADIENTS = 22
