@@ -6,13 +6,13 @@ It is told on stdin what to do, a line each: the number of floats and how often;
 import sys
 import time
 
-import mxnet
+import mxnet  # pyright: ignore[reportMissingImports] - of another environment
 
 
 def main() -> None:
     store = mxnet.kv.create("dist_sync")
     made = {}
-    print("ready", flush=True)
+    print("ready", flush=True)  # noqa: T201 - to whoever times it
     for line in sys.stdin:
         size, times = map(int, line.split())
         if size not in made:
@@ -25,7 +25,7 @@ def main() -> None:
             store.push(size, value)
             store.pull(size, out=out)
             out.wait_to_read()
-        print(time.perf_counter() - begun, flush=True)
+        print(time.perf_counter() - begun, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
