@@ -16,8 +16,9 @@ from ronde.cluster import torch_install
 from ronde.trace import run_directory
 
 KEYS = (
-    "data, tensor, pipeline, context, expert, state, sparse, servers, offload, algorithm, compressor, "
-    "compressed, error-feedback, bucket-mb, update, every, adaptive, peers, staleness, optimizer-on, precision, "
+    "data, tensor, pipeline, context, expert, state, sparse, servers, offload, algorithm, "
+    "compressor, compressed, error-feedback, bucket-mb, update, every, adaptive, peers, staleness, "
+    "optimizer-on, precision, "
     "micro-batches, recompute, schedule, compile, rng, batch-dim, loading"
 )
 PRESETS = (
