@@ -220,7 +220,7 @@ def test_inputs_that_do_not_fit_are_told(tmp_path: Path) -> None:
     for change, message in {
         ("x", ((1, 2),)): "input x has the shape [1, 2]; it is float32 of shape [any, 3]",
         ("x", "ab"): "input x is no array of numbers; it is float32 of shape [any, 3]",
-        ("bags_0", (1.5,)): "input bags_0 has float32 values; it is int64 of shape [any]",
+        ("bags_0", (1.5,)): "input bags_0 has float64 values; it is int64 of shape [any]",
         ("y", 1): "there is no input y; the model takes x, bags_0, bags_1",
     }.items():
         with pytest.raises(Unfit) as refused:
