@@ -26,6 +26,7 @@ __all__ = ["Client", "Request", "ServerRefused"]
 Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
+_SMALL_BYTES = 16 << 10
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -199,10 +200,12 @@ class Client:
     def room(self, nbytes: int) -> Array:
         """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
 
+        What is small travels as fast as a word about where it lies.
+
         Raises:
             OSError: there is not so much memory.
         """
-        if self.arena is None:
+        if self.arena is None or nbytes <= _SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
         with self._lock:
             room, is_new = self.arena.take(nbytes)
@@ -213,7 +216,7 @@ class Client:
 
     def give_back(self, room: Array) -> None:
         """Free what `room` gave; nothing that was asked refers to it any more."""
-        if self.arena is not None:
+        if self.arena is not None and room.nbytes > _SMALL_BYTES:
             with self._lock:
                 self.arena.give_back(room)
 
@@ -221,7 +224,8 @@ class Client:
         """What a request says of where its answer's arrays are to be written, if that is possible."""
         if self.arena is None:
             return {}
-        return {"into": [self.arena.place(room) for room in rooms]}
+        places = [self.arena.place(room) for room in rooms]
+        return {} if all(place is None for place in places) else {"into": places}
 
     def poll(self) -> None:
         """Take in answers that are there, without waiting."""

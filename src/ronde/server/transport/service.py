@@ -197,15 +197,21 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def _placed(answer: Message, arena: PeerArena, into: Any) -> Message:
-    """The answer with its arrays in the shared memory that the request names, one place for each."""
+    """The answer with its arrays in the shared memory that the request names; without a place one travels."""
     if not isinstance(into, list) or len(into) != len(answer.arrays):
         return answer.refuse(f"{len(answer.arrays)} arrays are the answer, and there is not a place for each")
     try:
-        rooms = [arena.room(offset, array.nbytes) for offset, array in zip(into, answer.arrays, strict=True)]
+        rooms = [
+            None if place is None else arena.room(place, array.nbytes)
+            for place, array in zip(into, answer.arrays, strict=True)
+        ]
     except WireError as error:
         return answer.refuse(str(error), error.kind)
     arrays: list[np.ndarray[Any, Any]] = []
     for room, array in zip(rooms, answer.arrays, strict=True):
+        if room is None:
+            arrays.append(array)
+            continue
         target = room.view(array.dtype).reshape(array.shape)
         np.copyto(target, array)
         arrays.append(target)
