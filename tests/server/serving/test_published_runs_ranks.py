@@ -87,9 +87,9 @@ def train(place: Path, source: str, ranks: int, plan: str, publish: float = 0.05
                 (2, "zero3"),
                 (2, "hybrid,servers=2"),
                 (2, "ps,servers=2"),
-                # Of several ranks others may push between the last look-up and the last version.
+                # Others would push after the last look-up, and a staleness would hide pushes from it.
                 (1, "ps-async,servers=2"),
-                (1, "ps-bounded,servers=2"),
+                (1, "ps-bounded,servers=2,staleness=0"),
                 (1, "geo,servers=2,every=2"),
             ]
         ),
