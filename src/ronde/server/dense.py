@@ -128,7 +128,7 @@ class DenseShard:
                 self._push_step(record.meta, record.arrays[0])
             case Operation.SCALE_GRADIENTS:
                 for key in record.meta["keys"]:
-                    self._gradients[key].mul_(record.meta["factor"])
+                    self._gradients[key].mul_(float(record.meta["factor"]))
             case _:
                 self._step(record.meta, record.arrays)
 

@@ -159,7 +159,7 @@ def check_step(
         home = sizes if name == "value" else of_gradients
         home[_keys_of({"keys": [key]})[0]] = (array.nbytes // kind.itemsize, kind)
     keys: list[int] = []
-    needed: set[str] = set()
+    needed: dict[str, int] = {}
     for group in meta["groups"]:
         own = _keys_of(group)
         keys += own
@@ -170,23 +170,35 @@ def check_step(
     for key in keys:
         if sizes[key] != of_gradients[key] or not sizes[key][1].is_floating_point:
             raise ValueError(f"key {key} has {sizes[key]}, its gradient {of_gradients[key]}")
-    _check_state(meta["state"], sizes, needed if meta["class"] != "SGD" else set(), of_state)
+    _check_state(meta["state"], sizes, needed, of_state, optional=meta["class"] == "SGD")
 
 
 def _check_state(
     entries: Sequence[Sequence[Any]],
     sizes: Mapping[int, tuple[int, Any]],
-    needed: set[str],
+    needed: Mapping[str, int],
     sent: Sequence[Array],
+    *,
+    optional: bool,
 ) -> None:
+    """Entries of state that an optimizer goes on with.
+
+    Args:
+        needed: their names, with the number of axes that each has of a parameter of one axis.
+        optional: it goes on without them too.
+    """
     left = iter(sent)
     found: dict[int, set[str]] = {}
     for key, name, dtype, scalar in entries:
         if type(key) is not int or not isinstance(name, str):
             raise ValueError("an entry of state has a key and a name")
-        found.setdefault(key, set()).add(name)
+        given = found.setdefault(key, set())
+        if dtype is not None or scalar is not None:
+            given.add(name)
         count, _ = sizes[key]
         if scalar is not None and type(scalar) not in (bool, int, float):
+            raise ValueError("an entry of state is a number, or an array")
+        if name in given and name in needed and (dtype is None or needed[name] != int(scalar is None)):
             raise ValueError("an entry of state is a number, or an array")
         if dtype is not None:
             kind = _dtype_of(dtype)
@@ -195,15 +207,15 @@ def _check_state(
             else:
                 torch.tensor(scalar, dtype=kind)
     for key, names in found.items():
-        if not needed <= names:
-            raise ValueError(f"the state of key {key} lacks {', '.join(sorted(needed - names))}")
+        if not (optional or needed.keys() <= names):
+            raise ValueError(f"the state of key {key} lacks {', '.join(sorted(needed.keys() - names))}")
 
 
-def _options_of(kind: str, options: Any) -> set[str]:
+def _options_of(kind: str, options: Any) -> dict[str, int]:
     """See that an optimizer of torch takes these hyper-parameters, by two steps of one element.
 
     Returns:
-        the names of the state that such an optimizer keeps.
+        the names of the state that such an optimizer keeps, with the number of axes of each.
     """
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise ValueError("hyper-parameters are an object")
@@ -211,7 +223,7 @@ def _options_of(kind: str, options: Any) -> set[str]:
 
 
 @functools.lru_cache(256)
-def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> set[str]:
+def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     """By the kinds of the values alone: which numbers they are, no step goes wrong by."""
     element = torch.zeros(1, requires_grad=True)
     made = getattr(torch.optim, kind)([element], lr=0.0)
@@ -222,7 +234,8 @@ def _tried(kind: str, shapes: tuple[tuple[str, Any], ...]) -> set[str]:
         made.step()  # what the first has begun, such as a momentum, is gone on with here
     except Exception as error:
         raise ValueError(f"{kind} does not take these hyper-parameters: {error}") from None
-    return set(made.state[element])
+    kept = made.state[element].items()
+    return {name: value.dim() for name, value in kept if isinstance(value, torch.Tensor)}
 
 
 def _shape_of(value: Any) -> Any:
