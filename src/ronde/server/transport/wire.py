@@ -1,9 +1,9 @@
 """Messages between workers and servers, as frames: a fixed header, a JSON object, then arrays.
 
-Nothing that comes from the wire is unpickled. Frame 0 is little-endian: magic, version, operation, worker,
-incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else. Frame 1
-tells the shape and dtype of each array; frames behind it hold their bytes, but for those that lie in memory
-that both ends share.
+Nothing that comes from the wire is unpickled. Frame 0 begins, little-endian, with magic, version, operation,
+worker, incarnation, sequence, clock, request, the run's token, and a checksum (XXH3) of everything else;
+behind them JSON tells, among other things, the shape and dtype of each array. Frames behind it hold their
+bytes, but for those that lie in memory that both ends share.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[A
         message.clock, message.request, token, 0,
     )[:-_CHECKSUM_BYTES]  # fmt: skip
     checksum = _checksum(head, meta, frames)
-    return [head + struct.pack("<Q", checksum), meta, *frames]
+    return [head + struct.pack("<Q", checksum) + meta, *frames]
 
 
 def decode(
@@ -202,12 +202,11 @@ def decode(
     """
     limits = limits or _LIMITS
     views = [memoryview(frame).cast("B") for frame in frames]
-    if len(views) < 2 or views[0].nbytes != _HEADER.size:
-        raise WireError(
-            "truncated", f"{len(views)} frames, a message has at least 2, the first of {_HEADER.size} bytes"
-        )
+    if not views or views[0].nbytes < _HEADER.size:
+        raise WireError("truncated", f"the first of {len(views)} frames has less than {_HEADER.size} bytes")
+    head, meta = views[0][: _HEADER.size], views[0][_HEADER.size :]
     magic, version, operation, _, worker, incarnation, sequence, clock, request, theirs, checksum = (
-        _HEADER.unpack(views[0])
+        _HEADER.unpack(head)
     )
     if magic != _MAGIC:
         raise WireError("magic", "not a message of ronde")
@@ -216,22 +215,22 @@ def decode(
     if not hmac.compare_digest(theirs, token):
         raise WireError("token", "the token is not that of this run")
     total = sum(view.nbytes for view in views)
-    if total > limits.nbytes or views[1].nbytes > limits.meta_bytes or len(views) - 2 > limits.arrays:
+    if total > limits.nbytes or meta.nbytes > limits.meta_bytes or len(views) - 1 > limits.arrays:
         raise WireError("oversized", f"a message of {total} bytes in {len(views)} frames is too large")
-    if checksum != _checksum(views[0][:-_CHECKSUM_BYTES], views[1], views[2:]):
+    if checksum != _checksum(head[:-_CHECKSUM_BYTES], meta, views[1:]):
         raise WireError("checksum", "the checksum is not that of the message: it was damaged on its way")
     try:
         known = Operation(operation)
     except ValueError:
         raise WireError("operation", f"there is no operation {operation}") from None
-    meta, arrays = _read(views[1], views[2:], _NO_ARENA if arena is None else arena, limits)
-    return Message(known, meta, arrays, worker, incarnation, sequence, clock, request)
+    told, arrays = _read(meta, views[1:], _NO_ARENA if arena is None else arena, limits)
+    return Message(known, told, arrays, worker, incarnation, sequence, clock, request)
 
 
 def request_of(frames: Sequence[Any]) -> int:
     """By which number the sender of frames that cannot be read may wait for an answer; 0 if unknown."""
     try:
-        return _HEADER.unpack(memoryview(frames[0]).cast("B"))[8]
+        return _HEADER.unpack_from(memoryview(frames[0]).cast("B"))[8]
     except (struct.error, IndexError, TypeError):
         return 0
 
@@ -242,9 +241,9 @@ def _read(
     try:
         told, described = json.loads(bytes(meta))
     except (ValueError, TypeError, RecursionError):
-        raise WireError("meta", "the second frame is not a JSON list of an object and of arrays") from None
+        raise WireError("meta", "no JSON list of an object and of arrays follows the header") from None
     if not isinstance(told, dict) or not isinstance(described, list) or len(described) > limits.arrays:
-        raise WireError("meta", "the second frame is not a JSON list of an object and of arrays")
+        raise WireError("meta", "no JSON list of an object and of arrays follows the header")
     left = list(frames)
     arrays = [_array(each, left, arena, limits) for each in described]
     if left:
