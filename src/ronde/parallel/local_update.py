@@ -21,12 +21,13 @@ from ronde.errors import UsageError
 from ronde.parallel.division import Division, in_equal_parts
 from ronde.parallel.elementwise import ELEMENTWISE, is_elementwise
 from ronde.parallel.flat import flat, flat_like
-from ronde.parallel.served_gradients import KeyedRanges, name_of, pack
+from ronde.parallel.served_gradients import KeyedRanges, pack
 from ronde.parallel.served_state import ServedState
 from ronde.parallel.served_step import Given, Served, ask_servers, can_step_on_servers, write_answer
 from ronde.parallel.served_update import ServedUpdate, hash_of
 from ronde.patching.patches import Patches
 from ronde.server.dense import array_of
+from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 from ronde.sync.gradient_parts import Ranges

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.buffer import InOwnMemory, Source
-from ronde.parallel.served_gradients import name_of, pack
+from ronde.parallel.served_gradients import pack
 from ronde.server.dense import array_of
+from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 

@@ -16,13 +16,14 @@ import torch
 from ronde.comm.process_group import Comm
 from ronde.parallel.division import Division, in_equal_parts
 from ronde.server.dense import array_of, tensor_of
+from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 from ronde.sync.gradient_parts import GradientParts, Ranges, Wait
 from ronde.sync.home import OnDevice
 from ronde.sync.leaf import Leaf
 
-__all__ = ["KeyedRanges", "ServedGradients", "divide_over_servers", "name_of"]
+__all__ = ["KeyedRanges", "ServedGradients", "divide_over_servers"]
 
 
 class KeyedRanges(tuple["tuple[int, int] | None", ...]):
@@ -44,11 +45,6 @@ def divide_over_servers(servers: int) -> Division:
         return [KeyedRanges((*ranges, None), next(keys)) for ranges in in_equal_parts(sizes, parts)]
 
     return Division(servers, split)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """How the servers spell a dtype."""
-    return str(dtype).removeprefix("torch.")
 
 
 class ServedGradients(GradientParts):
@@ -133,19 +129,8 @@ class ServedGradients(GradientParts):
                 requests.append(self._client.send(server, Operation.SCALE_GRADIENTS, meta, changes=True))
         self._client.wait(requests)
 
-    @torch.no_grad()
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        held = self._of(tensor)
-        if held is None:
-            return None
-        leaf = held.leaf
-        with torch.inference_mode(False):  # later backwards add to it
-            gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
-        flat = gradient.as_strided((gradient.numel(),), (1,))
-        fetch(self._client, Operation.GRADIENTS, held.ranges, flat)
-        self.drop(tensor)
-        leaf.gradient = gradient
-        return gradient
+    def _complete(self, flat: torch.Tensor, ranges: Ranges, part: torch.Tensor) -> None:
+        fetch(self._client, Operation.GRADIENTS, ranges, flat)
 
 
 class _Pushed:

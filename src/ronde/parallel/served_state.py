@@ -10,9 +10,10 @@ import torch
 
 from ronde.parallel.cut_state import StateInParts
 from ronde.parallel.flat import flat, flat_like
-from ronde.parallel.served_gradients import KeyedRanges, name_of
+from ronde.parallel.served_gradients import KeyedRanges
 from ronde.parallel.served_step import Served
 from ronde.server.dense import tensor_of
+from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client
 from ronde.server.transport.wire import Operation
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from ronde.parallel.flat import flat
-from ronde.parallel.served_gradients import KeyedRanges, name_of
+from ronde.parallel.served_gradients import KeyedRanges
 from ronde.server.dense import array_of
+from ronde.server.dense_checks import name_of
 from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 

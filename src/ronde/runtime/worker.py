@@ -32,7 +32,6 @@ from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
     from ronde.patching.patches import Patches
-    from ronde.plan import Plan
     from ronde.runtime.local_view import LocalView
     from ronde.runtime.memory.meter import MemoryMeter
     from ronde.runtime.publishing import Publishing
@@ -194,36 +193,24 @@ def _session(
         return None
     from ronde.runtime import compute
 
-    if plan.is_local:
-        return _local_view(config, plan, tally, entropy)
     if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
         return None
     from ronde.runtime.api import activate
-    from ronde.runtime.session import Session
+
+    if plan.is_local:
+        from ronde.runtime.local_view import LocalView as kind
+    else:
+        from ronde.runtime.session import Session as kind
 
     if config.store.startswith("file://"):
         _write_stack_when_asked(config)
-    session = Session(config, plan, tally, entropy)
+    session = kind(config, plan, tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
     session.install()
     activate(session)
     return session
-
-
-def _local_view(config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> LocalView:
-    """A rank that waits for no other."""
-    from ronde.runtime.api import activate
-    from ronde.runtime.local_view import LocalView
-
-    if config.store.startswith("file://"):
-        _write_stack_when_asked(config)
-    view = LocalView(config, plan, tally, entropy)
-    atexit.register(view.close)
-    view.install()
-    activate(view)
-    return view
 
 
 def _publish_alone(config: RankConfig, notes: dict[str, None]) -> Publishing | None:

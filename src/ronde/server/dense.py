@@ -25,13 +25,13 @@ from ronde.server.dense_checks import (
     check_same,
     check_scale,
     check_step,
+    name_of,
 )
 from ronde.server.record import Answer, Array, Record
 from ronde.server.transport.wire import Message, Operation
 
 __all__ = ["STEPPED", "DenseShard", "array_of", "tensor_of"]
 
-_DTYPES = DTYPES
 # numpy has no bfloat16: its bytes travel.
 _AS_BYTES = (torch.bfloat16,)
 _PUSHES = (Operation.PUSH, Operation.ADD, Operation.INIT, Operation.PUSH_STEP)
@@ -152,9 +152,7 @@ class DenseShard:
         stepped = self._optimizers[message.meta["optimizer"]]
         entries: list[list[Any]] = []
         arrays: list[Array] = []
-        for key in message.meta["keys"]:
-            for name, value in stepped.torch_optimizer.state.get(self._values[key], {}).items():
-                _tell(key, name, value, entries, arrays)
+        self._tell_state(stepped, message.meta["keys"], entries, arrays)
         return {"entries": entries}, arrays
 
     def state(self) -> Answer:
@@ -166,9 +164,7 @@ class DenseShard:
         optimizers: list[dict[str, Any]] = []
         for number, stepped in self._optimizers.items():
             told: list[list[Any]] = []
-            for key in stepped.keys:
-                for name, value in stepped.torch_optimizer.state.get(self._values[key], {}).items():
-                    _tell(key, name, value, told, arrays)
+            self._tell_state(stepped, stepped.keys, told, arrays)
             optimizers.append({"number": number, "kind": stepped.kind, "keys": stepped.keys, "entries": told})
         return {"entries": entries, "optimizers": optimizers}, arrays
 
@@ -177,7 +173,7 @@ class DenseShard:
         left = iter(arrays)
         homes = {"value": self._values, "gradient": self._gradients}
         for key, name, dtype, _ in meta["entries"]:
-            homes[name][key] = tensor_of(next(left), _DTYPES[dtype])
+            homes[name][key] = tensor_of(next(left), DTYPES[dtype])
         for each in meta["optimizers"]:
             stepped = self._stepped(each["number"], each["kind"], each["keys"])
             self._give_state(stepped, each["entries"], left)
@@ -185,7 +181,7 @@ class DenseShard:
     def _write(self, record: Record) -> None:
         """Values are set where there are none (INIT), set (PUSH), or added to (ADD)."""
         meta = record.meta
-        came = _seen_as(record.arrays[0], _DTYPES[meta["dtype"]])
+        came = _seen_as(record.arrays[0], DTYPES[meta["dtype"]])
         for key, part in zip(meta["keys"], came.split(meta["sizes"]), strict=True):
             held = self._values.get(key)
             other = held is None or held.numel() != part.numel() or held.dtype != part.dtype
@@ -197,7 +193,7 @@ class DenseShard:
                 held.add_(part)
 
     def _add(self, meta: dict[str, Any], array: Array) -> None:
-        mean = tensor_of(array, _DTYPES[meta["dtype"]])
+        mean = tensor_of(array, DTYPES[meta["dtype"]])
         begin = 0
         for key, size, fresh in zip(meta["keys"], meta["sizes"], meta["fresh"], strict=True):
             part = mean[begin : begin + size]
@@ -215,7 +211,7 @@ class DenseShard:
         stepped = self._stepped(meta["optimizer"], meta["class"], keys)
         self._take_groups(stepped, [{"keys": keys, "options": meta["options"]}])
         values = [self._values[key] for key in keys]
-        gradients = tensor_of(array, _DTYPES[meta["dtype"]]).split(meta["sizes"])
+        gradients = tensor_of(array, DTYPES[meta["dtype"]]).split(meta["sizes"])
         for value, gradient in zip(values, gradients, strict=True):
             value.grad = gradient
         stepped.torch_optimizer.step()
@@ -225,9 +221,8 @@ class DenseShard:
     @torch.no_grad()
     def _step(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
         left = iter(arrays)
-        given: list[list[Any]] = []
         for key, name, dtype, _ in meta["values"]:
-            value = tensor_of(next(left), _DTYPES[dtype])
+            value = tensor_of(next(left), DTYPES[dtype])
             if name == "value":
                 held = self._values.get(key)
                 if held is None or held.numel() != value.numel() or held.dtype != value.dtype:
@@ -240,13 +235,12 @@ class DenseShard:
         stepped = self._stepped(meta["optimizer"], meta["class"], keys)
         if meta["anew"]:
             stepped.torch_optimizer.state.clear()
-        given += meta["state"]
-        self._give_state(stepped, given, left)
+        self._give_state(stepped, meta["state"], left)
         self._take_groups(stepped, meta["groups"])
         for key in keys:
             value = self._values[key]
             value.grad = self._gradients[key]
-        with _default_dtype(_DTYPES[meta["default"]]):
+        with _default_dtype(DTYPES[meta["default"]]):
             stepped.torch_optimizer.step()
         for key in keys:
             self._values[key].grad = None
@@ -276,15 +270,22 @@ class DenseShard:
             for group in groups
         ]
 
+    def _tell_state(
+        self, stepped: _Stepped, keys: Iterable[int], entries: list[list[Any]], arrays: list[Array]
+    ) -> None:
+        for key in keys:
+            for name, value in stepped.torch_optimizer.state.get(self._values[key], {}).items():
+                _tell(key, name, value, entries, arrays)
+
     def _give_state(self, stepped: _Stepped, entries: Iterable[list[Any]], arrays: Any) -> None:
         for key, name, dtype, scalar in entries:
             state = stepped.torch_optimizer.state[self._values[key]]
             if dtype is None:
                 state[name] = scalar
             elif scalar is None:
-                state[name] = tensor_of(next(arrays), _DTYPES[dtype])
+                state[name] = tensor_of(next(arrays), DTYPES[dtype])
             else:
-                state[name] = torch.tensor(scalar, dtype=_DTYPES[dtype])
+                state[name] = torch.tensor(scalar, dtype=DTYPES[dtype])
 
 
 @contextmanager
@@ -300,7 +301,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def _sum(messages: Sequence[Message]) -> torch.Tensor:
     """Over workers, added in their order; what they push has been looked at."""
     first = messages[0]
-    dtype = _DTYPES[first.meta["dtype"]]
+    dtype = DTYPES[first.meta["dtype"]]
     summed = tensor_of(first.arrays[0], dtype)
     for message in messages[1:]:
         summed.add_(_seen_as(message.arrays[0], dtype))
@@ -325,7 +326,7 @@ def _joined(messages: Sequence[Message]) -> Answer:
         arrays = iter(message.arrays)
         for key, name, dtype, size in message.meta["values"]:
             array = next(arrays)
-            if array.nbytes != size * _DTYPES[dtype].itemsize or name not in ("value", "gradient"):
+            if array.nbytes != size * DTYPES[dtype].itemsize or name not in ("value", "gradient"):
                 raise ValueError(f"key {key} has other elements than it says")
             values.append([key, name, dtype, None])
             of_values.append(array)
@@ -358,7 +359,7 @@ def _tell(key: int, name: str, value: Any, entries: list[list[Any]], arrays: lis
     if not isinstance(value, torch.Tensor):
         entries.append([key, name, None, value])
     elif not value.dim():
-        entries.append([key, name, str(value.dtype).removeprefix("torch."), value.item()])
+        entries.append([key, name, name_of(value.dtype), value.item()])
     else:
-        entries.append([key, name, str(value.dtype).removeprefix("torch."), None])
+        entries.append([key, name, name_of(value.dtype), None])
         arrays.append(array_of(value))

@@ -26,6 +26,7 @@ __all__ = [
     "check_same",
     "check_scale",
     "check_step",
+    "name_of",
 ]
 
 STEPPED = (
@@ -49,7 +50,14 @@ _NUMPY = {
     torch.int8: np.dtype(np.int8),
     torch.uint8: np.dtype(np.uint8),
 }
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _NUMPY}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """How the wire spells a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES = {name_of(dtype): dtype for dtype in _NUMPY}
 """Of values on servers, by name."""
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.server.table.combine import sum_rows, unique
-from ronde.server.table.hashing import BUCKETS, buckets_of
+from ronde.server.table.hashing import owners_of
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table
 from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
@@ -167,7 +167,7 @@ class Sharded(_Held):
         table.load(divide(state, lambda ids: self._owners(ids) == self._comm.rank))
 
     def _owners(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return buckets_of(ids) * self._comm.world_size // BUCKETS
+        return owners_of(ids, self._comm.world_size)
 
     def _by_owner(self, ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], list[int]]:
         """The order in which ids go to their owners, and how many to each."""

@@ -19,6 +19,7 @@ import torch
 from ronde.errors import UsageError
 from ronde.launch.server_config import SERVERS_KEY, read_token
 from ronde.server.dense import array_of, tensor_of
+from ronde.server.dense_checks import name_of
 from ronde.server.kv_optimizer import ServerOptimizer
 from ronde.server.kv_place import Key, Place, by_server, elements_of, key_number, listed, place_of
 from ronde.server.local_client import LocalClient
@@ -315,7 +316,7 @@ class KVStore:
             told: dict[str, Any] = {
                 "keys": [tensors[number][0].number for number, _ in parts],
                 "sizes": [part.numel for _, part in parts],
-                "dtype": str(dtype).removeprefix("torch."),
+                "dtype": name_of(dtype),
                 **meta,
             }
             if back:  # what was pushed has been read when the answer comes

@@ -21,7 +21,7 @@ from ronde.server.exchange import summed
 from ronde.server.hot_rows import HotRows
 from ronde.server.table.combine import unique
 from ronde.server.table.half import to_half
-from ronde.server.table.hashing import BUCKETS, buckets_of
+from ronde.server.table.hashing import owners_of
 from ronde.server.table.spelling import write_config
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table
@@ -313,7 +313,7 @@ class Served:
         return remote
 
     def _servers_of(self, ids: Array) -> Array:
-        return buckets_of(ids) * self._client.servers // BUCKETS
+        return owners_of(ids, self._client.servers)
 
     def _by_server(self, ids: Array) -> _Route:
         servers = self._servers_of(ids).astype(np.uint16)  # which numpy sorts by counting

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from ronde.server.shard import Shard
 from ronde.server.snapshot import commit, write_snapshot
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import recover
-from ronde.server.table.hashing import BUCKETS, buckets_of
+from ronde.server.table.hashing import owners_of
 from ronde.server.table.state import State, divide, merge
 from ronde.server.table.table import Table, TableConfig
 
@@ -52,7 +51,7 @@ def take_tables(
         for number, table in sparse.tables.items():
             if configs.setdefault(number, table.config) != table.config:
                 raise RondeError(f"the servers in {source} have made table {number} with different values")
-            mine = divide(table.state(), lambda ids: _owners(ids, servers) == index)
+            mine = divide(table.state(), lambda ids: owners_of(ids, servers) == index)
             parts.setdefault(number, []).append(mine)
     taken = SparseShard()
     for number, states in parts.items():
@@ -83,8 +82,3 @@ def _folders(source: Path) -> list[Path]:
 def _joined(states: list[State]) -> State:
     steps = max(int(np.max(state["steps"])) for state in states)
     return merge(states) | {"steps": np.array(steps)}
-
-
-def _owners(ids: np.ndarray[Any, Any], servers: int) -> np.ndarray[Any, Any]:
-    """Which server has each id, as those who ask them reckon."""
-    return buckets_of(ids) * servers // BUCKETS

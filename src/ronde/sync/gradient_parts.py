@@ -176,13 +176,17 @@ class GradientParts:
         with torch.inference_mode(False):  # later backwards add to it
             gradient = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device)
         flat = gradient.as_strided((gradient.numel(),), (1,))
-        own = held.ranges[self._comm.rank]
-        if own is not None:
-            self._home.up([flat[slice(*own)]], [held.part])
-        self._comm.share([[flat[slice(*each)]] if each is not None else [] for each in held.ranges])
+        self._complete(flat, held.ranges, held.part)
         self.drop(tensor)
         leaf.gradient = gradient
         return gradient
+
+    def _complete(self, flat: torch.Tensor, ranges: Ranges, part: torch.Tensor) -> None:
+        """Write all elements of a gradient, of which this rank has a part."""
+        own = ranges[self._comm.rank]
+        if own is not None:
+            self._home.up([flat[slice(*own)]], [part])
+        self._comm.share([[flat[slice(*each)]] if each is not None else [] for each in ranges])
 
     def restore(self) -> None:
         """Make all gradients whole. All ranks come here."""

@@ -18,7 +18,7 @@ from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.admission import AdmitAfter
 from ronde.server.table.eviction import EvictByAge
-from ronde.server.table.hashing import BUCKETS, buckets_of
+from ronde.server.table.hashing import owners_of
 from ronde.server.table.optimizers import Adam
 from ronde.server.table.spelling import write_config
 from ronde.server.table.table import TableConfig
@@ -74,7 +74,7 @@ def change(
         return Asked(Operation.MAKE_TABLE, {"table": 0, "config": write_config(_TABLE)}, [])
     if kind == 0:
         ids = np.random.default_rng([step, worker]).integers(-_IDS, _IDS, _BATCH)
-        ids = ids[buckets_of(ids) * servers // BUCKETS == server]
+        ids = ids[owners_of(ids, servers) == server]
         rows = read(Operation.LOOK_UP, {"table": 0}, [ids])
         gradients = rows * np.float32(0.1) + _noise(step, worker, server, len(ids), _DIM)
         return Asked(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ronde.server.table.compiled import compiled, inlined
 
-__all__ = ["BUCKETS", "buckets_of", "mix", "uniform"]
+__all__ = ["BUCKETS", "buckets_of", "mix", "owners_of", "uniform"]
 
 #: Rows move between servers, logs and snapshots by the bucket: the upper 12 bits of the hash.
 BUCKETS = 4096
@@ -49,3 +49,8 @@ def buckets_of(ids: Any) -> Any:
     for i in range(ids.shape[0]):
         out[i] = np.int64(mix(ids[i]) >> _BUCKET_SHIFT)
     return out
+
+
+def owners_of(ids: np.ndarray[Any, Any], owners: int) -> np.ndarray[Any, Any]:
+    """Which of so many ranks or servers has each id: int64 [n] to int64 [n]; buckets go whole."""
+    return buckets_of(ids) * owners // BUCKETS

@@ -115,15 +115,14 @@ class Client:
         self._confirmed = [0] * len(self.endpoints)
         self._greeted: dict[int, int] = {}
         self._lost: dict[int, int] = {}
-        self._greetings: list[Message] = []
         self._sequences = [0] * self.servers
         try:
             greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
-            self._greetings = self.wait(greeted)
+            greetings = self.wait(greeted)
         except BaseException:
             self.close()
             raise
-        self._sequences = [int(each.meta.get("sequence", 0)) for each in self._greetings]
+        self._sequences = [int(each.meta.get("sequence", 0)) for each in greetings]
         self._confirmed = list(self._sequences)
 
     @property
