@@ -21,8 +21,8 @@ TOKEN = bytes(16)
 
 
 @contextlib.contextmanager
-def serving(endpoint: str, state: Shard) -> Iterator[None]:
-    service = Service(endpoint, TOKEN, ParameterServer(state, None, workers=1))
+def serving(endpoint: str, state: Shard, workers: int = 1) -> Iterator[None]:
+    service = Service(endpoint, TOKEN, ParameterServer(state, None, workers=workers))
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -59,6 +59,24 @@ def test_a_server_that_came_back(survives: bool) -> None:
                     client.wait([request])
     finally:
         client.close()
+
+
+def test_a_worker_that_does_not_wait_asks_again_for_others() -> None:
+    """Rank 1 has pushed and waits for rank 0 in a collective, rank 0 waits for the step of both."""
+    endpoint = f"ipc://@ronde-test-{os.getpid()}-{os.urandom(3).hex()}"
+    with contextlib.ExitStack() as stack:
+        with serving(endpoint, shard(), 2):
+            first, second = (
+                stack.enter_context(
+                    contextlib.closing(Client([endpoint], TOKEN, worker=rank, workers=2, timeout=20))
+                )
+                for rank in range(2)
+            )
+            pushed = add(second, second.room(400))
+            second.wait([second.send(0, Operation.STATUS)])  # the server has it
+        with serving(endpoint, shard(), 2):
+            first.wait([add(first, first.room(400))])
+            second.wait([pushed])
 
 
 def test_an_answer_is_written_to_shared_memory_once() -> None:

@@ -1,7 +1,8 @@
 """A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
 
 Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
-that was killed and started again is waited for, and finds whatever it had not answered.
+that was killed and started again is waited for, and finds whatever it had not answered. A thread asks again
+for what nobody waits for: another worker may need it, whom this one waits for in a collective.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Client:
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
         self._lock = threading.RLock()
+        self._closed = threading.Event()
         self._context = zmq.Context()
         self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
         self._poller = zmq.Poller()
@@ -124,6 +126,7 @@ class Client:
             raise
         self._sequences = [int(each.meta.get("sequence", 0)) for each in greetings]
         self._confirmed = list(self._sequences)
+        threading.Thread(target=self._keep_asking, name="ronde-requests", daemon=True).start()
 
     @property
     def servers(self) -> int:
@@ -238,9 +241,18 @@ class Client:
             settle()
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
-        if self.arena is not None:
-            self.arena.close()
+        self._closed.set()
+        with self._lock:
+            self._context.destroy(linger=0)
+            if self.arena is not None:
+                self.arena.close()
+
+    def _keep_asking(self) -> None:
+        while not self._closed.wait(self._patience):
+            with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
+                if self._waiting and not self._closed.is_set():
+                    self._receive(0)
+                    self._ask_again()
 
     def _connect(self, endpoint: str) -> Any:
         socket = self._context.socket(zmq.DEALER)
