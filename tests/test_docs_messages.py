@@ -17,7 +17,7 @@ UNSAID = {
     **dict.fromkeys(
         (
             "arena arrays checksum deferred hello incarnation magic meta operation order oversized request "
-            "storage token truncated version worker"
+            "run storage token truncated version worker"
         ).split(),
         COUNTED,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from ronde.cluster.environment import hidden_from_script
@@ -9,7 +10,7 @@ from ronde.launch.allocator import keeping_memory, returning_memory
 from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
 from ronde.plan import Plan
 
-__all__ = ["RUN_ID_KEY", "rank_environment", "threads_per_rank"]
+__all__ = ["RUN_ID_KEY", "rank_environment", "run_id_of", "threads_per_rank"]
 
 RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it: by it a run's processes are found
 
@@ -29,6 +30,11 @@ def threads_per_rank(
     if environment.get(THREADS) or ranks == 1:
         return None
     return max(1, cores // ranks)
+
+
+def run_id_of(config: RankConfig, environment: Mapping[str, str]) -> str:
+    """Of a rank's run; a script that calls `ronde.init` was not told, and its run directory has that name."""
+    return environment.get(RUN_ID_KEY) or os.path.basename(config.run_dir)
 
 
 def rank_environment(

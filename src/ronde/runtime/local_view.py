@@ -6,6 +6,7 @@ answered last. Rank 0 alone prints and changes files. Ranks do not wait for one 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import run_id_of
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
@@ -63,7 +65,7 @@ class LocalView:
         self.files = ScriptFiles(
             comm=self._others,
             paths=paths_of_rank(config.run_dir),
-            temporary=TemporaryFolders(config.temporary, config.run_dir),
+            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
             apart=True,
         )
         alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())

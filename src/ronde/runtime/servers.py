@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import run_id_of
+from ronde.launch.server_config import rule_of_servers
 from ronde.plan import Plan
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     Raises:
         UsageError: nobody has said where they are; a package that they need is not installed.
         PeerLost: one did not come.
+        ServerRefused: one is of another run, or was started for another plan.
     """
     count = plan.state.server_count
     if not count:
@@ -41,4 +45,6 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
         worker=config.rank,
         workers=config.world_size,
         timeout=config.timeout,
+        run=run_id_of(config, os.environ),
+        expects={"update": rule_of_servers(plan), "staleness": plan.update.staleness or 0},
     )

@@ -18,7 +18,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
-from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.launch.rank_environment import run_id_of
 from ronde.modules import (
     batch_norm,
     compiled,
@@ -126,7 +126,7 @@ class Session:
             paths=self._paths,
             whole=materialize,
             shared=config.temporary or config.run_dir,
-            temporary=TemporaryFolders(config.temporary, _run_id(config)),
+            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
         )
         # What the script finds around it asks `_in_step`, and that asks the files: these come first.
         self._console = Console(
@@ -378,8 +378,3 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
-
-
-def _run_id(config: RankConfig) -> str:
-    """A script that calls `ronde.init` has not been told; its run directory has that name."""
-    return os.environ.get(RUN_ID_KEY) or os.path.basename(config.run_dir)

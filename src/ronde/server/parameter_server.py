@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ronde.errors import RondeError
+from ronde.server.greeting import misfit
 from ronde.server.presence import Presence
 from ronde.server.record import Record
 from ronde.server.shard import Shard
@@ -24,6 +25,7 @@ __all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
 
 # Answers that wait for their time; each holds a message.
 _MOST_DEFERRED = 65_536
+_LONGEST_RUN = 256
 
 Rule = Literal["sync", "async", "bounded"]
 
@@ -143,12 +145,9 @@ class ParameterServer:
             self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
             self._wake()
         elif message.operation is Operation.HELLO:
+            self._admit(message)
             process = message.meta.get("process")
             self._presence.met(message.worker, process if type(process) is int else None)
-            asked = message.meta.get("workers")
-            if asked != self._workers:
-                reply(message.refuse(f"this run has {self._workers} workers, not {asked}", "workers"))
-                return
             self.shard.left.discard(message.worker)
             self._incarnations[message.worker] = message.incarnation
         mark = self.shard.marks.get(message.worker, 0)
@@ -158,6 +157,20 @@ class ParameterServer:
                 {**told, "clocks": [[worker, clock] for worker, clock in self.shard.clocks.items()]}
             )
         )
+
+    def _admit(self, message: Message) -> None:
+        """See that a worker is of the run that this server is for, and remember which that is.
+
+        Raises:
+            WireError: it is not.
+        """
+        about = {**self._about, "workers": self._workers}
+        why = misfit(about, self.shard.run, message.meta)
+        if why:
+            raise WireError("run", why)
+        run = message.meta.get("run")
+        if isinstance(run, str) and run and not self.shard.run:
+            self._write_and_apply(Record(message.operation, {"run": run[:_LONGEST_RUN]}, [], {}))
 
     def _change(self, message: Message, reply: Reply) -> None:
         worker, sequence = message.worker, message.sequence

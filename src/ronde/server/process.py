@@ -33,19 +33,21 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     """Listen and answer until SIGTERM comes, or a worker says that it is over.
 
     Args:
-        by_hand: Ctrl-C is for this process; else it is for the ranks, and servers end after them.
+        by_hand: nobody sees this process through: it goes on from what its directory has, and Ctrl-C is for
+            it; else Ctrl-C is for the ranks, servers end after them, and `started` says what to go on from.
 
     Raises:
         UsageError: it cannot listen at its endpoint.
         RondeError: what it has left on the disk does not make a state.
     """
     shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
-    storage = _storage(config, shard)
+    storage = _storage(config, shard, goes_on=by_hand or config.started > 0)
     about: dict[str, Any] = {
         "server": config.index,
         "servers": config.servers,
         "started": config.started,
         "update": config.update,
+        "staleness": config.staleness,
     }
     server = ParameterServer(
         shard,
@@ -78,12 +80,12 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     )
 
 
-def _storage(config: ServerConfig, shard: Shard) -> Storage | None:
-    """What the shard had before this process was started is in it on return."""
+def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | None:
+    """What the shard had before this process was started is in it on return, if it goes on from that."""
     if config.durability == "none" or not config.directory:
         return None
     directory = Path(config.directory)
-    if not config.started:
+    if not goes_on:
         forget(directory)  # a run that was given an old directory numbers its changes anew
     if config.source and not snapshots(open_directory(directory)):
         take_tables(Path(config.source), directory, index=config.index, servers=config.servers, tell=_tell)

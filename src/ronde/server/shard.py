@@ -22,6 +22,7 @@ class Shard:
         marks: for each worker, the sequence of its last change.
         clocks: steps that each worker has made.
         left: workers that make no more.
+        run: of whose workers it is; "" before they have come.
     """
 
     def __init__(self, parts: dict[str, Part]) -> None:
@@ -31,6 +32,7 @@ class Shard:
         self.marks: dict[int, int] = {}
         self.clocks: dict[int, int] = {}
         self.left: set[int] = set()
+        self.run = ""
 
     def is_change(self, operation: Operation) -> bool:
         return operation in self._changes
@@ -53,6 +55,9 @@ class Shard:
         """Make a change, and remember whose it is, also where it fails: it will fail again."""
         if record.operation is Operation.LEAVE:
             self.left |= record.marks.keys()
+            return
+        if record.operation is Operation.HELLO:
+            self.run = record.meta["run"]
             return
         try:
             self._changes[record.operation].apply(record)
@@ -83,6 +88,7 @@ class Shard:
             "marks": [[worker, mark] for worker, mark in self.marks.items()],
             "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
             "left": sorted(self.left),
+            "run": self.run,
         }
         arrays: list[Array] = []
         for name, part in self._parts.items():
@@ -96,6 +102,7 @@ class Shard:
         self.marks = dict(told["marks"])
         self.clocks = dict(told["clocks"])
         self.left = set(told["left"])
+        self.run = told["run"]
         begin = 0
         for name, part in self._parts.items():
             meta, count = told[name]

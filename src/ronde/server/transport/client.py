@@ -12,7 +12,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,12 +75,16 @@ class Client:
         timeout: seconds that a server may be gone.
         patience: seconds after which what is not answered is asked again; they double up to five times.
         silence: seconds without a word from a server that was asked, after which it is connected to anew.
+        run: the same word for all workers of a run, and another for each run; "": servers cannot tell runs
+            apart.
+        expects: what servers must have been started for (`update`, `staleness`).
 
     Raises:
         PeerLost: a server did not come within the timeout.
+        ServerRefused: a server is of another run, or was started for another one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says one thing of a connection
         self,
         endpoints: Sequence[str],
         token: bytes,
@@ -91,12 +95,15 @@ class Client:
         timeout: float = 1800.0,
         silence: float = 5.0,
         patience: float = 1.0,
+        run: str = "",
+        expects: Mapping[str, Any] | None = None,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
         here = all(endpoint.startswith("ipc://") for endpoint in self.endpoints)
         self.arena = OwnArena() if here else None
         self._token = token
+        self._about = {"run": run, **(expects or {})}
         self._incarnation = incarnation
         self._timeout = timeout
         self._silence, self._patience = silence, patience
@@ -119,7 +126,9 @@ class Client:
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
-            greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
+            greeted = [
+                self.send(server, Operation.HELLO, self._hello(server)) for server in range(self.servers)
+            ]
             greetings = self.wait(greeted)
         except BaseException:
             self.close()
@@ -265,8 +274,8 @@ class Client:
         socket.connect(endpoint)
         return socket
 
-    def _hello(self) -> dict[str, Any]:
-        hello: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
+    def _hello(self, server: int) -> dict[str, Any]:
+        hello = {"workers": self.workers, "servers": self.servers, "server": server, **self._about}
         if self.arena is not None:
             hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
@@ -392,7 +401,7 @@ class Client:
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""
-        self._say(server, Operation.HELLO, self._hello())
+        self._say(server, Operation.HELLO, self._hello(server))
 
     def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
         """Send what no one waits for an answer to."""
