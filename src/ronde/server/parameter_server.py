@@ -9,6 +9,7 @@ again and changes nothing; one that is out of turn is refused, and comes again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -99,7 +100,7 @@ class ParameterServer:
         self._accepted: dict[int, int] = {}
         # What waits until the state is new enough, by worker and request.
         self._deferred: dict[tuple[int, int], tuple[Message, Reply]] = {}
-        self._presence = Presence(workers)
+        self._presence = Presence(workers, shard.marks)
         # How often each worker was started before: what an earlier life of it had sent may still arrive.
         self._incarnations: dict[int, int] = {}
 
@@ -115,6 +116,8 @@ class ParameterServer:
                 "incarnation", f"worker {message.worker} has been started again since it sent this"
             )
         if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):
+            if message.operation is Operation.STATUS and message.worker < self._workers:
+                self._presence.heard(message.worker)
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
             raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
@@ -130,7 +133,12 @@ class ParameterServer:
 
     def tick(self) -> None:
         """Do not wait for workers who have gone, and let the journal make a snapshot."""
-        if self._presence.look():
+        gone = self._presence.look()
+        if gone:
+            if self._rule == "bounded":  # who is started again must not wait for them either
+                marks = {worker: self.shard.marks.get(worker, 0) for worker in gone}
+                with contextlib.suppress(WireError):  # a full disk; then they are waited for a minute
+                    self._write_and_apply(Record(Operation.LEAVE, {}, [], marks))
             self._wake()
         if self._journal is not None:
             self._journal.tick()

@@ -2,7 +2,8 @@
 
 Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
 that was killed and started again is waited for, and finds whatever it had not answered. A thread asks again
-for what nobody waits for: another worker may need it, whom this one waits for in a collective.
+for what nobody waits for: another worker may need it, whom this one waits for in a collective. It says now
+and then that this worker lives, which may be busy with something else for long.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
+_ALIVE_S = 15.0
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -257,11 +259,17 @@ class Client:
                 self.arena.close()
 
     def _keep_asking(self) -> None:
+        heard = time.monotonic()
         while not self._closed.wait(self._patience):
             with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
-                if self._waiting and not self._closed.is_set():
-                    self._receive(0)
-                    self._ask_again()
+                if self._closed.is_set():
+                    return
+                self._receive(0)
+                self._ask_again()
+                if time.monotonic() - heard > _ALIVE_S:  # a server takes who is silent for a minute for dead
+                    heard = time.monotonic()
+                    for server in range(self.servers):
+                        self._say(server, Operation.STATUS, {})
 
     def _connect(self, endpoint: str) -> Any:
         socket = self._context.socket(zmq.DEALER)
