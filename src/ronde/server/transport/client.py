@@ -162,6 +162,9 @@ class Client:
 
         Args:
             changes: the request changes the server's state, and must not do so twice.
+
+        Raises:
+            ServerRefused: it is larger than a server takes.
         """
         with self._lock:
             self._count += 1
@@ -179,7 +182,12 @@ class Client:
             )
             request = Request(server, message, patience=self._patience)
             self._waiting[self._count] = request
-            self._ask(request)
+            try:
+                self._ask(request)
+            except WireError as error:
+                del self._waiting[self._count]
+                self._sequences[server] -= changes
+                raise ServerRefused(f"server {server}: {operation.name.lower()}: {error}") from None
             return request
 
     def wait(self, requests: Iterable[Request]) -> list[Message]:

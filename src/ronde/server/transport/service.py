@@ -172,7 +172,11 @@ class Service:
             if is_placed and isinstance(arena, PeerArena):
                 answer = _placed(answer, arena, into)
                 placed.append(request.request)
-            self._send(identity, encode(answer, self._token, arena))
+            try:
+                frames = encode(answer, self._token, arena, self._limits)
+            except WireError as error:  # "oversized" would be asked again, as it may be damage
+                frames = encode(answer.refuse(f"the answer: {error}", "failed"), self._token)
+            self._send(identity, frames)
 
         return reply
 
