@@ -127,6 +127,18 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "--plan nope.toml train.py",
             "plan file nope.toml cannot be read: No such file or directory; give a TOML file",
         ),
+        *(
+            (
+                f"--servers {endpoints} train.py",
+                f"--servers {endpoints} is neither a number nor a list of endpoints such as "
+                "tcp://10.0.0.5:4000; try --servers 2",
+            )
+            for endpoints in ("10.0.0.5:4000", "tcp://10.0.0.5", "tcp://10.0.0.5:99999")
+        ),
+        (
+            "--servers tcp://a:1,tcp://a:1 train.py",
+            "--servers tcp://a:1,tcp://a:1 names one server twice; each has an endpoint of its own",
+        ),
     ],
 )
 def test_mistakes(told: Any, words: str, expected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -171,11 +172,14 @@ def _endpoints(servers: str | None) -> tuple[str, ...]:
         return ()
     found = tuple(each.strip() for each in servers.split(","))
     for each in found:
-        if not each.startswith(("tcp://", "ipc://")):
+        place = re.fullmatch(r"ipc://.+|tcp://.+:(\d+)", each)
+        if place is None or not 0 < int(place[1] or 1) < 1 << 16:
             raise UsageError(
                 f"--servers {servers} is neither a number nor a list of endpoints such as "
                 "tcp://10.0.0.5:4000; try --servers 2"
             )
+    if len(set(found)) < len(found):
+        raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
     return found
 
 

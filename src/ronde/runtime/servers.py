@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
+from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import run_id_of
 from ronde.launch.server_config import rule_of_servers
@@ -21,7 +22,7 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     """Meet all servers; None where the plan has none.
 
     Raises:
-        UsageError: nobody has said where they are; a package that they need is not installed.
+        UsageError: nobody has said where they are, or not so; a package that they need is not installed.
         PeerLost: one did not come.
         ServerRefused: one is of another run, or was started for another plan.
     """
@@ -47,4 +48,5 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
         timeout=config.timeout,
         run=run_id_of(config, os.environ),
         expects={"update": rule_of_servers(plan), "staleness": plan.update.staleness or 0},
+        say=say if config.rank == 0 else lambda words: None,
     )

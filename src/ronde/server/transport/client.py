@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from ronde.errors import PeerLost, RondeError
+from ronde.errors import PeerLost, RondeError, UsageError
 from ronde.server.transport.arena import OwnArena
 from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Operation, WireError, decode, encode
 
@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0
+_NOTICE_S = 10.0
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -80,8 +81,10 @@ class Client:
         run: the same word for all workers of a run, and another for each run; "": servers cannot tell runs
             apart.
         expects: what servers must have been started for (`update`, `staleness`).
+        say: tells the user of a server that does not answer, and that it does again.
 
     Raises:
+        UsageError: there can be no server at an endpoint.
         PeerLost: a server did not come within the timeout.
         ServerRefused: a server is of another run, or was started for another one.
     """
@@ -99,6 +102,7 @@ class Client:
         patience: float = 1.0,
         run: str = "",
         expects: Mapping[str, Any] | None = None,
+        say: Callable[[str], object] = lambda words: None,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
@@ -109,12 +113,20 @@ class Client:
         self._incarnation = incarnation
         self._timeout = timeout
         self._silence, self._patience = silence, patience
+        self._say_so = say
+        # When each server was heard of last, and of whose silence the user was told.
+        self._heard_at = [time.monotonic()] * len(self.endpoints)
+        self._told_of: set[int] = set()
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
+        try:
+            self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
@@ -204,6 +216,8 @@ class Client:
                 with self._lock:
                     self._receive(_SLICE_MS)
                     self._ask_again()
+                    if request.answer is None:
+                        self._tell_of_silence(request.server, begun)
                 if request.answer is None and request.server in self._lost:
                     raise ServerRefused(_lost(request.server, self._lost[request.server]))
                 if request.answer is None and time.monotonic() - begun > self._timeout:
@@ -217,6 +231,16 @@ class Client:
                 raise ServerRefused(f"server {request.server}: {answer.meta.get('why', 'refused')}")
             answers.append(answer)
         return answers
+
+    def _tell_of_silence(self, server: int, begun: float) -> None:
+        """Once, when somebody has waited for a while for a server that says nothing."""
+        silent = time.monotonic() - max(begun, self._heard_at[server])
+        if silent > _NOTICE_S and server not in self._told_of:
+            self._told_of.add(server)
+            self._say_so(
+                f"server {server} at {self.endpoints[server]} has not answered for {silent:.0f} s; it is "
+                f"waited for up to {self._timeout:g} s (--timeout)"
+            )
 
     def room(self, nbytes: int) -> Array:
         """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
@@ -287,7 +311,13 @@ class Client:
         socket.setsockopt(zmq.RCVTIMEO, _SLICE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        socket.connect(endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise UsageError(
+                f"there can be no server at {endpoint} ({error.strerror}): it listens at tcp://HOST:PORT or "
+                "ipc://NAME"
+            ) from None
         return socket
 
     def _hello(self, server: int) -> dict[str, Any]:
@@ -365,6 +395,10 @@ class Client:
 
     def _take(self, server: int, frames: list[Any]) -> None:
         self._asked_state[server] = None
+        self._heard_at[server] = time.monotonic()
+        if server in self._told_of:
+            self._told_of.discard(server)
+            self._say_so(f"server {server} at {self.endpoints[server]} answers again")
         try:
             answer = decode(frames, self._token, arena=self.arena)
         except WireError as error:
