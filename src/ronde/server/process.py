@@ -13,6 +13,7 @@ import torch
 
 from ronde.errors import RondeError
 from ronde.launch.server_config import ServerConfig
+from ronde.launch.servers import CANNOT_SERVE
 from ronde.server.dense import DenseShard
 from ronde.server.journal import Sync, open_directory
 from ronde.server.parameter_server import ParameterServer, Rule
@@ -107,7 +108,7 @@ def main() -> None:
         serve(ServerConfig.take_from(os.environ))
     except RondeError as error:
         _tell(f"ronde: {error}")
-        raise SystemExit(1) from None
+        raise SystemExit(CANNOT_SERVE) from None
 
 
 def _tell(words: str) -> None:

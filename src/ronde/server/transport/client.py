@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0
-_NOTICE_S = 10.0
+_NOTICE_S = 30.0  # a server is started in seconds, by itself or from its log
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
