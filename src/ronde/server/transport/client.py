@@ -137,6 +137,8 @@ class Client:
         # The last change that each server has confirmed; greetings since, by request; what a server has lost.
         self._confirmed = [0] * len(self.endpoints)
         self._greeted: dict[int, int] = {}
+        # By server, the number of the first change that it has not made, and why.
+        self._refused: dict[int, tuple[int, str]] = {}
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
@@ -220,6 +222,10 @@ class Client:
                         self._tell_of_silence(request.server, begun)
                 if request.answer is None and request.server in self._lost:
                     raise ServerRefused(_lost(request.server, self._lost[request.server]))
+                refused, why = self._refused.get(request.server, (0, ""))
+                is_read = not request.message.sequence
+                if request.answer is None and is_read and 0 < refused <= request.message.clock:
+                    raise ServerRefused(why)  # what is asked must contain that change, which never comes
                 if request.answer is None and time.monotonic() - begun > self._timeout:
                     raise PeerLost(
                         f"server {request.server} at {self.endpoints[request.server]} has not answered for "
@@ -228,7 +234,7 @@ class Client:
                     )
             answer = request.answer
             if answer.operation is Operation.REFUSED:
-                raise ServerRefused(f"server {request.server}: {answer.meta.get('why', 'refused')}")
+                raise ServerRefused(_refusal(request.server, answer))
             answers.append(answer)
         return answers
 
@@ -416,7 +422,10 @@ class Client:
             self._not_made(request, answer)
         del self._waiting[answer.request]
         request.answer = answer
-        self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
+        if answer.operation is Operation.DONE and request.message.sequence:
+            self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
+            if self._refused.get(server, (0, ""))[0] <= request.message.sequence:
+                self._refused.pop(server, None)  # there is room again, say
 
     def _compare(self, server: int, greeting: Message) -> None:
         """A server that was started again must have what it had confirmed."""
@@ -426,11 +435,12 @@ class Client:
 
     def _not_made(self, request: Request, refusal: Message) -> None:
         """The server has not counted this change, so the next one takes its number."""
-        if (
-            refusal.meta.get("kind") != "failed"
-            and request.message.sequence == self._sequences[request.server]
-        ):
-            self._sequences[request.server] -= bool(request.message.sequence)
+        server, sequence = request.server, request.message.sequence
+        if refusal.meta.get("kind") == "failed" or not sequence:
+            return
+        self._refused.setdefault(server, (sequence, _refusal(server, refusal)))
+        if sequence == self._sequences[server]:
+            self._sequences[server] -= 1
 
     def _may_ask_again(self, request: Request, answer: Message) -> bool:
         request.refusals += 1
@@ -462,6 +472,10 @@ class Client:
         if operation is Operation.HELLO:
             self._greeted[self._count] = server
         self._post(server, encode(said, self._token))
+
+
+def _refusal(server: int, answer: Message) -> str:
+    return f"server {server}: {answer.meta.get('why', 'refused')}"
 
 
 def _lost(server: int, missing: int) -> str:
