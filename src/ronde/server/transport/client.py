@@ -1,8 +1,9 @@
 """A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
 
-Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
-that was killed and started again is waited for, and finds whatever it had not answered. A thread asks again
-for what nobody waits for: another worker may need it, whom this one waits for in a collective.
+What waits long begins with a question: which requests has the server on this connection? Only what it has not
+is sent again. Sending twice does no harm: a server knows requests that change something by worker and
+sequence. So a server that was killed and started again is waited for, and finds whatever it had not answered.
+A thread asks for what nobody waits for: another worker may need it, whom this one waits for in a collective.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
+_QUESTION_S = 0.05
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -73,7 +75,8 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
-        patience: seconds after which what is not answered is asked again; they double up to five times.
+        patience: seconds after which a server is asked whether it has what it has not answered; they double,
+            up to five times as many.
         silence: seconds without a word from a server that was asked, after which it is connected to anew.
 
     Raises:
@@ -102,6 +105,8 @@ class Client:
         self._silence, self._patience = silence, patience
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
+        # The last such question to each server that has had no answer: its number, and what was asked about.
+        self._questions: dict[int, tuple[int, list[int]]] = {}
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
@@ -248,7 +253,7 @@ class Client:
                 self.arena.close()
 
     def _keep_asking(self) -> None:
-        while not self._closed.wait(self._patience):
+        while not self._closed.wait(_QUESTION_S if self._questions else self._patience):
             with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
                 if self._waiting and not self._closed.is_set():
                     self._receive(0)
@@ -281,13 +286,31 @@ class Client:
         self._post(request.server, frames)
 
     def _ask_again(self) -> None:
+        """Ask servers about all that waits, where something has waited for long."""
         now = time.monotonic()
-        for request in list(self._waiting.values()):
+        silent: set[int] = set()
+        for request in self._waiting.values():
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, 5 * self._patience)
-                if not self._reconnect_if_silent(request.server, now):
-                    self._ask(request, again=True)
-                    self._say(request.server, Operation.STATUS, {})
+                request.asked_at = now
+                silent.add(request.server)
+        for server in silent:
+            if not self._reconnect_if_silent(server, now):
+                asked = [number for number, each in self._waiting.items() if each.server == server]
+                self._say(server, Operation.STATUS, {"asked": asked})
+                self._questions[server] = self._count, asked
+
+    def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
+        """Messages of one connection come in order: what the server has not now was lost."""
+        has = [] if answer.operation is Operation.REFUSED else answer.meta.get("waiting")
+        if not isinstance(has, list):  # this connection is a new one to the server
+            self._introduce(server)
+            self._ask_all_again(server)
+            return
+        for number in asked:
+            request = self._waiting.get(number)
+            if request is not None and number not in has:
+                self._ask(request, again=True)
 
     def _reconnect_if_silent(self, server: int, now: float) -> bool:
         """A length that was damaged on its way makes the other end wait for what never comes.
@@ -325,6 +348,7 @@ class Client:
         self._sockets[server] = self._connect(self.endpoints[server])
         self._poller.register(self._sockets[server], zmq.POLLIN)
         self._asked_state[server] = None
+        self._questions.pop(server, None)
 
     def _post(self, server: int, frames: list[Any]) -> None:
         """Send without waiting.
@@ -348,6 +372,10 @@ class Client:
                 return  # damaged on its way: it is asked for again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
+        number, asked = self._questions.get(server, (0, []))
+        if number == answer.request:
+            self._questions.pop(server, None)
+            self._send_what_is_missing(server, asked, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice
