@@ -47,7 +47,15 @@ _MOST_AGAIN = 20
 
 
 class ServerRefused(RondeError):
-    """A server cannot do what was asked."""
+    """A server cannot do what was asked.
+
+    Attributes:
+        why: in the server's own words.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -81,6 +89,7 @@ class Client:
 
     Raises:
         PeerLost: a server did not come within the timeout.
+        ZMQError: an endpoint is none.
     """
 
     def __init__(
@@ -110,10 +119,8 @@ class Client:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
+        self._sockets: list[Any] = []
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
         self._waiting: dict[int, Request] = {}
         #: Called by `finish`, for what was asked and not waited for.
         self.before_end: list[Callable[[], None]] = []
@@ -124,6 +131,9 @@ class Client:
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
+            for endpoint in self.endpoints:
+                self._sockets.append(self._connect(endpoint))
+                self._poller.register(self._sockets[-1], zmq.POLLIN)
             greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
             greetings = self.wait(greeted)
         except BaseException:
@@ -200,9 +210,15 @@ class Client:
                     )
             answer = request.answer
             if answer.operation is Operation.REFUSED:
-                raise ServerRefused(f"server {request.server}: {answer.meta.get('why', 'refused')}")
+                why = str(answer.meta.get("why", "refused"))
+                raise ServerRefused(f"server {request.server}: {why}", why)
             answers.append(answer)
         return answers
+
+    def withdraw(self, request: Request) -> None:
+        """Do not ask for this again; of a request that changes nothing."""
+        with self._lock:
+            self._waiting.pop(request.message.request, None)
 
     def room(self, nbytes: int) -> Array:
         """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
