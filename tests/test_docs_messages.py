@@ -16,8 +16,8 @@ COUNTED = "a word by which refused messages are counted"
 UNSAID = {
     **dict.fromkeys(
         (
-            "arena arrays checksum deferred hello incarnation magic meta operation order oversized request "
-            "storage token truncated version worker"
+            "arena arrays busy checksum deferred hello incarnation magic meta operation order oversized "
+            "read-only request storage token truncated version worker"
         ).split(),
         COUNTED,
     ),

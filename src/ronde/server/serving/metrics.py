@@ -77,7 +77,7 @@ class Metrics:
         if self._refused is not None:
             refused = CounterMetricFamily(
                 "ronde_refused_messages",
-                "Messages of the binary protocol that were refused.",
+                "Refused messages by kind.",
                 labels=["kind"],
             )
             for kind, count in list(self._refused.items()):
