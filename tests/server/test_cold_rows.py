@@ -77,7 +77,8 @@ def same(*tables: Table) -> None:
 def test_a_bounded_table_is_an_unbounded_one(optimizer: Any) -> None:
     one, cold = pair(optimizer=optimizer)
     train(one, cold, ids=5000, steps=150)
-    assert cold.on_disk > 2000 and len(cold) - cold.on_disk <= 100
+    assert cold.on_disk > 2000
+    assert len(cold) - cold.on_disk <= 100
     same(one, cold)
 
 
@@ -188,7 +189,9 @@ def test_what_a_dead_process_has_left_is_removed_and_what_a_living_one_has_is_no
     being_made.mkdir()
     _, other = pair(memory_rows=10)
     train(other, ids=100, steps=3)
-    assert own.is_dir() and being_made.is_dir() and not stale.exists()
+    assert own.is_dir()
+    assert being_made.is_dir()
+    assert not stale.exists()
     being_made.rmdir()
 
 

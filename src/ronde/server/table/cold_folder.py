@@ -17,7 +17,7 @@ import tempfile
 
 from ronde.errors import RondeError
 
-__all__ = ["ColdFolder"]
+__all__ = ["ColdFolder", "remove_stale", "remove_tree"]
 
 _PREFIX = "ronde-cold-"
 _LOCK = "lock"
@@ -49,7 +49,7 @@ class ColdFolder:
         """
         above = tempfile.gettempdir() if above is None else above
         try:
-            _remove_stale(above)
+            remove_stale(above)
             path = f"{above}/{_PREFIX}{secrets.token_hex(8)}"
             posix.mkdir(path, 0o700)
             # Locked before it has the name by which others look for it.
@@ -84,7 +84,12 @@ def remove_tree(folder: str) -> None:
         posix.rmdir(folder)
 
 
-def _remove_stale(above: str) -> None:
+def remove_stale(above: str) -> None:
+    """Remove those in a folder whose makers are dead.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     for name in posix.listdir(above):
         if name.startswith(_PREFIX):
             with contextlib.suppress(OSError):  # another's, locked, or gone meanwhile

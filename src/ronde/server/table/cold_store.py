@@ -1,8 +1,8 @@
 """Rows by id in RocksDB: written, found and removed in batches; and which of them go at which step.
 
-Two kinds of keys: `r` and the mixed id, so that a segment of the index is a range of keys; `d`, a step and the
-mixed id, so that what is to be given up by a step is one too. Numbers in keys are big-endian. The value of a
-row is the step before whose sweep it was written (int64), and its bytes as memory has them, id included.
+Two kinds of keys: `r` and the mixed id, so that a segment of the index is a range of keys; `d`, a step and
+the mixed id, so that what is to be given up by a step is one too. Numbers in keys are big-endian. The value
+of a row is the step after whose sweep it was written (int64), and its bytes as memory has them, id included.
 
 Nothing of it survives the process, so RocksDB writes no log of its own.
 """
@@ -28,7 +28,7 @@ __all__ = ["HEAD_BYTES", "ColdRowsFailed", "ColdStore", "records_of"]
 
 Array = np.ndarray[Any, Any]
 
-#: Before a row's bytes: the step before whose sweep it was written.
+#: Before a row's bytes: the step after whose sweep it was written.
 HEAD_BYTES = 8
 
 _BATCH = 1 << 16  # rows for which Python has objects at once
@@ -169,8 +169,8 @@ class ColdStore:
     def _do(self, call: Any, *arguments: Any) -> Any:
         if os.getpid() != self._folder.process:
             raise ColdRowsFailed(
-                "rows of a table that lie on disk can be had by the process that made it, not by one that was "
-                "forked from it: look rows up in the main process"
+                "rows of a table that lie on disk can be had by the process that made it, not by one that "
+                "was forked from it: look rows up in the main process"
             )
         try:
             return call(*arguments)
@@ -203,8 +203,8 @@ def _failure(path: str, error: Exception) -> ColdRowsFailed:
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "No space left" in said:
         return ColdRowsFailed(
-            f"the disk of {path} is full, and takes no more rows of a table: they stay in memory, and none is "
-            "lost; make room there, give OnDisk(directory=) another disk, or raise its memory_rows"
+            f"the disk of {path} is full, and takes no more rows of a table: they stay in memory, and none "
+            "is lost; make room there, give OnDisk(directory=) another disk, or raise its memory_rows"
         )
     return ColdRowsFailed(f"rows of a table cannot be moved to {path}, or back ({said})")
 

@@ -1,11 +1,11 @@
 """Which rows of a table are in memory: those that were touched last; the others are on disk, whole.
 
-A row goes to disk, and comes back, in batches. What is on disk of a row that has come back is out of date: memory
-counts. So a row that comes back is not removed there, and a look-up writes nothing but the rows that make
-room for it.
+A row goes to disk, and comes back, in batches. What is on disk of a row that has come back is out of date:
+memory counts. So a row that comes back is not removed there, and a look-up writes nothing but the rows that
+make room for it.
 
-A row on disk is touched by nobody, so the step at which its rule of eviction will give it up is known when it goes
-there. It is written beside it, and a sweep reads what has come to its end, instead of all.
+A row on disk is touched by nobody, so the step at which its rule of eviction will give it up is known when it
+goes there. It is written beside it, and a sweep reads what has come to its end, instead of all.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class ColdTier:
     def __init__(self, config: OnDisk, evict: Eviction | None, rows: Rows, index: Index) -> None:
         if evict is not None and not hasattr(evict, "ends"):
             raise UsageError(
-                f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): rows on disk are given "
-                "up by the rules of ronde.table only"
+                f"EmbeddingTable(evict={type(evict).__name__}(...), cold=OnDisk(...)): rows on disk are "
+                "given up by the rules of ronde.table only"
             )
         self._config, self._evict, self._rows, self._index = config, evict, rows, index
         self._store: ColdStore | None = None  # made when there is a row for it
@@ -140,7 +140,7 @@ class ColdTier:
                 self._enter(found)
 
     def bring(self, ids: Array) -> Array:
-        """Have rows in memory, with room for those that do not exist yet; all that is written is written here.
+        """Have rows in memory, with room for those that do not exist yet; what is written is written here.
 
         Args:
             ids: int64 [n], each once.

@@ -29,7 +29,7 @@ class OnDisk:
     directory: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.memory_rows < 1:
+        if not isinstance(self.memory_rows, int) or self.memory_rows < 1:
             raise UsageError(f"OnDisk(memory_rows={self.memory_rows}): memory_rows is 1 or more")
         if self.directory is not None:
             object.__setattr__(self, "directory", os.fspath(self.directory))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ronde.server.table.rows import Rows, TableFull
 from ronde.server.table.state import ADMISSION, ROWS, State
 from ronde.server.table.touched import TouchedIds
 
-__all__ = ["RowsOfTable", "Table", "TableConfig"]
+__all__ = ["RowsOfTable", "Table", "TableConfig", "joined"]
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,22 @@ class RowsOfTable:
     counts: np.ndarray[Any, Any]
     versions: np.ndarray[Any, Any]
 
+    def of(self, which: Any) -> RowsOfTable:
+        """Some of them: a slice, numbers, or bool [n]."""
+        return RowsOfTable(**{name: getattr(self, name)[which] for name in ROWS})
+
+
+def joined(parts: Sequence[RowsOfTable]) -> RowsOfTable:
+    """All of these, one behind another."""
+    return RowsOfTable(**{name: np.concatenate([getattr(each, name) for each in parts]) for name in ROWS})
+
 
 class Table:
     """The rows of one table, or of one server's part of it, in this process.
 
     Args:
         config: what it is made with.
+        directory: where its rows on disk lie, instead of where the config says.
     """
 
     # No `__dict__`: what a model does is not taken to depend on numbers in here.
@@ -120,7 +130,7 @@ class Table:
         "touched",
     )
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, directory: str | None = None) -> None:
         self.config = config
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
         #: Updates so far.
@@ -134,7 +144,8 @@ class Table:
         self._filter = config.admit.filter(config.seed, most) if config.admit is not None else None
         self._cold = None
         if config.cold is not None:
-            self._cold = ColdTier(config.cold, config.evict, self._rows, self._index)
+            cold = config.cold if directory is None else OnDisk(config.cold.memory_rows, directory)
+            self._cold = ColdTier(cold, config.evict, self._rows, self._index)
 
     def __len__(self) -> int:
         return len(self._rows) + self.on_disk
@@ -244,10 +255,8 @@ class Table:
         parts = [self._in_memory(slots), *map(_of_raw, found)]
         if len(parts) == 1:
             return parts[0]
-        order = np.argsort(np.concatenate([each.ids for each in parts]))
-        return RowsOfTable(
-            **{name: np.concatenate([getattr(each, name) for each in parts])[order] for name in ROWS}
-        )
+        whole = joined(parts)
+        return whole.of(np.argsort(whole.ids))
 
     def rows_in_memory(self) -> RowsOfTable:
         """A copy of the rows that are in memory, by rising id."""
