@@ -20,6 +20,7 @@ import torch
 
 import ronde
 import ronde.server.cold_pages
+from ronde.server.dense import DenseShard
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
@@ -54,7 +55,7 @@ class Asked:
     def __init__(self, directory: Path, config: TableConfig) -> None:
         directory.mkdir(exist_ok=True)
         self.sparse = SparseShard(directory=str(directory))
-        self.shard = Shard({"sparse": self.sparse})
+        self.shard = Shard({"dense": DenseShard(), "sparse": self.sparse})
         self.said: list[str] = []
         self.storage = Storage(directory, self.shard, tell=self.said.append)
         self.server = ParameterServer(self.shard, self.storage, workers=1)
@@ -100,7 +101,7 @@ def test_a_server_comes_back_with_rows_on_disk_from_snapshot_and_log(tmp_path: P
     assert same(server.state, plain.state)
     # Killed here: what is on disk of its table is stale, and nobody asks it.
     back = SparseShard()
-    recover(tmp_path / "cold", Shard({"sparse": back}), print, mend=False)
+    recover(tmp_path / "cold", Shard({"dense": DenseShard(), "sparse": back}), print, mend=False)
     assert back.tables[0].on_disk > 150
     assert same(back.tables[0].state(), plain.state)
     del back
@@ -148,7 +149,7 @@ def test_tables_with_rows_on_disk_move_to_other_servers(tmp_path: Path) -> None:
         directory.mkdir()
         take_tables(tmp_path, directory, index=index, servers=2, tell=print)
         sparse = SparseShard()
-        recover(directory, Shard({"sparse": sparse}), print)
+        recover(directory, Shard({"dense": DenseShard(), "sparse": sparse}), print)
         assert sparse.tables[0].on_disk > 50
         states.append(sparse.tables[0].state())
     assert same(merge(states), source.state)
@@ -197,7 +198,8 @@ SCRIPT = """
 import hashlib, sys, torch, ronde
 torch.manual_seed(0)
 cold = ronde.table.OnDisk(memory_rows=50) if "cold" in sys.argv else None
-table = ronde.EmbeddingTable(4, optimizer=ronde.table.Adam(), evict=ronde.table.EvictByAge(9, every=4), cold=cold)
+evict = ronde.table.EvictByAge(9, every=4)
+table = ronde.EmbeddingTable(4, optimizer=ronde.table.Adam(), evict=evict, cold=cold)
 optimizer = torch.optim.SGD(table.parameters(), lr=0.01)
 for step in range(30):
     optimizer.zero_grad()

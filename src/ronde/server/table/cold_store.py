@@ -229,7 +229,7 @@ def _open(path: str) -> Any:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     database = Rdict(path, options)
-    writing = WriteOptions()
+    writing: Any = WriteOptions()
     writing.disable_wal = True
     database.set_write_options(writing)
     return database
