@@ -1,4 +1,4 @@
-"""What `torchrun` tells a process about its place, and which of it a script must not see."""
+"""What a launcher tells a process about its place, first of all `torchrun`, and what a script must not see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ronde.errors import UsageError
 
-__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script"]
+__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script", "number_in"]
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OTHERS = (
@@ -23,7 +23,14 @@ OTHERS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterEnvironment:
-    """One rank's place in a job that `torchrun` has started."""
+    """One rank's place in a job that somebody else has started.
+
+    Attributes:
+        master_address, master_port: where the ranks meet; "" and 0 where that is to be found out.
+        agent_store: a store is there already; else rank 0 makes one.
+        launcher: who has started it.
+        node, nodes: which of how many hosts this one is, where that is known.
+    """
 
     rank: int
     world_size: int
@@ -34,6 +41,9 @@ class ClusterEnvironment:
     run_id: str
     restart_count: int
     agent_store: bool
+    launcher: str = "torchrun"
+    node: int | None = None
+    nodes: int | None = None
 
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
@@ -43,20 +53,14 @@ class ClusterEnvironment:
         as many separate runs as there are ranks.
         """
         if "TORCHELASTIC_RUN_ID" not in environment:
-            if environment.get("WORLD_SIZE", "1") not in ("", "1"):
-                raise UsageError(
-                    f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun: ronde cannot tell "
-                    "who starts the ranks; start them with `torchrun ... -m ronde run SCRIPT`, or unset "
-                    "WORLD_SIZE and RANK"
-                )
-            return None
+            return cls._by_variables(environment)
         missing = [name for name in NEEDED if name not in environment]
         if missing:
             raise UsageError(
                 f"the torchrun environment is incomplete: {', '.join(missing)} missing; "
                 "unset TORCHELASTIC_RUN_ID to start ranks on this host"
             )
-        numbers = {name: _number(environment, name) for name in NEEDED if name != "MASTER_ADDR"}
+        numbers = {name: number_in(environment, name, "torchrun") for name in NEEDED if name != "MASTER_ADDR"}
         return cls(
             rank=numbers["RANK"],
             world_size=numbers["WORLD_SIZE"],
@@ -67,6 +71,39 @@ class ClusterEnvironment:
             run_id=environment["TORCHELASTIC_RUN_ID"],
             restart_count=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
             agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+    @classmethod
+    def _by_variables(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
+        """The place that torch's own variables tell, as Kubeflow's operator for PyTorch sets them."""
+        if environment.get("WORLD_SIZE", "1") in ("", "1"):
+            return None
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+        if missing:
+            raise UsageError(
+                f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and {', '.join(missing)} "
+                "missing: ronde cannot tell who starts the ranks; start them with `torchrun ... -m ronde run "
+                "SCRIPT`, or unset WORLD_SIZE and RANK"
+            )
+        names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+        numbers = {name: number_in(environment, name, "torchrun") for name in names}
+        locals_ = {
+            name: number_in(environment, name, "torchrun") if environment.get(name) else default
+            for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        }
+        address = environment["MASTER_ADDR"]
+        return cls(
+            rank=numbers["RANK"],
+            world_size=numbers["WORLD_SIZE"],
+            local_rank=locals_["LOCAL_RANK"],
+            local_world_size=locals_["LOCAL_WORLD_SIZE"],
+            master_address=address,
+            master_port=numbers["MASTER_PORT"],
+            run_id=f"env {address} {numbers['MASTER_PORT']}",
+            restart_count=0,
+            agent_store=False,
+            launcher="RANK and WORLD_SIZE",
         )
 
 
@@ -92,10 +129,17 @@ def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
     return not any(entry.startswith(b"OMP_NUM_THREADS=") for entry in original.split(b"\0"))
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
+    """The number that a variable holds.
+
+    Raises:
+        UsageError: it is not set, or is no number.
+    """
     try:
         return int(environment[name])
+    except KeyError:
+        raise UsageError(f"{name} is not set, but others of {launcher} are; start the ranks by {launcher}") from None
     except ValueError:
         raise UsageError(
-            f"{name}={environment[name]!r} is not a number; unset it, or start with torchrun"
+            f"{name}={environment[name]!r} is not a number; unset it, or start with {launcher}"
         ) from None

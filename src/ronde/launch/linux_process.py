@@ -7,11 +7,13 @@ so that it can end them and nothing is lost sight of.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
-__all__ = ["become_subreaper", "bind_to_parent", "is_subreaper", "load_prctl"]
+__all__ = ["become_subreaper", "bind_to_parent", "is_subreaper", "load_prctl", "subreaping"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,3 +40,14 @@ def is_subreaper(library: ctypes.CDLL) -> bool:
 
 def become_subreaper(library: ctypes.CDLL, wanted: bool) -> None:
     library.prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+@contextlib.contextmanager
+def subreaping(library: ctypes.CDLL) -> Iterator[None]:
+    """Inside, this process inherits the orphans among its descendants."""
+    before = is_subreaper(library)
+    become_subreaper(library, True)
+    try:
+        yield
+    finally:
+        become_subreaper(library, before)

@@ -34,7 +34,7 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
-RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
+RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
 
 
@@ -77,6 +77,25 @@ class RunDirectory:
         lock = _lock(directory, fcntl.LOCK_SH)
         if lock >= 0:
             os.set_inheritable(lock, True)
+        return cls(path=directory, run_id=run_id, lock=lock)
+
+    @classmethod
+    def of_host(
+        cls, path: Path | None, run_id: str, host: int, environment: Mapping[str, str]
+    ) -> RunDirectory:
+        """The directory of one host's part of a run on several: DIR/host-N where the user has chosen DIR.
+
+        `run_id` is that host's own, for several hosts may share a file system, or be one machine.
+        """
+        if path is not None:
+            directory = _make_writable(path.absolute() / f"host-{host}")
+            lock = _lock(directory, fcntl.LOCK_EX)
+            _remove_own_files(directory)
+            return cls(path=directory, run_id=run_id, lock=lock)
+        root = _usable_root(environment)
+        directory = _make_writable(root / run_id)
+        lock = _lock(directory, fcntl.LOCK_EX)
+        prune(root, keep=KEPT_RUNS)
         return cls(path=directory, run_id=run_id, lock=lock)
 
     @property
