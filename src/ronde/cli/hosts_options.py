@@ -14,7 +14,7 @@ from ronde.launch.where import Where
 __all__ = ["hosts_of"]
 
 
-def hosts_of(  # noqa: PLR0913 - one parameter per option
+def hosts_of(
     where: Where,
     shares: tuple[tuple[str, int], ...],
     port: int | None,
@@ -27,7 +27,12 @@ def hosts_of(  # noqa: PLR0913 - one parameter per option
     Raises:
         UsageError: an option for hosts without hosts, or a value that is none.
     """
-    given = {"--ssh-port": port, "--ssh-command": command, "--env": variables or None, "--local-addr": address}
+    given = {
+        "--ssh-port": port,
+        "--ssh-command": command,
+        "--env": variables or None,
+        "--local-addr": address,
+    }
     if not shares:
         for name, value in given.items():
             if value is not None:

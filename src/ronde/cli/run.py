@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.hosts_options import hosts_of
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -18,12 +19,11 @@ from ronde.cluster.host_list import ranks_of_hosts
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
-from ronde.cli.hosts_options import hosts_of
 from ronde.launch.announce import say
 from ronde.launch.job import Job
+from ronde.launch.joined import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
-from ronde.launch.joined import launching_process
 from ronde.launch.server_config import read_durability, read_token
 from ronde.launch.where import Where, decide
 from ronde.plan import read_plan
@@ -41,7 +41,11 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
     ] = None,
     ranks: Annotated[
-        str, typer.Option(metavar="N|auto", help="Ranks; auto: one per CUDA device of this host, or one, or all slots of the hosts.")
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Ranks; auto: one per CUDA device of this host, or one, or all slots of the hosts.",
+        ),
     ] = "auto",
     hosts: Annotated[
         str | None,
@@ -278,7 +282,9 @@ def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
     return shared_seed(place)
 
 
-def _start_line(job: Job, *, asked: str, seed_given: bool, where: Where, shares: tuple[tuple[str, int], ...]) -> str:
+def _start_line(
+    job: Job, *, asked: str, seed_given: bool, where: Where, shares: tuple[tuple[str, int], ...]
+) -> str:
     """What was decided, in one line: enough to repeat the run."""
     cores = available_cores()
     many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"

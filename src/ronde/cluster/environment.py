@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ronde.errors import UsageError
 
-__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script", "number_in"]
+__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script", "marks_of_schedulers", "number_in"]
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OTHERS = (
@@ -18,6 +18,14 @@ OTHERS = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+# What a process counts by; SLURM_JOB_ID and the like tell of the job, and stay.
+SCHEDULERS = frozenset(
+    """
+    PMI_RANK PMI_SIZE PMIX_RANK MPI_LOCALRANKID MPI_LOCALNRANKS MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE
+    SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS
+    SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE JOB_COMPLETION_INDEX
+    """.split()
 )
 
 
@@ -73,7 +81,6 @@ class ClusterEnvironment:
             agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 
-
     @classmethod
     def _by_variables(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
         """The place that torch's own variables tell, as Kubeflow's operator for PyTorch sets them."""
@@ -114,6 +121,11 @@ def hidden_from_script(names: Mapping[str, str]) -> frozenset[str]:
     )
 
 
+def marks_of_schedulers(names: Mapping[str, str]) -> frozenset[str]:
+    """The names by which libraries take a process for one of several that MPI or Slurm has started."""
+    return frozenset(name for name in names if name in SCHEDULERS or name.startswith("OMPI_COMM_WORLD_"))
+
+
 def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
     """Whether torchrun, not the user, has set OMP_NUM_THREADS=1.
 
@@ -138,7 +150,9 @@ def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
     try:
         return int(environment[name])
     except KeyError:
-        raise UsageError(f"{name} is not set, but others of {launcher} are; start the ranks by {launcher}") from None
+        raise UsageError(
+            f"{name} is not set, but others of {launcher} are; start the ranks by {launcher}"
+        ) from None
     except ValueError:
         raise UsageError(
             f"{name}={environment[name]!r} is not a number; unset it, or start with {launcher}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ronde.cluster.environment import ClusterEnvironment, number_in
 from ronde.cluster.master import master
 from ronde.cluster.slurm import expand_nodes
+from ronde.errors import UsageError
 
 __all__ = ["process_of_mpi"]
 
@@ -37,8 +38,15 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
         return None
     if size == 1:
         return None
-    job = _job(environment, parent)
     here = locals_ == size
+    job = _job(environment)
+    if not job and here:
+        job = f"process {parent}"
+    if not job and not environment.get("MASTER_ADDR"):
+        raise UsageError(
+            f"mpirun of {name} does not tell the ranks of several hosts where rank 0 is; tell them the first "
+            "host's address: mpirun -genv MASTER_ADDR 10.0.0.5 ..."
+        )
     address, port = master(environment, "127.0.0.1" if here else _first_host(environment), f"mpi {job}")
     return ClusterEnvironment(
         rank=rank,
@@ -56,12 +64,19 @@ def process_of_mpi(environment: Mapping[str, str], parent: int) -> ClusterEnviro
     )
 
 
-def _job(environment: Mapping[str, str], parent: int) -> str:
-    """What tells this job from others; alike on all of its hosts where MPI has a word for it."""
-    for key in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+def _job(environment: Mapping[str, str]) -> str:
+    """What tells this job from others, alike on all of its hosts; "" where MPI has no word for it."""
+    for key in (
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
+        "PMI_JOBID",
+        "SLURM_JOB_ID",
+        "PBS_JOBID",
+        "LSB_JOBID",
+    ):
         if environment.get(key):
             return f"{key} {environment[key]}"
-    return f"process {parent}"
+    return ""
 
 
 def _first_host(environment: Mapping[str, str]) -> str:

@@ -14,8 +14,6 @@ import os
 import platform
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -113,7 +111,9 @@ def _run(part: HostPart, incoming: int, sender: Sender) -> None:
         sender.send(Kind.LAST, {"refused": str(error)})
         return
     # From here on there are threads; signals are blocked in them, for they are blocked here.
-    listener = threading.Thread(target=_listen, args=(incoming, ranks, unread), name="ronde listen", daemon=True)
+    listener = threading.Thread(
+        target=_listen, args=(incoming, ranks, unread), name="ronde listen", daemon=True
+    )
     heart = threading.Thread(target=_beat, args=(sender, ranks), name="ronde beat", daemon=True)
     for thread in (*relays, listener, heart):
         thread.start()

@@ -9,20 +9,26 @@ __all__ = ["address_of_all", "differences", "host_environment"]
 
 # What ranks go by whoever starts them. Devices are each host's own affair, unless there are to be none.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "RONDE_LOG")
-_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "CUBLAS_WORKSPACE_CONFIG")
+_NAMES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
 _NO_DEVICES = ("", "-1")
 
 
-def host_environment(environment: Mapping[str, str], asked: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def host_environment(
+    environment: Mapping[str, str], asked: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
     """The variables that every host is given, and the names that were asked for and are not set here.
 
     Args:
         asked: `NAME`, with the value that it has here, or `NAME=VALUE`.
     """
     given = {
-        name: value
-        for name, value in environment.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
+        name: value for name, value in environment.items() if name in _NAMES or name.startswith(_PREFIXES)
     }
     if environment.get("CUDA_VISIBLE_DEVICES") in _NO_DEVICES:
         given["CUDA_VISIBLE_DEVICES"] = ""
@@ -80,7 +86,9 @@ def _device_problems(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> lis
                 'with CUDA_VISIBLE_DEVICES=""'
             )
         elif ranks > offered:
-            problems.append(f"{ranks} ranks on {name} need a CUDA device each, it offers {offered}: {name}:{offered}")
+            problems.append(
+                f"{ranks} ranks on {name} need a CUDA device each, it offers {offered}: {name}:{offered}"
+            )
         if found["machine"] in machines:
             problems.append(
                 f"{machines[found['machine']]} and {name} are one machine, whose devices two hosts cannot "

@@ -183,9 +183,7 @@ class HostRanks:
 
     def _environment(self, config: RankConfig) -> dict[str, str]:
         part = self._part
-        threads = threads_per_rank(
-            os.environ, asked=part.threads, cores=available_cores(), ranks=part.ranks
-        )
+        threads = threads_per_rank(os.environ, asked=part.threads, cores=available_cores(), ranks=part.ranks)
         return rank_environment(
             os.environ,
             config,

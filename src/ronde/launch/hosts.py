@@ -13,14 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ronde.cluster.reach import Greeter, candidates, is_this_host, listen_everywhere
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink, News
-from ronde.launch.announce import say
 from ronde.launch.bytes_out import write_all
 from ronde.launch.frames import Kind, unpack
 from ronde.launch.host_checks import address_of_all, differences, host_environment
@@ -142,7 +140,9 @@ class _HostsRun:
         given, missing = host_environment(self._job.environment, self._hosts.variables)
         if missing:
             names = ", ".join(missing)
-            raise UsageError(f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE")
+            raise UsageError(
+                f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE"
+            )
         self._variables = given
         here = {link.index for link in self._links if self._is_here(link)}
         line = agent_line(sys.executable, os.getcwd(), self._for_python())
@@ -158,7 +158,11 @@ class _HostsRun:
         found = self._answers(Kind.READY, _READY_S)
         for link in self._links:
             self._skew[link.index] = found[link.index]["time"] - found[link.index]["received"]
-        _refuse(differences([(link.name, link.ranks, found[link.index]) for link in self._links], script, sys.executable))
+        _refuse(
+            differences(
+                [(link.name, link.ranks, found[link.index]) for link in self._links], script, sys.executable
+            )
+        )
         self._cuda = bool(found[0]["devices"])
         read_plan(self._job.plan, ranks=self._job.ranks, device="cuda" if self._cuda else "cpu")
         self._find_addresses([link.name for link in self._links if link.index not in here])
@@ -237,7 +241,9 @@ class _HostsRun:
 
     def start(self) -> None:
         """Start the store and every host's part."""
-        self._store = start_store(self._listener, linger=0, command=self._hosts.store)
+        self._store = start_store(
+            self._listener, self._job.run_directory.store_log, linger=0, command=self._hosts.store
+        )
         self._listener.close()
         endpoints, token, servers = self._place_servers()
         for link in self._links:

@@ -43,10 +43,11 @@ def launching_process(parent: int) -> int:
     return parent
 
 
-def find_store(place: ClusterEnvironment, meeting: Path) -> tuple[str, int]:
+def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str, int]:
     """Address and port of the store; rank 0's call starts it, in a process that ends shortly after rank 0.
 
     Args:
+        log: where the store's process writes what it has to say.
         meeting: a file that all hosts see, for a launcher that does not tell where rank 0 is.
 
     Raises:
@@ -69,7 +70,7 @@ def find_store(place: ClusterEnvironment, meeting: Path) -> tuple[str, int]:
             f"({error.strerror}); choose another for all of them: MASTER_PORT=N"
         ) from None
     with listener:
-        start_store(listener, linger=_LINGER_S)
+        start_store(listener, log, linger=_LINGER_S)
         port = listener.getsockname()[1]
     if place.master_address:
         return place.master_address, port

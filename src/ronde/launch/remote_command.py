@@ -67,7 +67,7 @@ def agent_line(python: str, directory: str, environment: Mapping[str, str]) -> s
     )
 
 
-def why_it_failed(  # noqa: PLR0913 - what is known about it
+def why_it_failed(
     host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str
 ) -> str:
     """Why no agent came up on `host`, and what to do: one line.
@@ -96,9 +96,7 @@ def why_it_failed(  # noqa: PLR0913 - what is known about it
     if "Could not resolve" in words:
         return f"{host} is no host that this one knows; write its address, or add it to /etc/hosts"
     if "Connection refused" in words:
-        return (
-            f"{host} runs no ssh server on this port; start it there, or give the right port by --ssh-port"
-        )
+        return f"{host} runs no ssh server on this port; start it there, or give the right port by --ssh-port"
     if code == _SSH_FAILED:
         return (
             f"{host} is not reached by ssh: {_last(said, code)}; see whether it is up; try: "

@@ -91,13 +91,16 @@ def shared_seed(place: ClusterEnvironment) -> int:
 
 
 def _fewer(place: ClusterEnvironment, devices: int) -> str:
-    return f"use --nproc-per-node {devices}" if place.launcher == "torchrun" else f"start {devices} on each host"
+    return (
+        f"use --nproc-per-node {devices}" if place.launcher == "torchrun" else f"start {devices} on each host"
+    )
 
 
 def _with_store(job: Job, place: ClusterEnvironment) -> ClusterEnvironment:
     """The place with the store's address, which rank 0 makes where nobody else has."""
     mark = hashlib.sha256(f"{place.run_id} {place.restart_count}".encode()).hexdigest()[:12]
-    address, port = find_store(place, job.run_directory.path.parent / f"meeting-{mark}")
+    meeting = job.run_directory.path.parent / f"meeting-{mark}"
+    address, port = find_store(place, meeting, job.run_directory.store_log)
     return dataclasses.replace(place, master_address=address, master_port=port)
 
 

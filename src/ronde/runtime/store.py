@@ -26,9 +26,7 @@ def main() -> None:
     listener.detach()
     from torch.distributed import TCPStore
 
-    store = TCPStore(
-        "localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-    )
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     time.sleep(linger)

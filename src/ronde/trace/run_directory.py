@@ -10,6 +10,8 @@
         pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
+        store.log             of ranks on several hosts: what the process said that serves them
+        host-1/               of ranks on several hosts, where the user has chosen DIR: that host's own files
         lock                  held by whoever uses the directory
 
 Runs live in the user's state directory, so that the project of the user stays clean.
@@ -35,7 +37,7 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|store\.log|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +104,11 @@ class RunDirectory:
     def store(self) -> str:
         """Where local ranks meet, in the form that `RankConfig.store` takes."""
         return f"file://{self.path / 'store'}"
+
+    @property
+    def store_log(self) -> Path:
+        """What the process of a store for several hosts said."""
+        return self.path / "store.log"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
