@@ -6,10 +6,14 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.launch.remote_command import Way
 from ronde.launch.where import Where
+
+if TYPE_CHECKING:
+    from ronde.launch.hosts import Hosts
 
 __all__ = ["hosts_of"]
 
@@ -21,7 +25,7 @@ def hosts_of(
     command: str | None,
     variables: Sequence[str],
     address: str | None,
-):
+) -> Hosts | None:
     """Where ranks go and how; None where no host is named.
 
     Raises:
@@ -40,8 +44,8 @@ def hosts_of(
         return None
     if where.by_srun and (port is not None or command is not None):
         raise UsageError(
-            "--ssh-port and --ssh-command are for ssh, but the nodes of Slurm's allocation are reached by srun; "
-            "name the hosts by -H to take ssh"
+            "--ssh-port and --ssh-command are for ssh, but the nodes of Slurm's allocation are reached by "
+            "srun; name the hosts by -H to take ssh"
         )
     from ronde.launch.hosts import Hosts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
 
+TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
 
 
@@ -141,6 +143,8 @@ def run(  # noqa: PLR0913 - one parameter per option
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     parent = launching_process(os.getppid())
     where = decide(hosts, hostfile, os.environ, devices=len(devices), parent=parent)
+    if where.by_torchrun:
+        os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
     place = where.place
     shares = _shares(ranks, where)
     count = sum(number for _, number in shares) or _count(ranks, devices, place)
@@ -211,7 +215,8 @@ def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | Non
     if place is not None:
         if ranks not in ("auto", str(place.world_size)):
             raise UsageError(
-                f"--ranks {ranks} contradicts {place.launcher}, which has started {place.world_size}; leave it out"
+                f"--ranks {ranks} contradicts {place.launcher}, which has started {place.world_size}; leave "
+                "it out"
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)

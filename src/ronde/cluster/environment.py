@@ -1,4 +1,4 @@
-"""What a launcher tells a process about its place, first of all `torchrun`, and what a script must not see."""
+"""What a launcher tells a process about its place, torchrun's first, and what a script must not see."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class ClusterEnvironment:
         missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
         if missing:
             raise UsageError(
-                f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and {', '.join(missing)} "
-                "missing: ronde cannot tell who starts the ranks; start them with `torchrun ... -m ronde run "
-                "SCRIPT`, or unset WORLD_SIZE and RANK"
+                f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and "
+                f"{', '.join(missing)} missing: ronde cannot tell who starts the ranks; start them with "
+                "`torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK"
             )
         names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
         numbers = {name: number_in(environment, name, "torchrun") for name in names}

@@ -53,7 +53,7 @@ def task_of_step(environment: Mapping[str, str]) -> ClusterEnvironment | None:
 
 
 def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots, ...]:
-    """The nodes of an allocation that this process runs in by itself, with their tasks; () where it has one node.
+    """The nodes of an allocation that this process runs in by itself, and their tasks; () where it has one.
 
     Args:
         devices: CUDA devices of this node, for an allocation that does not say how many tasks a node takes.

@@ -20,6 +20,7 @@ def goes_on_without(
         return False
     name = signal.Signals(-death.code).name
     say_so(
-        f"rank {death.rank} was killed by {name}; the others go on without it; log: {directory.log(death.rank)}"
+        f"rank {death.rank} was killed by {name}; the others go on without it; log: "
+        f"{directory.log(death.rank)}"
     )
     return True

@@ -45,7 +45,7 @@ def host_environment(
 
 
 def differences(hosts: Sequence[tuple[str, int, Mapping[str, Any]]], script: str, python: str) -> list[str]:
-    """What keeps the hosts from running one script together, a line each with what to do; [] where nothing does.
+    """What keeps the hosts from running one script together, a line each with what to do; [] for nothing.
 
     Args:
         hosts: of each its name, its ranks, and what its agent says (`agent.about_this_host`).
@@ -101,7 +101,7 @@ def _device_problems(hosts: Sequence[tuple[str, int, Mapping[str, Any]]]) -> lis
 def address_of_all(
     tried: Sequence[str], reached: Sequence[tuple[str, Mapping[str, str]]]
 ) -> tuple[str, list[str]]:
-    """The first of the addresses that every host has reached, "" if there is none; then the hosts that failed.
+    """The first address that every host has reached, "" if there is none; then the hosts that failed.
 
     Args:
         tried: the launcher's addresses, likeliest first.

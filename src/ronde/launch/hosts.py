@@ -61,7 +61,7 @@ class Hosts:
     """
 
     shares: tuple[tuple[str, int], ...]
-    way: Way = Way()
+    way: Way = dataclasses.field(default_factory=Way)
     always: bool = False
     variables: tuple[str, ...] = ()
     local_address: str = ""
@@ -199,8 +199,8 @@ class _HostsRun:
                 else "name the right one by --local-addr IP"
             )
             raise LaunchError(
-                f"{', '.join(failed)} cannot connect to this host, where ranks meet, at {', '.join(tried)} (TCP, "
-                f"any port); {mend}, or open the firewall's ports {_ephemeral()} between the hosts"
+                f"{', '.join(failed)} cannot connect to this host, where ranks meet, at {', '.join(tried)} "
+                f"(TCP, any port); {mend}, or open the firewall's ports {_ephemeral()} between the hosts"
             )
         self._address, self._port = address, port
         self._own = {link.index: found[link.index]["reached"][address] for link in self._links}
@@ -281,7 +281,7 @@ class _HostsRun:
             link.send(Kind.START, part.to_fields())
 
     def _place_servers(self) -> tuple[tuple[str, ...], str, list[list[dict[str, Any]]]]:
-        """Endpoints and token of all servers, and what is started on each host: one after another around them."""
+        """Endpoints and token of all servers, and what is started on each host: they go around."""
         job, plan = self._job, Plan.parse(self._job.plan)
         placed: list[list[dict[str, Any]]] = [[] for _ in self._links]
         count = plan.state.server_count
@@ -334,7 +334,7 @@ class _HostsRun:
             if link.index == 0 and self._pulse is not None:
                 steps, samples = (int(word) for word in content.decode().strip("[]").split(","))
                 self._pulse.beat(steps, samples)
-        elif kind in (Kind.DEATH, Kind.ERROR):
+        elif kind is Kind.DEATH or kind is Kind.ERROR:
             self.end.take_news(kind, unpack(content), self._skew[link.index])
         elif kind is Kind.FILE:
             self.end.take_file(content)

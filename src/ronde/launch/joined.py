@@ -25,7 +25,7 @@ _LINGER_S = 3.0
 
 
 def launching_process(parent: int) -> int:
-    """The process of the launcher on this host from which this one descends: through shells and scripts between.
+    """The process of the launcher on this host from which this one descends, by way of shells and scripts.
 
     Args:
         parent: the number of this process's parent, which is the answer where none is known.
@@ -59,8 +59,8 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
         return (place.master_address, place.master_port) if place.master_address else _await(place, meeting)
     if place.master_address and not is_this_host(place.master_address):
         raise LaunchError(
-            f"MASTER_ADDR={place.master_address} is to be the host of rank 0, which is {socket.gethostname()}; set "
-            "it to an address of that host, or unset it"
+            f"MASTER_ADDR={place.master_address} is to be the host of rank 0, which is "
+            f"{socket.gethostname()}; set it to an address of that host, or unset it"
         )
     try:
         listener = listen_everywhere(place.master_port)
@@ -103,5 +103,6 @@ def _write(path: Path, text: str) -> None:
         temporary.rename(path)
     except OSError as error:
         raise LaunchError(
-            f"cannot write {path}, where other hosts look for rank 0: {error.strerror}; give another --run-dir"
+            f"cannot write {path}, where other hosts look for rank 0: {error.strerror}; give another "
+            "--run-dir"
         ) from None

@@ -41,8 +41,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The rank's variables: its configuration in, what marks a distributed job out.
 
-    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own; a script that is
-    distributed by itself sees all, for it takes the one of its LOCAL_RANK, and what a scheduler says of ranks.
+    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. A script that is
+    distributed by itself sees all, for it takes the one of its LOCAL_RANK, and a scheduler's variables too.
     The order of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
     """
     hidden = hidden_from_script(environment)

@@ -57,7 +57,7 @@ class Way:
 
 
 def agent_line(python: str, directory: str, environment: Mapping[str, str]) -> str:
-    """The shell line that enters the directory and becomes an agent, or ends with a code that says why not."""
+    """The shell line that enters the directory and becomes an agent, or ends with a code that says why."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     quoted = shlex.quote(python)
     return (
@@ -67,9 +67,7 @@ def agent_line(python: str, directory: str, environment: Mapping[str, str]) -> s
     )
 
 
-def why_it_failed(
-    host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str
-) -> str:
+def why_it_failed(host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str) -> str:
     """Why no agent came up on `host`, and what to do: one line.
 
     Args:

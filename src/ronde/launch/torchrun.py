@@ -1,4 +1,4 @@
-"""Join the ranks that `torchrun ... -m ronde run SCRIPT`, `mpirun` or `srun` has started: this process becomes one."""
+"""Join the ranks that others have started (`torchrun ... -m ronde run SCRIPT`): this process becomes one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silenc
 
 
 def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
-    """Replace this process by the worker of its rank; the ranks meet at the agent's own store, or at rank 0's.
+    """Replace this process by the worker of its rank; ranks meet at the agent's own store, or at rank 0's.
 
     Rank 0's output stays the launcher's business; any other's goes to its log.
     """
     check_store(place)
     if Plan.parse(job.plan).state.server_count and not job.servers:
         raise UsageError(
-            f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server --listen "
-            "tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
+            f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
+            "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
         )
     if job.devices and place.local_world_size > len(job.devices):
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""Where the ranks of a run go, and who has said so: flags, ronde's variables, torch's, a scheduler's, this host."""
+"""Where the ranks of a run go, and who says so: flags, ronde's variables, torch's, a scheduler's, this host."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ronde.errors import UsageError
 
 __all__ = ["HOSTFILE_KEY", "HOSTS_KEY", "Where", "decide"]
 
+# As Kubeflow's trainer sets them.
+TORCHRUN_SETTINGS = ("PET_NNODES", "PET_NPROC_PER_NODE")
 HOSTS_KEY, HOSTFILE_KEY = "RONDE_HOSTS", "RONDE_HOSTFILE"
 
 
@@ -28,12 +30,14 @@ class Where:
         hosts: the hosts, with their slots; () where they have not been named.
         by_srun: they are the nodes of an allocation, reached by srun.
         place: this process is a rank already, of a job that somebody else has started.
+        by_torchrun: torchrun is to start the ranks: its own settings, PET_*, are there, and it is not.
     """
 
     origin: str = ""
     hosts: tuple[HostSlots, ...] = ()
     by_srun: bool = False
     place: ClusterEnvironment | None = None
+    by_torchrun: bool = False
 
 
 def decide(
@@ -60,6 +64,8 @@ def decide(
         return Where(origin=origin, hosts=named)
     if place is not None:
         return Where(origin=place.launcher, place=place)
+    if any(environment.get(name, "1") not in ("", "1") for name in TORCHRUN_SETTINGS):
+        return Where(origin="PET_*", by_torchrun=True)
     nodes = allocation(environment, devices)
     if nodes:
         return Where(origin="Slurm's allocation", hosts=nodes, by_srun=True)
@@ -84,7 +90,7 @@ def _named(
 
 
 def _place(environment: Mapping[str, str], parent: int) -> ClusterEnvironment | None:
-    """This process's place: by torch's variables, MPI's (which may run inside of Slurm), Slurm's, Kubernetes'."""
+    """This process's place: by torch's variables, MPI's (which runs inside of Slurm), Slurm's, a pod's."""
     return (
         ClusterEnvironment.detect(environment)
         or process_of_mpi(environment, parent)
