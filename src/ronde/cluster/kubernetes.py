@@ -28,8 +28,8 @@ def pod_of_job(environment: Mapping[str, str]) -> ClusterEnvironment | None:
     if not environment.get("MASTER_ADDR") and not (name and job):
         raise UsageError(
             "JOB_COMPLETION_INDEX is set, but neither MASTER_ADDR nor JOBSET_NAME and REPLICATED_JOB_NAME: "
-            "ronde cannot tell where the first pod is; set MASTER_ADDR, or write the manifest by `ronde launch "
-            "k8s`"
+            "ronde cannot tell where the first pod is; set MASTER_ADDR, or write the manifest by `ronde "
+            "launch k8s`"
         )
     address, port = master(environment, f"{name}-{job}-0-0.{name}", f"kubernetes {name} {job}")
     return ClusterEnvironment(

@@ -34,14 +34,15 @@ def is_this_host(name: str) -> bool:
 def candidates(others: Iterable[str]) -> tuple[str, ...]:
     """Addresses of this host that others may reach, likeliest first: those towards them, then all cards'.
 
-    Only where there are no others the loopback address is one: it is the first that every host calls its own.
+    The last one is the loopback address, which every host calls its own: it is for hosts that are this one,
+    who hear the word that only this one says.
     """
     names = [name.rpartition("@")[2] for name in others]
     if not names:
         return ("127.0.0.1",)
     found = [source_towards(name, _ANY_PORT) for name in names] + list(_addresses_of_cards())
     usable = [address for address in found if address is not None and not _is_loopback(address)]
-    return tuple(dict.fromkeys(usable))
+    return (*dict.fromkeys(usable), "127.0.0.1")
 
 
 def listen_everywhere(port: int = 0) -> socket.socket:

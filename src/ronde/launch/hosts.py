@@ -112,6 +112,7 @@ class _HostsRun:
         self._in_mid_line = False
         self._pulse = Pulse.create(job.run_directory.pulse)
         self._links = self._make_links()
+        self._started: list[AgentLink] = []
         self._heard: dict[int, float] = {}
         self._skew: dict[int, float] = {}
         self._store: subprocess.Popen[bytes] | None = None
@@ -149,6 +150,7 @@ class _HostsRun:
         for link in self._links:
             words = ["sh", "-c", line] if link.index in here else self._hosts.way.words(link.name, line)
             link.start(words, self._inbox.previous_mask)
+            self._started.append(link)
         for link in self._links:
             link.listen()
         script = "" if self._job.module else self._job.script
@@ -180,6 +182,7 @@ class _HostsRun:
         """Ask the hosts by which address they reach the store, and which is their own on the way there."""
         chosen = self._hosts.local_address
         tried = (chosen,) if chosen else candidates(others)
+        by_name = tried if chosen else tried[:-1]
         port, word = self._listener.getsockname()[1], os.urandom(16).hex()
         servers = 0 if self._job.servers else Plan.parse(self._job.plan).state.server_count
         wanted = {"addresses": tried, "port": port, "word": word, "ports": -(-servers // len(self._links))}
@@ -199,7 +202,7 @@ class _HostsRun:
                 else "name the right one by --local-addr IP"
             )
             raise LaunchError(
-                f"{', '.join(failed)} cannot connect to this host, where ranks meet, at {', '.join(tried)} "
+                f"{', '.join(failed)} cannot connect to this host, where ranks meet, at {', '.join(by_name)} "
                 f"(TCP, any port); {mend}, or open the firewall's ports {_ephemeral()} between the hosts"
             )
         self._address, self._port = address, port
@@ -425,7 +428,7 @@ class _HostsRun:
     def close(self) -> None:
         """End what this process has started."""
         self._listener.close()
-        for link in self._links:
+        for link in self._started:
             link.end()
         if self._store is not None:
             self._store.kill()

@@ -98,8 +98,8 @@ class HostsEnd:
                 time.time(),
                 link,
                 f"the connection to {link.name} is lost ({why}), and with it "
-                f"rank{'s' if link.ranks > 1 else ''} {ranks}; see whether that host is up; what ran there ends "
-                "by itself",
+                f"rank{'s' if link.ranks > 1 else ''} {ranks}; see whether that host is up; what ran "
+                "there ends by itself",
             )
         )
         self._fail()

@@ -74,7 +74,7 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
         port = listener.getsockname()[1]
     if place.master_address:
         return place.master_address, port
-    address = next(iter(candidates(["192.0.2.1"])), socket.gethostname())
+    address = candidates(["192.0.2.1"])[0]
     _write(meeting, f"{address} {port}\n")
     return address, port
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a run go, and who says so: flags, ronde's variables, torch's, a scheduler's, this host."""
+"""Where the ranks of a run go, who says so: flags, ronde's variables, torch's, a scheduler's, this host."""
 
 from __future__ import annotations
 
