@@ -1,4 +1,4 @@
-"""`ronde run -H` on two hosts, namespaces of this one, by real ssh servers and by a command in ssh's place."""
+"""`ronde run -H` on two hosts, namespaces of this one, by real ssh servers or what takes their place."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def k8s(  # noqa: PLR0913 - one parameter per option
     print(to_yaml(manifest(kind, wanted)), end="")
 
 
-@launch.command("ray")
+@launch.command("ray", hidden=True)
 def ray() -> None:
     """Ranks on a cluster of Ray are not built yet."""
     raise UsageError(
