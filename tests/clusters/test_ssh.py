@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -127,7 +128,9 @@ def test_a_broken_connection_leaves_no_rank_behind(network: Network, ssh: str, t
     options = ["-H", "host-2:1", "--ssh-port", PORT, "--ssh-command", ssh, "--native"]
     process = start(network, tmp_path, *options, "wait.py")
     await_words(tmp_path, "under way", process)
-    process.kill()
+    # The command that enters a host has the launcher for its child.
+    (launcher,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(launcher), signal.SIGKILL)
     process.wait()
     end = time.monotonic() + 20
     # The brackets: what looks for them is not among them.

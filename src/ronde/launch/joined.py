@@ -67,7 +67,7 @@ def find_store(place: ClusterEnvironment, meeting: Path, log: Path) -> tuple[str
     except OSError as error:
         raise LaunchError(
             f"port {place.master_port}, where the ranks of this job are to meet, cannot be had "
-            f"({error.strerror}); choose another for all of them: MASTER_PORT=N"
+            f"({os.strerror(error.errno or 0)}); choose another for all of them: MASTER_PORT=N"
         ) from None
     with listener:
         start_store(listener, log, linger=_LINGER_S)
