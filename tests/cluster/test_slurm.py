@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ronde.cluster.host_list import HostSlots
-from ronde.cluster.slurm import allocation, expand_nodes, expand_tasks, task_of_step
+from ronde.cluster.slurm import allocation, expand_nodes, expand_tasks, has_own_devices, task_of_step
 from ronde.errors import UsageError
 
 STEP = {
@@ -86,3 +86,9 @@ def test_the_nodes_of_an_allocation() -> None:
     assert [host.slots for host in allocation(without, devices=4)] == [4, 4, 4]
     assert allocation({**BATCH, "SLURM_JOB_NUM_NODES": "1"}, devices=4) == ()
     assert allocation({}, devices=4) == ()
+
+
+def test_whether_tasks_have_devices_of_their_own() -> None:
+    assert has_own_devices({"SLURM_GPUS_PER_TASK": "1"})
+    assert has_own_devices({"SLURM_TRES_PER_TASK": "cpu:4,gres:gpu:1"})
+    assert not has_own_devices({"SLURM_GPUS_ON_NODE": "4"})

@@ -10,7 +10,7 @@ from ronde.cluster.host_list import HostSlots
 from ronde.cluster.master import master
 from ronde.errors import UsageError
 
-__all__ = ["allocation", "expand_nodes", "expand_tasks", "task_of_step"]
+__all__ = ["allocation", "expand_nodes", "expand_tasks", "has_own_devices", "task_of_step"]
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
 
@@ -67,6 +67,11 @@ def allocation(environment: Mapping[str, str], devices: int) -> tuple[HostSlots,
         tasks = [devices or 1]
     tasks += tasks[-1:] * (len(nodes) - len(tasks))
     return tuple(HostSlots(node, count) for node, count in zip(nodes, tasks))
+
+
+def has_own_devices(environment: Mapping[str, str]) -> bool:
+    """Whether each task of the step sees the CUDA devices of its own only (`--gpus-per-task`)."""
+    return "SLURM_GPUS_PER_TASK" in environment or "gpu" in environment.get("SLURM_TRES_PER_TASK", "")
 
 
 def expand_nodes(text: str) -> list[str]:

@@ -167,7 +167,7 @@ def _listen(incoming: int, ranks: HostRanks, unread: set[bytes]) -> None:
             if kind is Kind.SIGNAL:
                 ranks.signal(int(content))
             elif kind is Kind.END:
-                ranks.end()
+                ranks.end(look=bool(content))
             elif kind is Kind.CLOSED:
                 unread.add(content)
     ranks.lose()

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from ronde.errors import LaunchError
@@ -22,7 +23,7 @@ __all__ = ["AgentLink", "News"]
 News = tuple["AgentLink", Kind | None, bytes]
 
 _LINES = 20
-_PATIENCE_S = 2.0
+_PATIENCE_S = 1.0
 
 
 class AgentLink:
@@ -114,11 +115,10 @@ class AgentLink:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def end(self) -> None:
-        """End the command itself."""
-        self.close()
+    def end(self, until: float) -> None:
+        """End the command itself, which has until then (on the monotonic clock) to leave."""
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

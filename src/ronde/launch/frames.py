@@ -41,7 +41,7 @@ class Kind(bytes, enum.Enum):
     DIALED = b"D"  # [JSON: which of them answered]
     START = b"s"  # [JSON: the host's part of the run]
     SIGNAL = b"g"  # [number] pass it on to the ranks
-    END = b"e"  # [] a rank elsewhere has failed: end yours
+    END = b"e"  # [anything: say where they are] a rank elsewhere has failed: end yours
     CLOSED = b"c"  # [kind] nobody reads what comes by frames of this kind
     BEAT = b"b"  # [JSON: steps, samples; from a launcher nothing] I am still there
     OUT = b"1"  # [bytes] rank 0 has printed them

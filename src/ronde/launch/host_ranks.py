@@ -64,6 +64,7 @@ class HostRanks:
         self._ranks: list[RankProcess] = []
         self._outputs: list[RankOutput] = []
         self._servers: Servers | None = None
+        self._places = ""
         self._inbox = SignalInbox()
         self._open = contextlib.ExitStack()
 
@@ -110,6 +111,7 @@ class HostRanks:
             raise
         for output in self._outputs:
             output.start()
+        self._waiting = Standstill(self._ranks, self._directory, part.timeout, self._say)
         self._supervisor = Supervisor(
             self._ranks,
             self._directory,
@@ -117,7 +119,7 @@ class HostRanks:
             on_resize=lambda: None,
             on_stop=lambda: None,
             debugged=lambda: self.stopped,
-            waiting=Standstill(self._ranks, self._directory, part.timeout, self._say),
+            waiting=self._waiting,
             servers=self._servers,
             spares=lambda death: goes_on_without(part.plan, death, self._directory, self._say),
             news=self._tell,
@@ -144,6 +146,7 @@ class HostRanks:
         return {
             "exit_code": supervisor.exit_code(),
             "standstill": supervisor.standstill,
+            "places": self._places,
             "in_mid_line": in_mid_line,
             "left": [f"{process.name} (process {process.pid})" for process in left],
             "directory": str(self._directory.path),
@@ -158,8 +161,13 @@ class HostRanks:
         else:
             os.kill(os.getpid(), number)  # the supervisor finds it in its inbox
 
-    def end(self) -> None:
-        """End the ranks: one on another host has failed. From any thread."""
+    def end(self, *, look: bool = False) -> None:
+        """End the ranks: one on another host has failed. From any thread.
+
+        `look`: it is told where they are, for those elsewhere have waited for them.
+        """
+        if look and not self._places:
+            self._places = self._waiting.places()
         self._supervisor.end_with_others()
         self._inbox.wake()
 

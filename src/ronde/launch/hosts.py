@@ -45,6 +45,8 @@ _DIALED_S = 30.0
 _SILENCE_S = 20.0
 # After a failure agents end their ranks by the supervisor's timetable, which takes this long at most.
 _ENDED_S = 14.0
+# How long the commands that led to agents have to leave when all is over.
+_LEAVE_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,7 +355,7 @@ class _HostsRun:
     def _end_all(self) -> None:
         for link in self._links:
             if not link.over:
-                link.send(Kind.END)
+                link.send(Kind.END, b"look" if self.end.stood_still else b"")
 
     def _keep_time(self) -> None:
         now = time.monotonic()
@@ -429,7 +431,10 @@ class _HostsRun:
         """End what this process has started."""
         self._listener.close()
         for link in self._started:
-            link.end()
+            link.close()
+        until = time.monotonic() + _LEAVE_S
+        for link in self._started:
+            link.end(until)
         if self._store is not None:
             self._store.kill()
             self._store.wait()

@@ -27,6 +27,7 @@ from ronde.trace.summary import read_summary, summary_lines
 
 __all__ = ["HostsEnd"]
 
+_PLACE = re.compile(r"  rank \d+ ")
 _NAME = re.compile(r"rank-\d+\.(log|summary\.json)")
 
 
@@ -35,10 +36,12 @@ class HostsEnd:
 
     Attributes:
         failed_at: when the first failure was noticed, on the monotonic clock.
+        stood_still: some host's ranks have waited for others for too long.
     """
 
     def __init__(self, job: Job, links: Sequence[AgentLink], in_mid_line: Callable[[], bool]) -> None:
         self.failed_at: float | None = None
+        self.stood_still = False
         self._job = job
         self._links = links
         self._in_mid_line = in_mid_line
@@ -84,6 +87,7 @@ class HostsEnd:
     def take_last(self, link: AgentLink, fields: dict[str, Any]) -> None:
         """A host's part has ended."""
         self._last[link.index] = fields
+        self.stood_still |= bool(fields.get("standstill"))
         for words in (fields.get("refused"), fields.get("standstill")):
             if words:
                 self._words.append((time.time(), link, words))
@@ -143,6 +147,7 @@ class HostsEnd:
             if first is None or first.kind == "peer" or at < first.time:
                 rank = link.first_rank if link is not None else 0
                 failure = RankFailure(rank=rank, time=at, kind="standstill", exit_code=1)
+                words = _with_places(words, [last.get("places", "") for last in self._last.values()])
                 return failure, f"{words}\nlogs of all ranks: {self._job.run_directory.path}"
         if first is None:
             return None, ""
@@ -181,3 +186,16 @@ class HostsEnd:
     def _fail(self) -> None:
         if self.failed_at is None:
             self.failed_at = time.monotonic()
+
+
+def _with_places(words: str, elsewhere: Sequence[str]) -> str:
+    """One host's report of a standstill with the places of all hosts' ranks in it, by number."""
+    lines = words.splitlines()
+    places = [line for line in lines if _PLACE.match(line)]
+    if not places:
+        return words
+    first = lines.index(places[0])
+    others = [line for line in lines if line not in places]
+    places += [line for text in elsewhere for line in text.splitlines() if line not in places]
+    places.sort(key=lambda line: int(line.split()[1]))
+    return "\n".join([*others[:first], *places, *others[first:]])

@@ -78,6 +78,10 @@ class Standstill:
             )
         return ""
 
+    def places(self) -> str:
+        """Where every rank is, a line each; "" where the ranks have no boards."""
+        return self._places(read_standings(self._directory, len(self._ranks), first=self._first))
+
     def forgive(self) -> None:
         """The run was stopped by the user: what was waited so far does not count."""
         self._started = time.monotonic()

@@ -219,7 +219,7 @@ class Supervisor:
         if self._debugged():
             self._waiting.forgive()
             return
-        if len(self._ranks) > 1 and self._failed_at is None:
+        if self._has_peers and self._failed_at is None:
             self.standstill = self._waiting.look()
             if self.standstill:
                 self._failed_at = time.monotonic()

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.environment import ClusterEnvironment, forced_threads
+from ronde.cluster.slurm import has_own_devices
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.job import Job
 from ronde.launch.joined import find_store
@@ -32,7 +33,8 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
             f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
             "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
         )
-    if job.devices and place.local_world_size > len(job.devices):
+    own = has_own_devices(job.environment)
+    if job.devices and place.local_world_size > len(job.devices) and not own:
         raise LaunchError(
             f"{place.launcher} has started {place.local_world_size} ranks on this host, but it offers "
             f"{len(job.devices)} CUDA devices; {_fewer(place, len(job.devices))}"
@@ -51,7 +53,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
         _config(job, place),
         run_id=job.run_directory.run_id,
         threads=threads,
-        device=job.devices[place.local_rank] if job.devices else None,
+        device=job.devices[0 if own else place.local_rank] if job.devices else None,
     )
     if place.rank != 0:
         silence(job.run_directory.log(place.rank))

@@ -71,8 +71,8 @@ def signal_board(config: RankConfig) -> SignalBoard:
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
-    """What compares the ranks of this host; None where there is only one."""
-    if config.local_world_size == 1:
+    """What compares the ranks of this host; None where there is only one, and no agent that looks at it."""
+    if config.local_world_size == 1 and not (config.watched and config.hosts > 1):
         return None
     path = board_path(Path(config.run_dir), name)
     board = LockstepBoard(path, config.local_rank, config.local_world_size)
