@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -20,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ronde import __version__
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.reach import dial, free_ports
@@ -89,7 +89,8 @@ def about_this_host(script: str, cwd: str) -> dict[str, Any]:
     space = os.stat("/proc/self/ns/net").st_ino if Path("/proc/self/ns/net").exists() else 0
     return {
         "python": platform.python_version(),
-        "ronde": __version__,
+        # Its types name all rooms, so this one must not import it by name.
+        "ronde": importlib.import_module("ronde").__version__,
         "torch": torch_version(),
         "script": found,
         "devices": list(cuda_devices(os.environ)) if torch_has_cuda() else [],
