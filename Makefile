@@ -71,9 +71,10 @@ soak: $(READY) ## the long tests
 
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 util-linux slurm-wlm munge openmpi-bin mpich
 
-test-cluster: $(READY) ## launchers on real ssh servers, Slurm and MPI, which are installed first (Debian, as root)
+test-cluster: $(READY) ## launchers on real ssh servers, Slurm and MPI, which it installs (Debian, as root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CLUSTER_PACKAGES)
+	$(PYTHON) -m pip install -qq impi-rt
 	$(PYTHON) -m pytest -m cluster --timeout 300 $(ARGS)
 
 ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (tests/ends), and what differs

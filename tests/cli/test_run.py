@@ -236,3 +236,11 @@ def test_torchruns_own_settings_start_torchrun(seen: Seen, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "argv", ["ronde", "run", "train.py"])
     assert _code("train.py") == 0
     assert started[0][1:] == ["-m", "torch.distributed.run", "-m", "ronde", "run", "train.py"]
+
+
+def test_this_host_alone_needs_no_agent(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "1", "JOB_NUM_NODES": "2", "JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert _code("-H", "localhost:3", "train.py") == 4
+    assert seen.job is not None
+    assert seen.job.ranks == 3

@@ -29,7 +29,7 @@ def test_open_mpi_on_several_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "name"), [({}, "mpirun of MPICH"), ({"I_MPI_MPIRUN": "mpirun"}, "mpirun of Intel MPI")]
+    ("more", "name"), [({}, "mpirun of MPICH"), ({"I_MPI_FABRICS": "shm"}, "mpirun of Intel MPI")]
 )
 def test_mpich_and_intel(more: dict[str, str], name: str) -> None:
     place = process_of_mpi({**MPICH, **more}, 7)
@@ -39,6 +39,12 @@ def test_mpich_and_intel(more: dict[str, str], name: str) -> None:
     other = process_of_mpi({**MPICH, **more}, 8)
     assert other is not None
     assert other.master_port != place.master_port
+
+
+def test_intel_mpi_has_a_word_for_a_job_on_several_hosts() -> None:
+    place = process_of_mpi({**MPICH, "PMI_SIZE": "4", "I_MPI_HYDRA_UUID": "b852-86"}, 7)
+    assert place is not None
+    assert (place.master_address, place.run_id) == ("", "mpi-I_MPI_HYDRA_UUID b852-86")
 
 
 def test_alone_or_not_at_all() -> None:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ronde.cluster.reach import is_this_host
 from ronde.errors import UsageError
 from ronde.launch.remote_command import Way
 from ronde.launch.where import Where
@@ -15,7 +16,12 @@ from ronde.launch.where import Where
 if TYPE_CHECKING:
     from ronde.launch.hosts import Hosts
 
-__all__ = ["hosts_of"]
+__all__ = ["hosts_of", "is_here_alone"]
+
+
+def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: object) -> bool:
+    """Whether the only host that is named is this one, and no option for others is given."""
+    return len(shares) == 1 and not where.by_srun and not any(options) and is_this_host(shares[0][0])
 
 
 def hosts_of(

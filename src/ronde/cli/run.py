@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ronde.cli.hosts_options import hosts_of
+from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -148,6 +148,10 @@ def run(  # noqa: PLR0913 - one parameter per option
     place = where.place
     shares = _shares(ranks, where)
     count = sum(number for _, number in shares) or _count(ranks, devices, place)
+    if is_here_alone(
+        shares, where, ssh_command, ssh_port, env, local_addr
+    ):  # no agent is needed, and rank 0 may have the terminal
+        shares = ()
     remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
     endpoints = _endpoints(servers)
     kept, sync = read_durability(durability)

@@ -69,6 +69,7 @@ def _job(environment: Mapping[str, str]) -> str:
     for key in (
         "PMIX_NAMESPACE",
         "OMPI_MCA_ess_base_jobid",
+        "I_MPI_HYDRA_UUID",
         "PMI_JOBID",
         "SLURM_JOB_ID",
         "PBS_JOBID",
