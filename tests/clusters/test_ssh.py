@@ -63,6 +63,18 @@ def ssh(network: Network, tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
+def write_stub(place: Path, network: Network) -> Path:
+    """A command in ssh's place that enters hosts' networks, for a launcher that sees their processes."""
+    lines = ["#!/bin/sh", "case $1 in"]
+    for host in network.hosts:
+        number = host.command([])[2]
+        lines.append(f'{host.name}) exec nsenter --target {number} --net --uts -- sh -c "$2" ;;')
+    stub = place / "stub"
+    stub.write_text("\n".join([*lines, "esac", ""]))
+    stub.chmod(0o755)
+    return stub
+
+
 def start(network: Network, place: Path, *words: str) -> subprocess.Popen[str]:
     """`ronde run` on the first host; what it prints is in PLACE/launcher.log."""
     command = [sys.executable, "-m", "ronde", "run", *words]
@@ -174,13 +186,7 @@ def test_by_a_command_in_the_place_of_ssh(
 ) -> None:
     plain = plain_losses(tmp_path, monkeypatch, capsys)
     # From outside of both hosts' networks, where their address is none: they say so.
-    lines = ["#!/bin/sh", "case $1 in"]
-    for host in network.hosts:
-        number = host.command([])[2]
-        lines.append(f'{host.name}) exec nsenter --target {number} --net --uts -- sh -c "$2" ;;')
-    stub = tmp_path / "stub"
-    stub.write_text("\n".join([*lines, "esac", ""]))
-    stub.chmod(0o755)
+    stub = write_stub(tmp_path, network)
     options = ["-H", "host-1:1,host-2:1", "--ssh-command", str(stub), "train.py"]
     words = [sys.executable, "-m", "ronde", "run", *options]
     outside = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
@@ -193,3 +199,27 @@ def test_by_a_command_in_the_place_of_ssh(
     done = subprocess.run(inside, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout) == plain
+
+
+def test_hosts_that_do_not_reach_each_other(tmp_path: Path) -> None:
+    """Both reach the launcher's host, but not one another."""
+    (tmp_path / "train.py").write_text("")
+    with Network(3) as network:
+        numbers = {host.name: host.command([])[2] for host in network.hosts}
+        network.hosts[1].popen(["ip", "route", "add", "blackhole", f"{network.hosts[2].address}/32"]).wait()
+        stub = write_stub(tmp_path, network)
+        words = ["run", "-H", "host-1:1,host-2:1,host-3:1", "--ssh-command", str(stub), "train.py"]
+        inside = [
+            "nsenter",
+            "--target",
+            numbers["host-1"],
+            "--net",
+            "--uts",
+            "--",
+            sys.executable,
+            "-m",
+            "ronde",
+        ]
+        done = subprocess.run([*inside, *words], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "host-2 cannot connect to host-3 (TCP, any port), and its ranks would have to;" in done.stderr

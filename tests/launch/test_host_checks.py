@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.launch.host_checks import address_of_all, differences, host_environment
+from ronde.launch.host_checks import address_of_all, differences, host_environment, mesh_steps
 
 ALIKE = {
     "python": "3.11.7",
@@ -69,3 +69,10 @@ def test_the_address_that_all_have_reached() -> None:
         [],
     )
     assert address_of_all(tried, [("a", found), ("b", {})]) == ("", ["b"])
+
+
+def test_all_of_few_hosts_and_some_of_many_are_tried() -> None:
+    assert mesh_steps(1) == []
+    assert mesh_steps(3) == [1, 2]
+    assert mesh_steps(64) == [1, 2, 4, 8, 16, 32]
+    assert len(mesh_steps(10000)) == 10

@@ -23,7 +23,7 @@ from typing import Any
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
-from ronde.cluster.reach import dial, free_ports
+from ronde.cluster.reach import Greeter, dial, free_ports, listen_everywhere
 from ronde.cluster.torch_install import torch_version
 from ronde.errors import RondeError
 from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
@@ -58,6 +58,13 @@ def main() -> None:
 
 def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> HostPart | None:
     """Say what this host is, until the launcher starts its part; None when it does not."""
+    with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
+        return _answer(incoming, sender, greeting)
+
+
+def _answer(
+    incoming: Iterator[tuple[Kind, bytes]], sender: Sender, greeting: contextlib.ExitStack
+) -> HostPart | None:
     for kind, content in incoming:
         if kind is Kind.HELLO:
             hello = unpack(content)
@@ -66,7 +73,14 @@ def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> HostPart | 
         elif kind is Kind.DIAL:
             wanted = unpack(content)
             reached = dial(wanted["addresses"], wanted["port"], wanted["word"])
-            sender.send(Kind.DIALED, {"reached": reached, "ports": free_ports(wanted["ports"])})
+            listener = greeting.enter_context(listen_everywhere())
+            greeting.callback(Greeter(listener, wanted["word"]).stop)
+            ports = {"ports": free_ports(wanted["ports"]), "mesh": listener.getsockname()[1]}
+            sender.send(Kind.DIALED, {"reached": reached, **ports})
+        elif kind is Kind.MESH:
+            mesh = unpack(content)
+            others = {name: dial([address], port, mesh["word"]) for name, address, port in mesh["hosts"]}
+            sender.send(Kind.MESHED, {"failed": [name for name, found in others.items() if not found]})
         elif kind is Kind.START:
             return HostPart.from_fields(unpack(content))
         else:

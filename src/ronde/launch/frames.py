@@ -1,7 +1,9 @@
 """What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
 
-    launcher -> agent   HELLO, DIAL, START, then SIGNAL, END, CLOSED, BEAT; the end of the pipe ends the ranks
-    agent -> launcher   READY, DIALED, then OUT, ERR, DEATH, ERROR, BEAT, FILE, at last LAST
+    launcher -> agent   HELLO, DIAL, MESH, START, then SIGNAL, END, CLOSED, BEAT
+    agent -> launcher   READY, DIALED, MESHED, then OUT, ERR, DEATH, ERROR, BEAT, FILE, at last LAST
+
+The end of the launcher's pipe ends the ranks.
 
 A frame is its kind (one byte), its length (four, big-endian), its content. Before its first one an agent
 writes `MAGIC`: what the start-up files of a login shell print before is no frame.
@@ -39,6 +41,8 @@ class Kind(bytes, enum.Enum):
     READY = b"r"  # [JSON: what the host is]
     DIAL = b"d"  # [JSON: addresses to try]
     DIALED = b"D"  # [JSON: which of them answered]
+    MESH = b"m"  # [JSON: the other hosts' addresses and ports]
+    MESHED = b"M"  # [JSON: which of them did not answer]
     START = b"s"  # [JSON: the host's part of the run]
     SIGNAL = b"g"  # [number] pass it on to the ranks
     END = b"e"  # [anything: say where they are] a rank elsewhere has failed: end yours

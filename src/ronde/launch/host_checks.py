@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["address_of_all", "differences", "host_environment"]
+__all__ = ["address_of_all", "differences", "host_environment", "mesh_steps"]
 
 # What ranks go by whoever starts them. Devices are each host's own affair, unless there are to be none.
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "RONDE_LOG")
@@ -112,3 +112,13 @@ def address_of_all(
             return address, []
     nowhere = [name for name, found in reached if not found]
     return "", nowhere or [name for name, _ in reached]
+
+
+def mesh_steps(hosts: int) -> list[int]:
+    """How far away the hosts are that each one tries to reach: all of few hosts, of many at most ten.
+
+    Powers of two, by which every host is within a few steps of every other, both near ones and far ones.
+    """
+    if hosts <= 9:
+        return list(range(1, hosts))
+    return [1 << power for power in range(10) if 1 << power < hosts]

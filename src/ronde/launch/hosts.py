@@ -21,7 +21,7 @@ from ronde.launch.agent import BEAT_S
 from ronde.launch.agent_link import AgentLink, News
 from ronde.launch.bytes_out import write_all
 from ronde.launch.frames import Kind, unpack
-from ronde.launch.host_checks import address_of_all, differences, host_environment
+from ronde.launch.host_checks import address_of_all, differences, host_environment, mesh_steps
 from ronde.launch.host_part import HostPart
 from ronde.launch.hosts_end import HostsEnd
 from ronde.launch.job import Job, Outcome
@@ -210,6 +210,24 @@ class _HostsRun:
         self._address, self._port = address, port
         self._own = {link.index: found[link.index]["reached"][address] for link in self._links}
         self._ports = {link.index: found[link.index]["ports"] for link in self._links}
+        self._try_mesh(word, {link.index: found[link.index]["mesh"] for link in self._links})
+
+    def _try_mesh(self, word: str, ports: dict[int, int]) -> None:
+        """Let every host connect to others, as its ranks will: a firewall may stand between two of them."""
+        count = len(self._links)
+        for link in self._links:
+            peers = [self._links[(link.index + step) % count] for step in mesh_steps(count)]
+            hosts = [(peer.name, self._own[peer.index], ports[peer.index]) for peer in peers]
+            link.send(Kind.MESH, {"word": word, "hosts": hosts})
+        found = self._answers(Kind.MESHED, _DIALED_S)
+        _refuse(
+            [
+                f"{link.name} cannot connect to {', '.join(failed)} (TCP, any port), and its ranks would have "
+                f"to; open the firewall's ports {_ephemeral()} between the hosts"
+                for link in self._links
+                if (failed := found[link.index]["failed"])
+            ]
+        )
 
     def _answers(self, wanted: Kind, within: float) -> dict[int, dict[str, Any]]:
         """One answer of every agent.
