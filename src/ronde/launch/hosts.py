@@ -222,8 +222,8 @@ class _HostsRun:
         found = self._answers(Kind.MESHED, _DIALED_S)
         _refuse(
             [
-                f"{link.name} cannot connect to {', '.join(failed)} (TCP, any port), and its ranks would have "
-                f"to; open the firewall's ports {_ephemeral()} between the hosts"
+                f"{link.name} cannot connect to {', '.join(failed)} (TCP, any port), and its ranks would "
+                f"have to; open the firewall's ports {_ephemeral()} between the hosts"
                 for link in self._links
                 if (failed := found[link.index]["failed"])
             ]
