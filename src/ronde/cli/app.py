@@ -70,6 +70,12 @@ COMMANDS = (
         help="Show what a plan means.",
     ),
     Command(
+        name="doctor",
+        module="ronde.cli.doctor",
+        attribute="doctor",
+        help="Say what is wrong with this host, or with a run.",
+    ),
+    Command(
         name="server",
         module="ronde.cli.server",
         attribute="server",

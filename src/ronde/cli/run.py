@@ -23,6 +23,8 @@ from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.server_config import read_durability, read_token
 from ronde.plan import read_plan
+from ronde.trace.evidence import Evidence
+from ronde.trace.explanation import Explanation
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
@@ -149,7 +151,14 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
-    raise typer.Exit(launch(job).exit_code)
+    raise typer.Exit(launch(job, _explain).exit_code)
+
+
+def _explain(evidence: Evidence) -> Explanation:
+    """What evidence means; the rules are imported when something has gone wrong."""
+    from ronde.doctor.explain import explain
+
+    return explain(evidence)
 
 
 def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
