@@ -18,7 +18,7 @@ from ronde.launch.process_facts import catches, descendants, process
 from ronde.trace.evidence import RankEvidence
 from ronde.trace.lockstep_board import LockstepBoard, board_path
 from ronde.trace.run_directory import RunDirectory
-from ronde.trace.vitals import Seen
+from ronde.trace.vitals import Seen, look_at, vitals_path
 
 from .conftest import wait_until
 
@@ -71,8 +71,12 @@ def test_a_rank_that_holds_the_interpreter_gives_its_stack(
 ) -> None:
     lock = "mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock\n"
     pid = start(f"{lock}lock(mutex)\nbegun()\nlock(mutex)")
-    before = time.monotonic()
-    wait_until(lambda: time.monotonic() - before > 1.2, "a beat to be missed")
+
+    def silent() -> bool:
+        seen = look_at(vitals_path(tmp_path, 0))
+        return process(pid).state == "S" and seen is not None and time.monotonic() - seen.beat > 1.2
+
+    wait_until(silent, "two beats to be missed")
     found = look(tmp_path, pid)
     assert found.beat is not None
     assert found.beat > 1
