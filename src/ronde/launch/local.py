@@ -179,6 +179,7 @@ def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]
             watched=True,
             quiet=job.quiet,
             publish=job.publish,
+            trace_steps=job.trace_steps,
             terminal=os.isatty(0),
             temporary=temporary,
             servers=endpoints.addresses,

@@ -40,6 +40,7 @@ class RankConfig:
         publish: seconds between versions of the model that the run publishes; 0: it publishes none.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
         servers: endpoints of the parameter servers, as ZeroMQ writes them.
+        trace_steps: `A:B`, of which steps a timeline is written; "": of none.
         server_token: 32 hexadecimal digits that each message to them holds.
     """
 
@@ -67,6 +68,7 @@ class RankConfig:
     temporary: str = ""
     servers: tuple[str, ...] = ()
     server_token: str = ""
+    trace_steps: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

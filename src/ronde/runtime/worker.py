@@ -156,6 +156,9 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
+    from ronde.runtime.recording import start_recording
+
+    start_recording(config, tally, session)
     _hear_interrupts()
     show_those_of_threads(lambda error: _end_from_a_thread(config, error))
     tally.begin()
@@ -168,6 +171,9 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
             _finish(publishing)
             _conclude(config, tally, session, meter, notes)
         raise
+    finally:
+        if tally.recorder is not None:
+            tally.recorder.close()
     _finish(publishing)
     _conclude(config, tally, session, meter, notes)
 

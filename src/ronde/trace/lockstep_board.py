@@ -113,6 +113,19 @@ class LockstepBoard:
                     return True
         return False
 
+    def lateness(self, number: int) -> float | None:
+        """How many seconds the last but one has been at `number`; None where somebody has yet to come."""
+        if not self._peers:
+            return None
+        latest = 0.0
+        offset = number % SLOTS * _ENTRY_SIZE
+        for peer in self._peers:
+            theirs, since = _STAMP.unpack_from(self._memory, peer + offset)
+            if theirs != number:
+                return None
+            latest = max(latest, since)
+        return max(0.0, monotonic() - latest)
+
     def differing(self, number: int) -> tuple[Entry, ...]:
         """The entries of all ranks under `number` when they are not alike, else nothing."""
         if not self.differs(number):
