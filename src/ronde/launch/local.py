@@ -30,6 +30,7 @@ from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.launch.terminal import in_foreground
 from ronde.plan import Plan
+from ronde.trace.events import write_event
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
 from ronde.trace.temporary_folder import TemporaryFolder
@@ -249,12 +250,15 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
         if job.shown:
             say(text, new_line=new_line)
             new_line = False
+    told = failure.summary if failure is not None else f"exit code {supervisor.exit_code()}"
+    write_event(job.run_directory.path, "end", told, exit_code=supervisor.exit_code())
     if supervisor.exit_code() == 0 and job.run_directory.is_default:
         job.run_directory.remove_server_states()
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 
 def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
+    write_event(job.run_directory.path, "notice", words)
     if job.shown:
         say(words, new_line=outputs[0].stderr_in_mid_line)
 

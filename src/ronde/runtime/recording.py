@@ -22,6 +22,7 @@ from ronde.modules.calls import Calls
 from ronde.modules.compiled import pass_over
 from ronde.patching.patches import Patches
 from ronde.runtime.traffic import GroupTraffic
+from ronde.trace.events import write_event
 from ronde.trace.phases import Phase, Phases
 from ronde.trace.recorder import Recorder, StepRange, Traffic
 from ronde.trace.spans import SpanFile, spans_path
@@ -49,6 +50,18 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
         joined: None for a rank that is alone and has no boundary.
     """
     recorder = open_recorder(config, GroupTraffic() if joined is None else joined.traffic())
+    if config.rank == 0:
+        write_event(
+            Path(config.run_dir),
+            "start",
+            config.script,
+            rank=0,
+            script=config.script,
+            plan=config.plan,
+            seed=config.seed,
+            ranks=config.world_size,
+            device=config.device,
+        )
     if recorder is not None:
         tally.recorder = recorder
         patches = Patches() if joined is None else joined.patches

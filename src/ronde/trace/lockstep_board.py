@@ -27,6 +27,7 @@ SLOTS = 64
 _HEADER = struct.Struct("<QdQ")
 _STAMP = struct.Struct("<Qd")
 _NUMBER = struct.Struct("<Q")
+_TIME = struct.Struct("<d")
 _HEADER_SIZE = 64
 _TEXT_SIZE = 240
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
@@ -175,10 +176,11 @@ class LockstepBoard:
 
     def _write(self, number: int, what: str, where: str) -> None:
         place = self._ring + number % SLOTS * _ENTRY_SIZE
-        # The text before the number: an entry counts when its number is there.
+        # The number last: an entry counts when its number is there.
         text = place + _STAMP.size
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
-        _STAMP.pack_into(self._memory, place, number, monotonic())
+        _TIME.pack_into(self._memory, place + _NUMBER.size, monotonic())
+        _NUMBER.pack_into(self._memory, place, number)
 
     def _entry(self, rank: int, number: int) -> Entry | None:
         place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE

@@ -1,4 +1,4 @@
-"""What a rank is doing, at every moment of every step: a few times per step, so each change costs a microsecond.
+"""What a rank is doing, at every moment of every step; a change costs a microsecond, and there are a few.
 
 `StepClock` looks closely at some steps; this counts all of them, in coarser parts.
 """

@@ -6,6 +6,7 @@
         rank-1.stack          where rank 1 was when its launcher asked
         rank-0.summary.json   what rank 0 was busy with
         rank-0.steps          what its steps were; rank-0.spans with --trace
+        events.jsonl          start, notices and end of the run
         server-0.log          what parameter server 0 said
         server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
@@ -36,7 +37,9 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack|steps|spans)|\w+\.board|store|pulse")
+OWN_FILE = re.compile(
+    r"rank-\d+\.(log|error\.json|summary\.json|stack|steps|spans)|\w+\.board|store|pulse|events\.jsonl"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,8 @@ class Span:
     """From begin to end, in nanoseconds by the rank's monotonic clock.
 
     Attributes:
-        name: a phase ("forward"), "step", or a collective ("all_reduce"; "wait" for one that was started).
-        number: of the optimizer step that it is part of, from 1; -1 for a collective whose step its time tells.
+        name: a phase ("forward"), "step", "wait" for others, or a collective ("all_reduce").
+        number: of the optimizer step that it is part of, from 1.
         nbytes: that this rank hands over; -1: it is no collective.
     """
 
@@ -51,7 +51,7 @@ class SpanFile:
         self._pending = bytearray()
         self._count = 0
 
-    def add(self, name: str, begin: int, end: int, number: int = -1, nbytes: int = -1) -> None:
+    def add(self, name: str, begin: int, end: int, number: int, nbytes: int = -1) -> None:
         """What is over; beyond `MOST_SPANS` nothing is kept."""
         if self._count < MOST_SPANS:
             self._count += 1

@@ -1,4 +1,4 @@
-"""What each optimizer step of a rank was, in a mapped file of fixed size: it outlives the rank, however that ends.
+"""What each optimizer step of a rank was, in a mapped file of fixed size, which outlives the rank.
 
     header   who, where, when; and what the rank does at this moment
     recent   the last RECENT steps, one record each, in a ring
@@ -21,6 +21,7 @@ import mmap
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ronde.trace.shared_file import shared_file
 
@@ -32,7 +33,7 @@ ROUTES = ("shared memory", "tcp", "nccl", "server")
 
 _MAGIC = 0x31_73_70_65_74_73_64_72  # "rdsteps1", as bytes
 _HEADER_SIZE = 4096
-# magic, rank, world size, process, wall clock and monotonic clock at the beginning, offset, records in the course
+# magic, rank, world size, process, wall and monotonic clock at the beginning, offset, records in the course
 _HEADER = struct.Struct("<8q64s")
 _COURSE_AT = 7 * 8
 # What the rank does now: phase, since when, steps, samples, ended.
@@ -79,7 +80,7 @@ class StepRecord:
     samples: int
     resident: int
     device: int
-    sent: tuple[int, int, int, int]
+    sent: tuple[int, ...]
     collectives: int
     last: int
     late: int
@@ -107,8 +108,8 @@ class StepRecord:
     @classmethod
     def of(cls, values: Sequence[float]) -> StepRecord:
         """From what stands in the file."""
-        whole = [int(value) for value in values[:_LOSS]]
-        sent = (whole[12], whole[13], whole[14], whole[15])
+        whole: list[Any] = [int(value) for value in values[:_LOSS]]
+        sent = tuple(whole[12:16])
         return cls(*whole[:12], sent, *whole[16:_LOSS], float(values[_LOSS]), int(values[_LOSSES]))
 
 
