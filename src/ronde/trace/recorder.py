@@ -45,10 +45,10 @@ class Traffic(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepRange:
-    """Optimizer steps `first` to `end`, from 1, without the last, as the slice that a user writes."""
+    """Optimizer steps from `first` to `last`, counted from 1."""
 
     first: int
-    end: int
+    last: int
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
@@ -58,16 +58,16 @@ class StepRange:
             ValueError: it is something else, or empty.
 
         >>> StepRange.parse("10:20"), StepRange.parse(":5")
-        (StepRange(first=10, end=20), StepRange(first=1, end=5))
+        (StepRange(first=10, last=20), StepRange(first=1, last=5))
         """
-        first, colon, end = text.partition(":")
-        parts = int(first or 1), int(end or 1 << 62)
-        if not colon or parts[0] < 1 or parts[1] <= parts[0]:
+        first, colon, last = text.partition(":")
+        steps = cls(int(first or 1), int(last or 1 << 62))
+        if not colon or not 1 <= steps.first <= steps.last:
             raise ValueError(text)
-        return cls(*parts)
+        return steps
 
     def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and self.first <= step < self.end
+        return isinstance(step, int) and self.first <= step <= self.last
 
 
 class Recorder:
@@ -92,7 +92,7 @@ class Recorder:
     ) -> None:
         self._file, self._traffic, self._ask_memory = file, traffic, memory
         self.phases = Phases(traffic.waited_ns, file.show)
-        self._spans, self._traced = spans if spans is not None else (None, StepRange(0, 0))
+        self._spans, self._traced = spans if spans is not None else (None, StepRange(1, 0))
         self._steps = self._samples = 0
         self._begun = self.phases.begun
         self._waited = traffic.waited_ns()
@@ -125,6 +125,8 @@ class Recorder:
         """An optimizer has stepped; so many steps are done, on so many samples."""
         if self._closed:
             return
+        if self.phases.current == Phase.OPTIMIZER:
+            self.phases.enter(Phase.OTHER)  # what still comes of its step is the next one's
         now = self._write(steps, samples)
         self._computed = False
         self._file.show_since(now, steps, samples)
