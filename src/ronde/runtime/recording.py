@@ -243,8 +243,7 @@ def _see_reads(recorder: Recorder, patches: Patches) -> None:
 
     @functools.wraps(to_text)
     def read_text(value: torch.Tensor, /, form: str = "") -> str:
-        # That of a plain tensor is made of its `item()`.
-        if type(value) is not torch.Tensor and is_loss(value) and not value.dim():
+        if is_loss(value) and not value.dim():
             recorder.read(item(value))
         return to_text(value, form)
 
