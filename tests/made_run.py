@@ -46,7 +46,9 @@ def made_run(
         )
         for step in range(1, steps + 1):
             waits = slow is not None and rank != slow
-            loss = math.nan if nan_from is not None and step >= nan_from else 2.3 * math.exp(-step / 80) + 0.02
+            loss = (
+                math.nan if nan_from is not None and step >= nan_from else 2.3 * math.exp(-step / 80) + 0.02
+            )
             record = StepRecord(
                 step=step, steps=1, begun=(step - 1) * 10 * MS + 1, ended=step * 10 * MS + 1,
                 data=MS, forward=3 * MS, backward=3 * MS if waits else 5 * MS, optimizer=MS // 2,

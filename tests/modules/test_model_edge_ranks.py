@@ -556,7 +556,7 @@ def _exchanges(rank: Rank) -> list[list[str]]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         comm = session.context.comm
         plain = comm.announce
-        comm.announce = lambda operation, tensor: seen.append(operation) or plain(operation, tensor)
+        comm.announce = lambda operation, *given: seen.append(operation) or plain(operation, *given)
         try:
             for inputs, targets in loader:
                 seen.clear()

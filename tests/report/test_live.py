@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 
 import pytest
-from made_run import made_run
 from rich.console import Console
 
+from made_run import made_run
 from ronde.cli import main
 from ronde.report import live
 from ronde.report.live import watch

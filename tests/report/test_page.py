@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from made_run import WALL, made_run
 
+from made_run import WALL, made_run
 from ronde.cli import main
 from ronde.report.page import page
 from ronde.report.run import read_run
@@ -21,7 +21,7 @@ EVIL = '</script><img src=x onerror=alert(1)>"&.py'
 class Tags(html.parser.HTMLParser):
     """What the page is made of; whether everything that is opened is closed."""
 
-    VOID = {"meta", "line", "path", "rect", "br"}
+    VOID = frozenset(("meta", "line", "path", "rect", "br"))
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
 
 def test_deaths_stand_among_the_events_and_in_the_pictures(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run", ended=False)
-    error = {"rank": 1, "time": WALL / 1e9 + 2, "kind": "script", "type": "ValueError", "message": "no rows", "traceback": ""}  # fmt: skip
+    error = {"rank": 1, "time": WALL / 1e9 + 2, "kind": "script", "type": "ValueError"}
+    error |= {"message": "no rows", "traceback": ""}
     (folder / "rank-1.error.json").write_text(json.dumps(error))
     run = read_run(folder)
     assert run.life == "failed"
@@ -128,7 +129,11 @@ def test_a_directory_without_steps_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for arguments, word in (([str(tmp_path)], "no rank has"), (["none"], "is no directory"), ([], "no run under")):
+    for arguments, word in (
+        ([str(tmp_path)], "no rank has"),
+        (["none"], "is no directory"),
+        ([], "no run under"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main([command, *arguments])
         assert ended.value.code == 2

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nesting import check_nesting
 
+from nesting import check_nesting
 from ronde.cli import main
 from ronde.report.page import page
 from ronde.report.run import read_run
@@ -46,7 +46,18 @@ for epoch in range(2):
 def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "train.py").write_text(SCRIPT)
-    command = ["run", "--ranks", "2", "--run-dir", "logs", "--trace", "t.json", "--trace-steps", "3:9", "train.py"]
+    command = [
+        "run",
+        "--ranks",
+        "2",
+        "--run-dir",
+        "logs",
+        "--trace",
+        "t.json",
+        "--trace-steps",
+        "3:9",
+        "train.py",
+    ]
     done = forked.run(command, directory=folder)
     assert done.returncode == 0, done.stderr
     read = read_run(folder / "logs")
@@ -90,7 +101,10 @@ def test_one_picture_for_pipes(run: SimpleNamespace, capsys: pytest.CaptureFixtu
         main(["top", str(run.folder / "logs"), "--once"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [["0", "12", "ended"], ["1", "12", "ended"]]
+    assert [line.split()[:3] for line in shown.splitlines()[2:4]] == [
+        ["0", "12", "ended"],
+        ["1", "12", "ended"],
+    ]
     assert "\x1b" not in shown
 
 

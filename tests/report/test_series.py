@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from made_run import made_run
 
+from made_run import made_run
 from ronde.report import series
 from ronde.report.chart import nice_ticks
 from ronde.report.run import read_run

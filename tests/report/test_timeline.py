@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from nesting import check_nesting
 
+from nesting import check_nesting
 from ronde.cli import main
 from ronde.report.timeline import nested, trace_events, write_timeline
 from ronde.trace.spans import Span, SpanFile, read_spans, spans_path

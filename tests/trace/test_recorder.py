@@ -160,9 +160,7 @@ def test_spans_are_those_of_the_steps_that_were_asked_for(tmp_path: Path, clock:
     assert [span.number for span in spans if span.name == "step"] == [2, 3]
     assert [span.nbytes for span in spans if span.name == "all_reduce"] == [64, 64]
     steps = {span.number: span for span in spans if span.name == "step"}
-    assert all(
-        steps[span.number].begin <= span.begin <= span.end <= steps[span.number].end for span in spans
-    )
+    assert all(steps[span.number].begin <= span.begin <= span.end <= steps[span.number].end for span in spans)
 
 
 @pytest.mark.parametrize("text", ["", "5", "0:3", "4:3", "a:b", "1:2:3", "-1:2"])

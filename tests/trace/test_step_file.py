@@ -25,15 +25,13 @@ def values(step: int, *, loss: float = math.nan, steps: int = 1, length: int = M
     """A step of one millisecond."""
     return StepRecord(
         step=step, steps=steps, begun=(step - 1) * MS + 1, ended=(step - 1) * MS + 1 + length,
-        data=100, forward=200, backward=300, optimizer=50, waited=25, samples=4, resident=1000 + step, device=0,
-        sent=(8, 0, 0, 1), collectives=2, last=1, late=7, loss=loss, losses=int(loss == loss),
+        data=100, forward=200, backward=300, optimizer=50, waited=25, samples=4,
+        resident=1000 + step, device=0, sent=(8, 0, 0, 1), collectives=2, last=1, late=7, loss=loss, losses=int(loss == loss),
     ).values()  # fmt: skip
 
 
 def opened(folder: Path) -> StepFile:
-    return StepFile(
-        steps_path(folder, 0), rank=0, world_size=2, process=17, clocks=(5_000, 1), host="here"
-    )
+    return StepFile(steps_path(folder, 0), rank=0, world_size=2, process=17, clocks=(5_000, 1), host="here")
 
 
 def read(folder: Path) -> StepsOfRank:
@@ -93,9 +91,10 @@ def test_a_fold_that_was_interrupted_loses_and_repeats_nothing(
         return merged(first, second)
 
     monkeypatch.setattr("ronde.trace.step_file.merged", merge)
+    for step in range(1, COURSE):
+        file.write(values(step))
     with pytest.raises(KeyboardInterrupt):
-        for step in range(1, COURSE + 1):
-            file.write(values(step))
+        file.write(values(COURSE))
     file.show_since(0, COURSE, 0)
     found = read(tmp_path)
     assert sum(each.steps for each in found.course) == COURSE

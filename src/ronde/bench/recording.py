@@ -1,8 +1,9 @@
-"""What writing steps down costs (decision 98): `python -m ronde.bench.recording`, on a machine that does nothing else.
+"""What it costs to write steps down (decision 98): `python -m ronde.bench.recording`, on a quiet machine.
 
-One process trains a tiny model, in turns with and without a recorder: what stands between the two is the cost of
-a step with one batch, one call of a model, one backward, one optimizer and one loss that is read. A second figure
-is what a module inside of a model costs by itself. Times are those of the processor, so others disturb little.
+One process trains a tiny model, in turns with and without a recorder: what stands between the two is the cost
+of a step with one batch, one call of a model, one backward, one optimizer and one loss that is read. A second
+figure is what a module inside of a model costs by itself. Times are those of the processor, so that others
+disturb little.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
@@ -86,7 +86,7 @@ def _recorded(tally: Tally) -> Iterator[None]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = RankConfig(
-            rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=str(Path(folder)), store="", script=""
+            rank=0, world_size=1, local_rank=0, local_world_size=1, run_dir=folder, store="", script=""
         )
         recorder = open_recorder(config, GroupTraffic())
         assert recorder is not None
@@ -108,12 +108,12 @@ def main() -> None:
     deep = step_cost(layers=_DEEP)
     share = whole.median / _STEP_US
     inside = (deep.median - whole.median) / (_DEEP - 1)
-    print(f"{machine.cpu}, {machine.cores} cores, torch {machine.torch}, load {machine.load} before")  # noqa: T201
-    print(  # noqa: T201
-        f"recording a step: {whole.median:.1f} us (quartiles {whole.low:.1f} to {whole.high:.1f}, {_ROUNDS} pairs), "
-        f"{share:.2%} of a step of 5 ms"
+    print(f"{machine.cpu}, {machine.cores} cores, torch {machine.torch}, load {machine.load} before")
+    print(
+        f"recording a step: {whole.median:.1f} us (quartiles {whole.low:.1f} to {whole.high:.1f}, "
+        f"{_ROUNDS} pairs), {share:.2%} of a step of 5 ms"
     )
-    print(f"a module inside of a model, on one rank: {inside:.2f} us")  # noqa: T201
+    print(f"a module inside of a model, on one rank: {inside:.2f} us")
     sys.exit(share > 0.005)
 
 

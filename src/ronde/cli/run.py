@@ -228,9 +228,7 @@ def _publish(seconds: float, *, native: bool) -> float:
     return seconds
 
 
-def _traced(
-    file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None
-) -> str:
+def _traced(file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None) -> str:
     """Of which steps ranks write a timeline; "" for none."""
     if file is None:
         if steps is not None:

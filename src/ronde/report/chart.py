@@ -1,8 +1,8 @@
 """Pictures of numbers as HTML and SVG, written by hand: no library, no network.
 
 Lines are drawn in an SVG that is stretched over its place; words are HTML beside it, so that they keep their
-size on a phone. What a value is at a place is told by a few lines of script (`page.SCRIPT`); without it, and for
-those who hear the page, the caption says what the picture shows.
+size on a phone. What a value is at a place is told by a few lines of script (`style.SCRIPT`); without it, and
+for those who hear the page, the caption says what the picture shows.
 """
 
 from __future__ import annotations
@@ -122,12 +122,7 @@ def line_chart(
     drawn = "".join(
         f'<path class="line {line.colour}" d="{_path(line.points, x_scale, y_scale)}"/>' for line in lines
     )
-    standing = [mark for mark in marks if x_scale.low <= mark.x <= x_scale.high]
-    drawn += "".join(
-        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_SIZE}"><title>{escape(mark.text)}</title></line>'
-        for mark in standing
-        for x in [_SIZE * x_scale.place(mark.x)]
-    )
+    drawn += _upright(marks, x_scale)
     data = {
         "x": x_name,
         "lines": [
@@ -173,13 +168,7 @@ def stacked_columns(
             top -= height
     end = columns[-1][0]
     scale = _Scale(0.0, end)
-    for mark in marks:
-        if 0 <= mark.x <= end:
-            x = _SIZE * scale.place(mark.x)
-            drawn.append(
-                f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_SIZE}">'
-                f"<title>{escape(mark.text)}</title></line>"
-            )
+    drawn.append(_upright(marks, scale))
     data = {
         "x": x_name,
         "lines": [
@@ -228,13 +217,15 @@ def stacked_bars(
         )
     used = [part for part in rows[0][1] if any(parts.get(part, 0) > 0 for _, parts in rows)]
     legend = _legend([(part, colours[part]) for part in used])
-    return f'<figure><figcaption>{escape(caption)}</figcaption>{legend}<div class="bars">{"".join(lines)}</div></figure>'
+    head = f"<figcaption>{escape(caption)}</figcaption>{legend}"
+    return f'<figure>{head}<div class="bars">{"".join(lines)}</div></figure>'
 
 
 def meter(share: float, colour: str) -> str:
     """A small bar in a cell of a table, beside its number."""
     width = max(0.0, min(1.0, share)) * 100
-    return f'<span class="meter" aria-hidden="true"><span class="{colour}" style="width:{width:.1f}%"></span></span>'
+    filled = f'<span class="{colour}" style="width:{width:.1f}%"></span>'
+    return f'<span class="meter" aria-hidden="true">{filled}</span>'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,13 +262,27 @@ def _figure(caption: str, legend: str, drawn: str, axes: _Axes, data: object) ->
     )
 
 
+def _upright(marks: Sequence[Mark], scale: _Scale) -> str:
+    """Lines where something happened."""
+    lines: list[str] = []
+    for mark in marks:
+        if scale.low <= mark.x <= scale.high:
+            x = _SIZE * scale.place(mark.x)
+            lines.append(
+                f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_SIZE}">'
+                f"<title>{escape(mark.text)}</title></line>"
+            )
+    return "".join(lines)
+
+
 def _edge(place: float) -> str:
     """Words at an end of an axis stay within it."""
     return ' class="first"' if place < 0.04 else ' class="last"' if place > 0.96 else ""
 
 
 def _nothing(caption: str) -> str:
-    return f'<figure><figcaption>{escape(caption)}</figcaption><p class="none">Nothing was recorded.</p></figure>'
+    told = '<p class="none">Nothing was recorded.</p>'
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{told}</figure>"
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:

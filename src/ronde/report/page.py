@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -46,11 +46,13 @@ def page(run: Run) -> str:
             _header(run, title),
             _tiles(run),
             _section("Loss", _loss(run)),
-            f'<div class="pair">{_section("Throughput", _throughput(run))}{_section("Memory", _memory(run))}</div>',
+            _pair(_section("Throughput", _throughput(run)), _section("Memory", _memory(run))),
             _section("Where the time goes, rank by rank", _phases(run)),
             _section("Where the time goes, over the run", _phases_over_time(run)),
-            f'<div class="pair">{_section("Who keeps others waiting", _stragglers(run))}'
-            f"{_section('Communication', _routes(run))}</div>",
+            _pair(
+                _section("Who keeps others waiting", _stragglers(run)),
+                _section("Communication", _routes(run)),
+            ),
             _section("Events", _events(run)),
             _section("Ranks", _ranks(run)),
             _footer(run),
@@ -68,6 +70,10 @@ def page(run: Run) -> str:
 
 def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _pair(left: str, right: str) -> str:
+    return f'<div class="pair">{left}{right}</div>'
 
 
 def _header(run: Run, title: str) -> str:
@@ -208,7 +214,8 @@ def _stragglers(run: Run) -> str:
         for each in shown
     )
     return (
-        f'<p class="note">{escape(_verdict(found))} Times are those of a step.</p><div class="scroll"><table><thead><tr><th>rank</th>'
+        f'<p class="note">{escape(_verdict(found))} Times are those of a step.</p>'
+        '<div class="scroll"><table><thead><tr><th>rank</th>'
         "<th>came last</th><th>others waited</th><th>waited itself</th></tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
@@ -286,7 +293,8 @@ def _ranks(run: Run) -> str:
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     return (
         '<p class="note">Seconds of the whole run in each part, and the peak of resident memory.</p>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -294,13 +302,13 @@ def _footer(run: Run) -> str:
     told = max((each.steps for rank in run.ranks for each in rank.steps.course), default=1)
     thinned = f" A point of this run stands for up to {told:,} steps." if told > 1 else ""
     return (
-        f"<footer>ronde {escape(__version__)}. Times are of the host's side: a CUDA device works on while the "
-        f"host goes ahead. Waiting is taken out of the phase in which it happens.{thinned}</footer>"
+        f"<footer>ronde {escape(__version__)}. Times are of the host's side: a CUDA device works on while "
+        f"the host goes ahead. Waiting is taken out of the phase in which it happens.{thinned}</footer>"
     )
 
 
 def _usual(course: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    """Without the first step, which has imports, reading and first calls in it, and what came after the last."""
+    """Without the first step, which has first calls and more in it, and without what came after the last."""
     steps = [each for each in course if each.steps]
     return steps[1:] if len(steps) > 1 and steps[0].steps == 1 else steps
 
@@ -322,9 +330,8 @@ def _share_waited(rank: RankRun) -> float:
     return spent["communication"] / max(1e-9, sum(spent.values()))
 
 
-def _chosen(ranks: Sequence[RankRun], weight: object, most: int) -> list[RankRun]:
+def _chosen(ranks: Sequence[RankRun], weight: Callable[[RankRun], float], most: int) -> list[RankRun]:
     """All ranks, or of many those that weigh most, in their order."""
-    assert callable(weight)
     kept = sorted(ranks, key=lambda each: (-weight(each), each.rank))[:most]
     return sorted(kept, key=lambda each: each.rank)
 

@@ -79,7 +79,7 @@ def over_time(
     if not ends:
         return []
     length = max(1, max(ends) - begun)
-    totals = [dict.fromkeys(PARTS, 0.0) for _ in range(columns)]
+    totals: list[dict[str, float]] = [dict.fromkeys(PARTS, 0.0) for _ in range(columns)]
     width = length / columns
     for rank in ranks:
         for each in rank.course:

@@ -1,4 +1,4 @@
-"""`ronde run --trace FILE`: what all ranks did, on one clock, in the form of Chrome's trace viewer and Perfetto.
+"""`ronde run --trace FILE`: what all ranks did, on one clock, for Chrome's trace viewer and Perfetto.
 
 The form is that of "Trace Event Format" (Google): a process for each rank, and in it
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _offset(directory: Path, rank: int) -> int:
     return 0 if steps is None else steps.offset
 
 
-def trace_events(spans: dict[int, Sequence[Span]], offsets: dict[int, int]) -> Iterator[dict[str, Any]]:
+def trace_events(spans: Mapping[int, Sequence[Span]], offsets: Mapping[int, int]) -> Iterator[dict[str, Any]]:
     """The events of a timeline, in the order in which a viewer takes them.
 
     Args:
@@ -71,7 +71,13 @@ def trace_events(spans: dict[int, Sequence[Span]], offsets: dict[int, int]) -> I
         if not each:
             continue
         yield _named("process_name", rank, _MAIN, f"rank {rank}")
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": _MAIN, "args": {"sort_index": rank}}
+        yield {
+            "ph": "M",
+            "name": "process_sort_index",
+            "pid": rank,
+            "tid": _MAIN,
+            "args": {"sort_index": rank},
+        }
         yield _named("thread_name", rank, _MAIN, "steps and phases")
         yield _named("thread_name", rank, _COLLECTIVES, "collectives")
         shift = offsets[rank] - origin
@@ -88,16 +94,15 @@ def trace_events(spans: dict[int, Sequence[Span]], offsets: dict[int, int]) -> I
                 "args": {"step": span.number},
             }
         for place, span in enumerate(span for span in each if span.nbytes >= 0):
-            shared = {
-                "name": span.name, "cat": "collective", "id": f"{rank}.{place}", "pid": rank, "tid": _COLLECTIVES,
-            }  # fmt: skip
+            shared = {"name": span.name, "cat": "collective", "id": f"{rank}.{place}"}
+            shared |= {"pid": rank, "tid": _COLLECTIVES}
             told = {"bytes": span.nbytes, "step": span.number}
             yield {**shared, "ph": "b", "ts": (span.begin + shift) / 1000, "args": told}
             yield {**shared, "ph": "e", "ts": (span.end + shift) / 1000}
 
 
 def nested(spans: Sequence[Span]) -> list[Span]:
-    """Those of one thread in an order in which each lies in those before it that are still open, or behind them.
+    """Those of one thread, in an order in which each lies in those before it that are open, or behind them.
 
     A span that would reach out of the one in which it begins is cut there: it was measured by another reading
     of the clock.

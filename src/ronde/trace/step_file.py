@@ -109,8 +109,8 @@ class StepRecord:
     def of(cls, values: Sequence[float]) -> StepRecord:
         """From what stands in the file."""
         whole: list[Any] = [int(value) for value in values[:_LOSS]]
-        sent = tuple(whole[12:16])
-        return cls(*whole[:12], sent, *whole[16:_LOSS], float(values[_LOSS]), int(values[_LOSSES]))
+        fields: list[Any] = [*whole[:12], tuple(whole[12:16]), *whole[16:]]
+        return cls(*fields, loss=float(values[_LOSS]), losses=int(values[_LOSSES]))
 
 
 def merged(first: Sequence[float], second: Sequence[float]) -> list[float]:
