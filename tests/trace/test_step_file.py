@@ -26,7 +26,8 @@ def values(step: int, *, loss: float = math.nan, steps: int = 1, length: int = M
     return StepRecord(
         step=step, steps=steps, begun=(step - 1) * MS + 1, ended=(step - 1) * MS + 1 + length,
         data=100, forward=200, backward=300, optimizer=50, waited=25, samples=4,
-        resident=1000 + step, device=0, sent=(8, 0, 0, 1), collectives=2, last=1, late=7, loss=loss, losses=int(loss == loss),
+        resident=1000 + step, device=0, sent=(8, 0, 0, 1), collectives=2, last=1, late=7,
+        loss=loss, losses=int(loss == loss),
     ).values()  # fmt: skip
 
 

@@ -106,13 +106,15 @@ def find_run(path: Path | None, environment: Mapping[str, str]) -> Path:
         root = default_root(environment)
         runs = [entry for entry in root.glob("*") if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
         if not runs:
-            raise UsageError(f"there is no run under {root}; name a run directory, as `ronde run` prints it")
+            raise UsageError(
+                f"there is no run under {root}; name the directory that the first line of ronde run has"
+            )
         return max(runs, key=lambda entry: (entry.stat().st_mtime, entry.name))
     if not path.is_dir():
         named = default_root(environment) / path
         if RUN_ID.fullmatch(str(path)) and named.is_dir():
             return named
-        raise UsageError(f"{path} is no directory; name a run directory, as `ronde run` prints it")
+        raise UsageError(f"{path} is no directory; name the directory that the first line of ronde run has")
     return path
 
 
