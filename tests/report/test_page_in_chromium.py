@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import WALL, made_run
 
+from made_run import WALL, made_run
 from ronde.report.page import page
 from ronde.report.run import read_run
 from ronde.trace.events import write_event
@@ -33,7 +33,7 @@ answers.width = window.innerWidth;
 answers.ground = getComputedStyle(document.body).backgroundColor;
 answers.ink = getComputedStyle(document.body).color;
 answers.small = [...document.querySelectorAll("body *")].filter((each) =>
-  each.childNodes.length && [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())
+  [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())
   && !["SCRIPT", "STYLE", "TITLE"].includes(each.tagName.toUpperCase())
   && parseFloat(getComputedStyle(each).fontSize) < 12).length;
 answers.flat = [...document.querySelectorAll("svg .line, svg rect")].filter((each) => {
@@ -44,7 +44,7 @@ answers.flat = [...document.querySelectorAll("svg .line, svg rect")].filter((eac
 answers.bare = [...document.querySelectorAll(".bar span, .meter span, .key")].filter((each) =>
   getComputedStyle(each).backgroundColor === "rgba(0, 0, 0, 0)").length;
 const plot = document.querySelector(".plot"), box = plot.getBoundingClientRect();
-plot.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top + 9}));
+plot.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + box.width / 2, clientY: box.top}));
 answers.tip = plot.querySelector(".tip").innerText;
 answers.hidden = plot.querySelector(".tip").hidden;
 plot.dispatchEvent(new PointerEvent("pointerleave"));

@@ -48,7 +48,7 @@ def throughput(records: Sequence[StepRecord], begun: int) -> tuple[list[Point], 
     steps = [each for each in records if each.steps]
     unit = "samples/s" if any(each.samples for each in steps) else "steps/s"
     points: list[Point] = []
-    for group in _groups(steps):
+    for group in _groups(steps, POINTS // 2):
         seconds = sum(each.seconds for each in group)
         done = sum(each.samples if unit == "samples/s" else each.steps for each in group)
         points.append(((group[-1].ended - begun) / 1e9, done / max(seconds, 1e-9)))
