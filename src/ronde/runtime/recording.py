@@ -174,7 +174,7 @@ def _see_calls(recorder: Recorder, patches: Patches) -> None:
 
     @functools.wraps(compiler)
     def compile_(model: Any = None, **options: Any) -> Any:
-        pass_over(torch.nn.Module.__call__)
+        pass_over(call)
         return compiler(model, **options)
 
     patches.set(torch, "compile", compile_)

@@ -153,12 +153,13 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     if session is not None:
         joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
-    for extension in config.extensions:
-        name, _, function = extension.partition(":")
-        getattr(importlib.import_module(name), function)(session)
     from ronde.runtime.recording import start_recording
 
     start_recording(config, tally, session)
+    # Over all else: whoever records what the script reads wants to see the script's own line.
+    for extension in config.extensions:
+        name, _, function = extension.partition(":")
+        getattr(importlib.import_module(name), function)(session)
     _hear_interrupts()
     show_those_of_threads(lambda error: _end_from_a_thread(config, error))
     tally.begin()
