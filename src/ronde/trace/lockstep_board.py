@@ -27,7 +27,6 @@ SLOTS = 64
 _HEADER = struct.Struct("<QdQ")
 _STAMP = struct.Struct("<Qd")
 _NUMBER = struct.Struct("<Q")
-_TIME = struct.Struct("<d")
 _HEADER_SIZE = 64
 _TEXT_SIZE = 240
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
@@ -35,6 +34,8 @@ _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
+# What a stamp begins with, as a peer reads it.
+_ARRIVAL = struct.Struct("<Qd")
 
 
 class State(enum.IntEnum):
@@ -119,11 +120,13 @@ class LockstepBoard:
         if not self._peers:
             return None
         latest = 0.0
-        offset = number % SLOTS * _ENTRY_SIZE
+        offset, before = number % SLOTS * _ENTRY_SIZE, (number - 1) % SLOTS * _ENTRY_SIZE
         for peer in self._peers:
-            theirs, since = _STAMP.unpack_from(self._memory, peer + offset)
+            theirs, since = _ARRIVAL.unpack_from(self._memory, peer + offset)
             if theirs != number:
                 return None
+            if since < _ARRIVAL.unpack_from(self._memory, peer + before)[1]:
+                return 0.0  # its time is being written: it has come just now
             latest = max(latest, since)
         return max(0.0, monotonic() - latest)
 
@@ -176,11 +179,10 @@ class LockstepBoard:
 
     def _write(self, number: int, what: str, where: str) -> None:
         place = self._ring + number % SLOTS * _ENTRY_SIZE
-        # The number last: an entry counts when its number is there.
+        # The text before the number: an entry counts when its number is there.
         text = place + _STAMP.size
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
-        _TIME.pack_into(self._memory, place + _NUMBER.size, monotonic())
-        _NUMBER.pack_into(self._memory, place, number)
+        _STAMP.pack_into(self._memory, place, number, monotonic())
 
     def _entry(self, rank: int, number: int) -> Entry | None:
         place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE
