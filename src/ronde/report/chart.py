@@ -34,10 +34,11 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at `x`."""
+    """Something that happened at `x`; its kind is a class of the page's style."""
 
     x: float
     text: str
+    kind: str = ""
 
 
 def nice_ticks(low: float, high: float, most: int = _TICKS) -> list[float]:
@@ -269,7 +270,7 @@ def _upright(marks: Sequence[Mark], scale: _Scale) -> str:
         if scale.low <= mark.x <= scale.high:
             x = _SIZE * scale.place(mark.x)
             lines.append(
-                f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_SIZE}">'
+                f'<line class="mark {mark.kind}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_SIZE}">'
                 f"<title>{escape(mark.text)}</title></line>"
             )
     return "".join(lines)

@@ -344,7 +344,7 @@ def _of_all(run: Run, shown: Sequence[RankRun]) -> str:
 
 def _marks(run: Run) -> list[Mark]:
     return [
-        Mark(run.seconds_of(event), f"{event.kind}: {event.text}")
+        Mark(run.seconds_of(event), f"{event.kind}: {event.text}", event.kind)
         for event in run.events
         if event.kind in _ENDS
     ]

@@ -61,6 +61,7 @@ figcaption, .note { color: var(--soft); font-size: 13.5px; margin-bottom: 10px; 
 .line { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
 .grid { stroke: var(--grid); stroke-width: 1; vector-effect: non-scaling-stroke; }
 .mark { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 4 4; vector-effect: non-scaling-stroke; }
+.mark.checkpoint { stroke: var(--good); } .mark.notice, .mark.restart { stroke: var(--warn); }
 .cursor { position: absolute; top: 0; bottom: 0; width: 1px; background: var(--faint); pointer-events: none; }
 .tip { position: absolute; top: 4px; background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 6px 10px;
   font-size: 12.5px; pointer-events: none; white-space: nowrap; box-shadow: 0 4px 16px rgb(0 0 0 / 0.14); z-index: 2; }
