@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ronde.checkpoint.cadence import read_cadence
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -22,7 +23,7 @@ from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.server_config import read_durability, read_token
-from ronde.plan import read_plan
+from ronde.plan import Plan, read_plan
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
@@ -97,6 +98,17 @@ def run(  # noqa: PLR0913 - one parameter per option
         float,
         typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
     ] = 0.0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the whole run there as it goes on, for --resume."),
+    ] = None,
+    every: Annotated[
+        str, typer.Option(metavar="N|TIME", help="Steps between checkpoints, or a time: 30s, 10m, 1h.")
+    ] = "10m",
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that are kept.")] = 2,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
+    ] = False,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -119,6 +131,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
     canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
     check_module(script) if module else check_script(script)
+    saved = _saved(checkpoint, resume=resume, native=native, plan=canonical)
     directory = _directory(run_dir, place)
     job = Job(
         ranks=count,
@@ -128,7 +141,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         arguments=tuple(arguments or ()),
         module=module,
         plan=canonical,
-        seed=_seed(seed, place),
+        seed=_seed(seed, place) if saved is None else saved,
         native=native,
         devices=devices,
         threads=threads,
@@ -140,6 +153,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         durability_sync=sync,
         server_state=_server_state(server_state, directory),
         publish=_publish(publish, native=native),
+        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+        checkpoint_every=read_cadence(every),
+        checkpoint_keep=keep,
+        resume=saved is not None,
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -210,6 +227,33 @@ def _publish(seconds: float, *, native: bool) -> float:
     if seconds and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
     return seconds
+
+
+def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int | None:
+    """The seed of the run that is resumed; None where the run begins."""
+    if folder is None:
+        if resume:
+            raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
+        return None
+    if native:
+        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
+    parsed = Plan.parse(plan)
+    if parsed.is_local or parsed.state.server_count:
+        raise UsageError(
+            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one another "
+            f"(plan {plan}); servers keep their state by --durability, or take --plan ddp"
+        )
+    from ronde.checkpoint.manifest import latest_manifest
+
+    found = latest_manifest(folder)
+    if found is None:
+        return None  # the first start, too, may say --resume
+    if not resume:
+        raise UsageError(
+            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or choose "
+            "another folder"
+        )
+    return found.seed
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:

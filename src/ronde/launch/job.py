@@ -28,6 +28,7 @@ class Job:
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
         publish: seconds between versions of the model that are published; 0: none is.
+        checkpoint, checkpoint_every, checkpoint_keep, resume: as in `RankConfig`.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
@@ -57,6 +58,10 @@ class Job:
     durability_sync: str = "never"
     server_state: str = ""
     publish: float = 0.0
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
     worker: tuple[str, ...] = WORKER
 
 
