@@ -62,7 +62,10 @@ def held_by_script(frame: types.FrameType | None) -> Held:
         if len(seen) > _MOST:
             break
         _note(found, name, value)
-        queue.extend(_below(name, value))
+        if isinstance(value, torch.nn.Module):  # its own names for what is in it, before any others
+            queue.extendleft(reversed(list(_in_module(name, value))))
+        else:
+            queue.extend(_below(name, value))
     return found
 
 
@@ -99,6 +102,13 @@ def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
             for name, value in list(vars(module).items()):
                 if not name.startswith("__"):
                     yield f"{module_name}.{name}", value
+
+
+def _in_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    for children in (module._parameters, module._buffers, module._modules):
+        for key, child in children.items():
+            yield f"{name}.{key}", child
+    yield from _attributes(name, module)
 
 
 def _below(name: str, value: Any) -> Iterator[tuple[str, Any]]:

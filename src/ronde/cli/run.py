@@ -109,6 +109,10 @@ def run(  # noqa: PLR0913 - one parameter per option
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
     ] = False,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."),
+    ] = 0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -131,6 +135,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
     canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
     check_module(script) if module else check_script(script)
+    if restarts and (checkpoint is None or place is not None):
+        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
+        raise UsageError(f"--restarts {restarts} {why}")
     saved = _saved(checkpoint, resume=resume, native=native, plan=canonical)
     directory = _directory(run_dir, place)
     job = Job(
@@ -166,6 +173,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
+    if restarts:
+        from ronde.launch.restarts import launch_with_restarts
+
+        raise typer.Exit(launch_with_restarts(job, restarts, say).exit_code)
     raise typer.Exit(launch(job).exit_code)
 
 

@@ -9,10 +9,11 @@ tensors, optimizers and generators get the values of the checkpoint, and the scr
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter  # bound here: the module's own are replaced for scripts
 from typing import Any
@@ -28,7 +29,7 @@ from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
 from ronde.checkpoint.outline import NoOutline, Outlines, build
 from ronde.checkpoint.state import HostCopies, State, Unchanged, put_back, take
-from ronde.checkpoint.manifest import Manifest
+from ronde.checkpoint.manifest import Manifest, latest_manifest
 from ronde.checkpoint.store import Store, newest
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
@@ -77,7 +78,7 @@ class Checkpoints:
         folder = Path(config.checkpoint)
         self._resumed: tuple[Manifest, State] | None = None
         entries: list[Entry] | None = None
-        if config.resume:
+        if config.resume and latest_manifest(folder) is not None:
             manifest, state, entries = newest(folder, self._tell)
             self._resumed = manifest, state
             self._history.resume(state["files"])
@@ -98,6 +99,7 @@ class Checkpoints:
         self._unchanged: Unchanged | None = None
         self._writing: threading.Thread | None = None
         self._trouble = ""
+        self._ending = False
         # Inside of something that is one entry.
         self._inside = False
         self._begun = False
@@ -161,6 +163,9 @@ class Checkpoints:
         """The script begins."""
         if self._journal.replaying:
             self._be_silent()
+        # By the function that a script finds, so that all ranks hear of it at one place.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_termination)
 
     def finish(self) -> None:
         """The script has ended, on all ranks; return when the last checkpoint is durable.
@@ -178,6 +183,24 @@ class Checkpoints:
                 f"no checkpoint was made: the script came to no place where one is due "
                 f"({self._steps} optimizer steps)"
             )
+
+    def _on_termination(self, *_: Any) -> None:
+        """The run is to end: it saves first, where its next step begins. A second signal does not wait."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not self._begun or self._journal.replaying:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._ending = True
+
+    def _end(self) -> None:
+        """Die of the signal, as the script would have done, when the checkpoint is durable."""
+        if self._writing is not None:
+            self._writing.join()
+        told = self._trouble and f"nothing was saved: {self._trouble}"
+        self._tell(told or f"saved at step {self._steps}, as the run is to end; go on by --resume")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._comm.barrier()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def abandon(self) -> None:
         """The script has raised: what it says is for the user to read."""
@@ -395,8 +418,10 @@ class Checkpoints:
             if self._journal.at_end and resumed[0].boundary == kind and self._steps == resumed[0].step:
                 self._resume(frame, *resumed)
             return
-        if self._is_due():
+        if self._ending or self._is_due():
             self._save(kind, frame)
+        if self._ending:
+            self._end()
 
     def _is_due(self) -> bool:
         steps, seconds = self._cadence

@@ -4,6 +4,7 @@
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
         rank-1.stack          where rank 1 was when its launcher asked
+        rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
         rank-0.summary.json   what rank 0 was busy with
         server-0.log          what parameter server 0 said
         server-0/             its log of changes and its snapshots, while the run needs them
@@ -35,7 +36,10 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
+OWN_FILE = re.compile(
+    r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse"
+)
+_KEPT = re.compile(r"(rank-\d+)\.(log|error\.json)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +97,15 @@ class RunDirectory:
     def server_state(self, server: int) -> Path:
         """Where a parameter server keeps its log and snapshots."""
         return self.path / f"server-{server}"
+
+    def begin_attempt(self, number: int) -> None:
+        """Ranks are started again: what attempt `number` left is kept under other names, or removed."""
+        for entry in list(os.scandir(self.path)):
+            match = _KEPT.fullmatch(entry.name)
+            if match is not None:
+                os.rename(entry.path, self.path / f"{match[1]}.attempt-{number}.{match[2]}")
+            elif OWN_FILE.fullmatch(entry.name) and "attempt" not in entry.name:
+                os.unlink(entry.path)
 
     @property
     def is_default(self) -> bool:
