@@ -32,7 +32,9 @@ def test_entries_are_taken_in_order() -> None:
     replayed = Journal(read_entries(journal().fresh()))
     assert replayed.replaying
     assert replayed.take("call", "Linear").payload == b"outline"
-    with pytest.raises(Mismatch, match="at entry 2 of 2 it comes to a step of SGD, and came to a reading by item before"):
+    with pytest.raises(
+        Mismatch, match="at entry 2 of 2 it comes to a step of SGD, and came to a reading by item before"
+    ):
         replayed.take("step", "SGD")
     assert replayed.take("read", "item").payload == 0.5
     assert replayed.at_end

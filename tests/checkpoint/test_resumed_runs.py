@@ -54,7 +54,19 @@ SCRIPT = """
 def start(place: Path, ranks: int, *options: str, plan: str = "ddp") -> forked.ForkedCommand:
     place.mkdir(exist_ok=True)
     (place / "train.py").write_text(textwrap.dedent(SCRIPT))
-    command = ["run", "--ranks", str(ranks), "--seed", "3", "--plan", plan, "--checkpoint", "saved", "--every", "3"]
+    command = [
+        "run",
+        "--ranks",
+        str(ranks),
+        "--seed",
+        "3",
+        "--plan",
+        plan,
+        "--checkpoint",
+        "saved",
+        "--every",
+        "3",
+    ]
     return forked.ForkedCommand([*command, "-q", "--run-dir", "run", *options, "train.py"], directory=place)
 
 
@@ -139,8 +151,14 @@ def test_ranks_are_started_again(tmp_path: Path) -> None:
     [
         (["--resume"], "--resume needs --checkpoint DIR, where the run was saved"),
         (["--restarts", "3"], "--restarts 3 needs --checkpoint DIR"),
-        (["--checkpoint", "c", "--every", "often"], "--every often is neither a number of steps nor a time; try --every 1000 or --every 10m"),
-        (["--checkpoint", "c", "--native"], "--checkpoint needs a script that ronde distributes; leave out --native"),
+        (
+            ["--checkpoint", "c", "--every", "often"],
+            "--every often is neither a number of steps nor a time; try --every 1000 or --every 10m",
+        ),
+        (
+            ["--checkpoint", "c", "--native"],
+            "--checkpoint needs a script that ronde distributes; leave out --native",
+        ),
     ],
 )
 def test_mistakes_on_the_command_line(tmp_path: Path, options: list[str], said: str) -> None:

@@ -19,7 +19,14 @@ def written(folder: Path, *steps: int, keep: int = 2) -> Journal:
     for step in steps:
         journal.record("read", "item", step)
         manifest = Manifest(
-            step=step, entries=len(journal), journal_bytes=0, boundary="call", seed=1, plan="ddp", ranks=2, script="a.py"
+            step=step,
+            entries=len(journal),
+            journal_bytes=0,
+            boundary="call",
+            seed=1,
+            plan="ddp",
+            ranks=2,
+            script="a.py",
         )
         store.write(manifest, {"tensors": {"w": torch.full((3,), float(step))}}, journal.fresh())
     store.close()
@@ -58,7 +65,7 @@ def test_one_that_was_not_finished_is_none(tmp_path: Path) -> None:
 
 def test_none(tmp_path: Path) -> None:
     assert latest_manifest(tmp_path / "nothing") is None
-    with pytest.raises(NoCheckpoint, match="no checkpoint in .* is whole"):
+    with pytest.raises(NoCheckpoint, match=r"no checkpoint in .* is whole"):
         newest(tmp_path, pytest.fail)
 
 

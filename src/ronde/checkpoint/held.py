@@ -56,7 +56,7 @@ def held_by_script(frame: types.FrameType | None) -> Held:
     queue = collections.deque(_roots(frame))
     while queue:
         name, value = queue.popleft()
-        if isinstance(value, _PLAIN) or isinstance(value, _SKIPPED) or id(value) in seen:
+        if isinstance(value, (*_PLAIN, *_SKIPPED)) or id(value) in seen:
             continue
         seen[id(value)] = value  # held: numbers of objects that are gone are given out again
         if len(seen) > _MOST:
@@ -168,7 +168,11 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _is_opaque(value: Any) -> bool:
     module = type(value).__module__ or ""
-    return isinstance(value, (*_DATA, random.Random)) or module.partition(".")[0] in ("ronde", "weakref", "threading")
+    return isinstance(value, (*_DATA, random.Random)) or module.partition(".")[0] in (
+        "ronde",
+        "weakref",
+        "threading",
+    )
 
 
 def _key(key: Any) -> str:

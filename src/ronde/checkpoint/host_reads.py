@@ -1,4 +1,4 @@
-"""Hears of every value that the script reads from a tensor, and of operations whose shapes depend on values."""
+"""Hears of every value that the script reads from a tensor, and of operations shaped by values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class HostReads(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _READS:
             return self._read(name, lambda: func(*args, **kwargs))
-        if name in _SHAPED_BY_VALUES or (name in ("__getitem__", "where", "repeat_interleave") and _by_values(name, args)):
+        if name in _SHAPED_BY_VALUES or (
+            name in ("__getitem__", "where", "repeat_interleave") and _by_values(name, args)
+        ):
             return self._shaped(name, lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 

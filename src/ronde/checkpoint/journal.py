@@ -93,8 +93,8 @@ class Journal:
         entry = self._entries[self._place]
         if (entry.kind, entry.name) != (kind, name):
             raise Mismatch(
-                f"at entry {self._place + 1} of {len(self._entries)} it comes to {_said(kind, name)}, and came "
-                f"to {_said(entry.kind, entry.name)} before"
+                f"at entry {self._place + 1} of {len(self._entries)} it comes to {_said(kind, name)}, and "
+                f"came to {_said(entry.kind, entry.name)} before"
             )
         self._place += 1
         return entry

@@ -24,6 +24,9 @@ class Manifest:
         boundary: what the script was about to do: `call` a model, or take the `next` batch.
         seed, plan, ranks, script, arguments: of the run.
         digest: SHA-256 of the state.
+        held_up: seconds for which training stood still.
+        state_bytes: of all tensors of the state.
+        time: when it was cut, in seconds since 1970.
     """
 
     step: int
@@ -36,6 +39,9 @@ class Manifest:
     script: str
     arguments: tuple[str, ...] = ()
     digest: str = ""
+    held_up: float = 0.0
+    state_bytes: int = 0
+    time: float = 0.0
     format: int = _FORMAT
 
     @classmethod

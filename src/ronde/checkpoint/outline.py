@@ -67,7 +67,9 @@ class _Building(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         shape, dtype, device, requires_grad, content = pid
         if content is not None:
-            flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            flat = (
+                torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            )
             value = flat.reshape(shape).to(device)
         else:
             # What may stand for probabilities, and divides nothing by nought.
@@ -93,5 +95,3 @@ class _OfEarlierRun(torch.autograd.Function):
 
 def _anchor(device: str) -> torch.Tensor:
     return torch.zeros((), device=device, requires_grad=True)
-
-

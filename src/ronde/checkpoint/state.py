@@ -55,6 +55,11 @@ class HostCopies:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Of all copies."""
+        return sum(each.numel() * each.element_size() for each in self._memory.values())
+
     def of(self, name: str, value: torch.Tensor) -> torch.Tensor:
         copy = self._memory.get(name)
         if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
@@ -85,9 +90,7 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
         if copies is not None:
             optimizers[name] = _copied(copies, name, state)
     # Embedding tables, and whatever else keeps more than tensors; gathered where rows are spread over ranks.
-    extra = {
-        name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)
-    }
+    extra = {name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)}
     if copies is None:
         return {}
     return {
@@ -191,7 +194,7 @@ def _has_extra(module: torch.nn.Module) -> bool:
 
 
 def _values_of(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [each for each in (*module.parameters(), *module.buffers())]
+    return [*module.parameters(), *module.buffers()]
 
 
 def _other(name: str) -> Mismatch:

@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 
-from ronde.checkpoint.journal import Entry, Journal, JournalError, read_entries
+from ronde.checkpoint.journal import Entry, JournalError, read_entries
 from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.state import State
-from ronde.errors import RondeError, UsageError
+from ronde.errors import UsageError
 
 __all__ = ["NoCheckpoint", "Store", "newest"]
-
 
 
 class NoCheckpoint(UsageError):
@@ -122,7 +121,9 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
                 raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
             return manifest, _loaded(place / "state.pt"), entries
         except (OSError, ValueError, JournalError, RuntimeError) as error:
-            tell(f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken")
+            tell(
+                f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
+            )
     raise NoCheckpoint(f"no checkpoint in {folder} is whole; begin anew without --resume")
 
 

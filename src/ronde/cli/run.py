@@ -111,7 +111,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     ] = False,
     restarts: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."),
+        typer.Option(
+            min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."
+        ),
     ] = 0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
@@ -251,8 +253,8 @@ def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int
     parsed = Plan.parse(plan)
     if parsed.is_local or parsed.state.server_count:
         raise UsageError(
-            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one another "
-            f"(plan {plan}); servers keep their state by --durability, or take --plan ddp"
+            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
+            f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
         )
     from ronde.checkpoint.manifest import latest_manifest
 
@@ -261,8 +263,8 @@ def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int
         return None  # the first start, too, may say --resume
     if not resume:
         raise UsageError(
-            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or choose "
-            "another folder"
+            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or "
+            "choose another folder"
         )
     return found.seed
 

@@ -26,7 +26,8 @@ def launch_with_restarts(
         if failure is None or failure.kind == "diverged" or failure.exit_code == _USAGE:
             return outcome
         say(
-            f"{failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in {job.checkpoint}"
+            f"{failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in "
+            f"{job.checkpoint}"
         )
         job.run_directory.begin_attempt(attempt)
         job = dataclasses.replace(job, resume=True)

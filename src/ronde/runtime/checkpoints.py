@@ -1,4 +1,4 @@
-"""`ronde run --checkpoint`: the whole run is saved at a step, and brought back to it, without a word in the script.
+"""`ronde run --checkpoint`: a run is saved at a step, and brought back to it, without a word in the script.
 
 A checkpoint is cut where a training step begins, when all of the step before is over. To resume, the script
 runs again from its beginning. Whatever computes (calls of models, backward, steps of optimizers) is skipped;
@@ -8,14 +8,16 @@ tensors, optimizers and generators get the values of the checkpoint, and the scr
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, perf_counter  # bound here: the module's own are replaced for scripts
+from time import monotonic, perf_counter, time  # bound here: the module's own are replaced for scripts
 from typing import Any
 
 import torch
@@ -27,9 +29,9 @@ from ronde.checkpoint.generators import Draws, put_generators
 from ronde.checkpoint.held import held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
+from ronde.checkpoint.manifest import Manifest, latest_manifest
 from ronde.checkpoint.outline import NoOutline, Outlines, build
 from ronde.checkpoint.state import HostCopies, State, Unchanged, put_back, take
-from ronde.checkpoint.manifest import Manifest, latest_manifest
 from ronde.checkpoint.store import Store, newest
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
@@ -104,6 +106,7 @@ class Checkpoints:
         self._inside = False
         self._begun = False
         self._calls = 0
+        self._watched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._real: dict[str, bool] = {}
         self._steps = self._told = 0
         self._ask_at, self._asked, self._asked_at = 1, 0, monotonic()
@@ -279,8 +282,8 @@ class Checkpoints:
 
     def _is_to_be_watched(self, module: torch.nn.Module) -> bool:
         """At calls 1, 2, 4, 8, ... of each module it is looked at whether it keeps something."""
-        count = module.__dict__.setdefault("_ronde_calls", 0) + 1
-        module.__dict__["_ronde_calls"] = count
+        count = self._watched.get(module, 0) + 1
+        self._watched[module] = count
         return count & (count - 1) == 0
 
     def _computed(self, kind: str, name: str, act: Callable[[], Any]) -> Any:
@@ -361,7 +364,7 @@ class Checkpoints:
         return entry.payload
 
     def _begin_if_new(self) -> None:
-        """From the first call or step on values may be those of a model, which a run on its way back has not."""
+        """From the first call on values may be a model's, which a run on its way back does not have."""
         if not self._begun:
             self._begun = True
             self._unchanged = Unchanged(held_by_script(sys._getframe(1)))
@@ -449,6 +452,7 @@ class Checkpoints:
         if self._writing is not None:
             self._writing.join()  # what it writes lies in the memory for copies
         assert self._unchanged is not None
+        begun = perf_counter()
         with self._entry(), self._files.unmediated(), torch.no_grad():
             held = held_by_script(frame)
             state = take(held, materialize, self._unchanged, self._copies)
@@ -456,6 +460,7 @@ class Checkpoints:
             if not self._leads:
                 return
             assert self._store is not None
+            assert self._copies is not None
             state["files"], state["sizes"] = self._history.events(), self._history.sizes()
             state["random"] = _random_states()
             manifest = Manifest(
@@ -470,6 +475,9 @@ class Checkpoints:
                 arguments=tuple(self._config.arguments),
             )
             content = self._journal.fresh()
+            manifest = dataclasses.replace(
+                manifest, held_up=perf_counter() - begun, state_bytes=self._copies.nbytes, time=time()
+            )
             self._writing = threading.Thread(
                 target=self._write, args=(manifest, state, content), name="ronde-checkpoint", daemon=True
             )
@@ -499,7 +507,9 @@ class Checkpoints:
         self._told = self._steps
         self._gradients.clear()
         self._resumed = None
-        self._tell(f"resumed at step {manifest.step}, {perf_counter() - self._replay_begun:.1f} s after the start")
+        self._tell(
+            f"resumed at step {manifest.step}, {perf_counter() - self._replay_begun:.1f} s after the start"
+        )
 
     def _stop_replay(self) -> None:
         if self._journal.replaying:
@@ -509,8 +519,8 @@ class Checkpoints:
     def _mismatch(self, how: str) -> RondeError:
         self._speak_again()
         return RondeError(
-            f"the script cannot be brought back to the checkpoint in {self._config.checkpoint}: {how}. It must "
-            f"be the same script, and take the same course; see docs/checkpoints.md"
+            f"the script cannot be brought back to the checkpoint in {self._config.checkpoint}: {how}. It "
+            f"must be the same script, and take the same course; see docs/checkpoints.md"
         )
 
     def _unrecorded(self, name: str, reason: NoOutline) -> RondeError:
@@ -554,13 +564,19 @@ class _Kept:
 
     def _look(self) -> list[dict[str, Any]]:
         return [
-            {
-                key: value if isinstance(value, (bool, int, float, str)) else id(value)
-                for key, value in vars(each).items()
-                if not key.startswith("_")
-            }
+            {key: _mark(value) for key, value in vars(each).items() if key not in _OF_TORCH}
             for each in self._module.modules()
         ]
+
+
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+
+
+def _mark(value: Any) -> Any:
+    """What is another one when the value is another, or has grown."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return (id(value), len(value)) if isinstance(value, (list, dict, set)) else id(value)
 
 
 def _identity(module: torch.nn.Module) -> str:
