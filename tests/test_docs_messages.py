@@ -16,8 +16,8 @@ COUNTED = "a word by which refused messages are counted"
 UNSAID = {
     **dict.fromkeys(
         (
-            "arena arrays checksum deferred hello incarnation magic meta operation order oversized request "
-            "run storage token truncated version worker"
+            "arena arrays busy checksum deferred hello incarnation magic meta operation order oversized "
+            "read-only request run storage token truncated version worker"
         ).split(),
         COUNTED,
     ),
@@ -48,6 +48,7 @@ UNSAID = {
     "... s, HTTP by ...; milliseconds, seconds of lag": "a line above the table of `ronde bench serving`",
     "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
     "serves version \\d+ at http://127\\.0\\.0\\.1:(\\d+)": "a pattern",
+    "answers the binary protocol at (tcp://127\\.0\\.0\\.1:\\d+)": "a pattern",
     "a newer version of the table lives": "an assertion about our own code",
     "a segment of the index is full": "an assertion about our own code",
     "it printed nothing on stderr": "in place of what a process printed",

@@ -54,6 +54,35 @@ def test_everything_behind_the_script_is_the_scripts(seen: Seen) -> None:
     assert seen.job.arguments == ("--ranks", "7", "--help", "--", "-m", "x")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--durability", "log"), "--durability log is for parameter servers, and plan ddp has none"),
+        (("--server-state", "old"), "--server-state old is for parameter servers, and plan ddp has none"),
+        (
+            ("--plan", "ps", "--servers", "tcp://127.0.0.1:4000", "--durability", "none"),
+            "--durability none is for servers that ronde run starts, and these were started by hand",
+        ),
+        (
+            ("--plan", "hybrid", "--servers", "tcp://127.0.0.1:4000", "--server-state", "old"),
+            "--server-state old is for servers that ronde run starts, and these were started by hand",
+        ),
+    ],
+)
+def test_options_of_servers_without_servers_are_refused(
+    arguments: tuple[str, ...], words: str, seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _code(*arguments, "train.py") == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_options_of_servers(seen: Seen) -> None:
+    assert _code("--plan", "ps", "--durability", "log,sync=group", "--server-state", "old", "train.py") == 4
+    assert seen.job is not None
+    assert (seen.job.durability, seen.job.durability_sync) == ("log", "group")
+    assert seen.job.server_state.endswith("/old")
+
+
 def test_a_module(seen: Seen) -> None:
     assert _code("-m", "json.tool", "--indent", "2") == 4
     assert seen.job is not None

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from functools import partial
-from json import loads as json_of
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +21,13 @@ from ronde.bench.collectives.comparison import compare as compare_collectives
 from ronde.bench.collectives.comparison import peers_or_missing
 from ronde.bench.collectives.contender import CONTENDERS
 from ronde.bench.collectives.operation import OPERATIONS, cases
-from ronde.bench.collectives.report import KIND, CollectivesReport, Result
+from ronde.bench.collectives.report import CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
-from ronde.bench.first_call import KIND as FIRST_CALL
 from ronde.bench.first_call import FirstCall, FirstCallReport
+from ronde.bench.kinds import AnyReport, read_report
 from ronde.bench.memory import comparison as memory_comparison
 from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
-from ronde.bench.memory.report import KIND as MEMORY
 from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
@@ -37,14 +35,11 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.push_pull.measure import push_and_pull
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
-from ronde.bench.servers import KIND as SERVERS
 from ronde.bench.servers import Figures, ServersReport
 from ronde.bench.serving import measure as servings
 from ronde.bench.serving import report as serving_report
-from ronde.bench.serving.report import KIND as SERVING
 from ronde.bench.serving.report import ServingReport
 from ronde.bench.table import table
-from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TableFigures, TablesReport
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
@@ -226,7 +221,8 @@ def serving_(
 ) -> None:
     """Measure a replica: how long look-ups take, and how old what they see is, while a training publishes.
 
-    Requests come at a fixed rate from another process; their time counts from when they were due.
+    Requests come at a fixed rate from another process, by HTTP, then by the binary protocol; their time
+    counts from when they were due.
     """
     check_linux()
     _check_writable(json=json)
@@ -338,15 +334,7 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {
-        KIND: CollectivesReport,
-        MEMORY: MemoryReport,
-        FIRST_CALL: FirstCallReport,
-        TABLES: TablesReport,
-        SERVERS: ServersReport,
-        SERVING: ServingReport,
-    }
-    _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
+    _tell(read_report(text), plot=plot)
 
 
 def _names(separated: str) -> list[str]:
@@ -419,15 +407,6 @@ def _say_first_call(result: FirstCall) -> None:
     print(said, file=sys.stderr, flush=True)
 
 
-def _kind(text: str) -> str:
-    """What kind of report a file holds, "" where it is none."""
-    try:
-        fields = json_of(text)
-    except ValueError:
-        return ""
-    return str(fields.get("kind", "")) if isinstance(fields, dict) else ""
-
-
 def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:
     """Say that a file cannot be written before measuring for minutes, not after."""
     if plot is not None:
@@ -444,13 +423,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report
-    | CollectivesReport
-    | MemoryReport
-    | FirstCallReport
-    | TablesReport
-    | ServersReport
-    | ServingReport,
+    report: AnyReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,

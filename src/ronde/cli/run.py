@@ -23,7 +23,7 @@ from ronde.launch.job import Job
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.server_config import read_durability, read_token
-from ronde.plan import read_plan
+from ronde.plan import Plan, read_plan
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
@@ -56,12 +56,13 @@ def run(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     durability: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="VALUE",
             help="What of servers survives them: log, log,sync=always|group, snapshot or none.",
+            show_default="log",
         ),
-    ] = "log",
+    ] = None,
     server_state: Annotated[
         Path | None,
         typer.Option(
@@ -112,13 +113,16 @@ def run(  # noqa: PLR0913 - one parameter per option
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     count = _count(ranks, devices, place)
     endpoints = _endpoints(servers)
-    kept, sync = read_durability(durability)
+    kept, sync = read_durability(durability or "log")
     if native and servers is not None and plan == "ddp":
         plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
-    canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
+    meant = read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu")
+    for option, value in (("--durability", durability), ("--server-state", server_state)):
+        if value is not None:
+            _check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
     directory = _directory(run_dir, place)
     job = Job(
@@ -128,7 +132,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         script=script,
         arguments=tuple(arguments or ()),
         module=module,
-        plan=canonical,
+        plan=str(meant),
         seed=_seed(seed, place),
         native=native,
         devices=devices,
@@ -181,6 +185,20 @@ def _endpoints(servers: str | None) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
     return found
+
+
+def _check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) -> None:
+    """Raise `UsageError` for an option about servers that this command does not start."""
+    if endpoints:
+        raise UsageError(
+            f"{option} is for servers that ronde run starts, and these were started by hand: leave it out, "
+            "and give each `ronde server` a --state DIR"
+        )
+    if not plan.state.server_count:
+        raise UsageError(
+            f"{option} is for parameter servers, and plan {plan} has none: leave it out, or give "
+            "--servers N with --plan ps or hybrid"
+        )
 
 
 def _token(endpoints: tuple[str, ...]) -> str:

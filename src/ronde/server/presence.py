@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from ronde.launch.linux_process import is_alive
+
 __all__ = ["Presence"]
 
 _LOOK_EVERY_S = 0.5
@@ -66,13 +68,5 @@ class Presence:
     def _is_gone(self, worker: int, now: float) -> bool:
         process = self._processes.get(worker)
         if process is not None:
-            return not _lives(process)
+            return not is_alive(process)
         return worker in self._heard and now - self._heard[worker] > _SILENCE_S
-
-
-def _lives(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
-        return False

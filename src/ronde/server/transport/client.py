@@ -1,9 +1,10 @@
 """A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
 
-Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
-that was killed and started again is waited for, and finds whatever it had not answered. A thread asks again
-for what nobody waits for: another worker may need it, whom this one waits for in a collective. It says now
-and then that this worker lives, which may be busy with something else for long.
+What waits long begins with a question: which requests has the server on this connection? Only what it has not
+is sent again. Sending twice does no harm: a server knows requests that change something by worker and
+sequence. So a server that was killed and started again is waited for, and finds whatever it had not answered.
+A thread asks for what nobody waits for: another worker may need it, whom this one waits for in a collective.
+It says now and then that this worker lives, which may be busy with something else for long.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
 _ALIVE_S = 15.0
 _NOTICE_S = 30.0  # a server is started in seconds, by itself or from its log
+_QUESTION_S = 0.05
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -48,7 +50,15 @@ _MOST_AGAIN = 20
 
 
 class ServerRefused(RondeError):
-    """A server cannot do what was asked."""
+    """A server cannot do what was asked.
+
+    Attributes:
+        why: in the server's own words.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -76,7 +86,8 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
-        patience: seconds after which what is not answered is asked again; they double up to five times.
+        patience: seconds after which a server is asked whether it has what it has not answered; they double,
+            up to five times as many.
         silence: seconds without a word from a server that was asked, after which it is connected to anew.
         run: the same word for all workers of a run, and another for each run; "": servers cannot tell runs
             apart.
@@ -119,17 +130,13 @@ class Client:
         self._told_of: set[int] = set()
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
+        # The last such question to each server that has had no answer: its number, and what was asked about.
+        self._questions: dict[int, tuple[int, list[int]]] = {}
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
-        try:
-            self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self._sockets: list[Any] = []
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
         self._waiting: dict[int, Request] = {}
         #: Called by `finish`, for what was asked and not waited for.
         self.before_end: list[Callable[[], None]] = []
@@ -142,6 +149,9 @@ class Client:
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
+            for endpoint in self.endpoints:
+                self._sockets.append(self._connect(endpoint))
+                self._poller.register(self._sockets[-1], zmq.POLLIN)
             greeted = [
                 self.send(server, Operation.HELLO, self._hello(server)) for server in range(self.servers)
             ]
@@ -234,9 +244,15 @@ class Client:
                     )
             answer = request.answer
             if answer.operation is Operation.REFUSED:
-                raise ServerRefused(_refusal(request.server, answer))
+                why = str(answer.meta.get("why", "refused"))
+                raise ServerRefused(_refusal(request.server, answer), why)
             answers.append(answer)
         return answers
+
+    def withdraw(self, request: Request) -> None:
+        """Do not ask for this again; of a request that changes nothing."""
+        with self._lock:
+            self._waiting.pop(request.message.request, None)
 
     def _tell_of_silence(self, server: int, begun: float) -> None:
         """Once, when somebody has waited for a while for a server that says nothing."""
@@ -298,7 +314,7 @@ class Client:
 
     def _keep_asking(self) -> None:
         heard = time.monotonic()
-        while not self._closed.wait(self._patience):
+        while not self._closed.wait(_QUESTION_S if self._questions else self._patience):
             with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
                 if self._closed.is_set():
                     return
@@ -342,13 +358,31 @@ class Client:
         self._post(request.server, frames)
 
     def _ask_again(self) -> None:
+        """Ask servers about all that waits, where something has waited for long."""
         now = time.monotonic()
-        for request in list(self._waiting.values()):
+        silent: set[int] = set()
+        for request in self._waiting.values():
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, 5 * self._patience)
-                if not self._reconnect_if_silent(request.server, now):
-                    self._ask(request, again=True)
-                    self._say(request.server, Operation.STATUS, {})
+                request.asked_at = now
+                silent.add(request.server)
+        for server in silent:
+            if not self._reconnect_if_silent(server, now):
+                asked = [number for number, each in self._waiting.items() if each.server == server]
+                self._say(server, Operation.STATUS, {"asked": asked})
+                self._questions[server] = self._count, asked
+
+    def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
+        """Messages of one connection come in order: what the server has not now was lost."""
+        has = [] if answer.operation is Operation.REFUSED else answer.meta.get("waiting")
+        if not isinstance(has, list):  # this connection is a new one to the server
+            self._introduce(server)
+            self._ask_all_again(server)
+            return
+        for number in asked:
+            request = self._waiting.get(number)
+            if request is not None and number not in has:
+                self._ask(request, again=True)
 
     def _reconnect_if_silent(self, server: int, now: float) -> bool:
         """A length that was damaged on its way makes the other end wait for what never comes.
@@ -386,6 +420,7 @@ class Client:
         self._sockets[server] = self._connect(self.endpoints[server])
         self._poller.register(self._sockets[server], zmq.POLLIN)
         self._asked_state[server] = None
+        self._questions.pop(server, None)
 
     def _post(self, server: int, frames: list[Any]) -> None:
         """Send without waiting.
@@ -413,6 +448,10 @@ class Client:
                 return  # damaged on its way: it is asked for again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
+        number, asked = self._questions.get(server, (0, []))
+        if number == answer.request:
+            self._questions.pop(server, None)
+            self._send_what_is_missing(server, asked, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice

@@ -82,6 +82,7 @@ class Operation(enum.IntEnum):
     ADD = 33
     PUSH_STEP = 34
     PULL_ROWS = 35
+    PREDICT = 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
