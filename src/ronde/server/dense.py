@@ -155,6 +155,12 @@ class DenseShard:
         self._tell_state(stepped, message.meta["keys"], entries, arrays)
         return {"entries": entries}, arrays
 
+    def freeze(self) -> None:
+        """All is in memory, which a forked process has."""
+
+    def thaw(self) -> None:
+        """Nothing was kept for it."""
+
     def state(self) -> Answer:
         entries: list[list[Any]] = []
         arrays: list[Array] = []

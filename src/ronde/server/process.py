@@ -21,6 +21,7 @@ from ronde.server.shard import Shard
 from ronde.server.snapshot import snapshots
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, forget
+from ronde.server.table.cold_folder import remove_stale
 from ronde.server.taking_over import take_tables
 from ronde.server.transport.service import Service
 
@@ -41,7 +42,7 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
         UsageError: it cannot listen at its endpoint.
         RondeError: what it has left on the disk does not make a state.
     """
-    shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
+    shard = Shard({"dense": DenseShard(), "sparse": SparseShard(directory=_directory(config))})
     storage = _storage(config, shard, goes_on=by_hand or config.started > 0)
     about: dict[str, Any] = {
         "server": config.index,
@@ -79,6 +80,15 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
         f"server {config.index} ends: {counts.applied} changes, {counts.reads} answers, {counts.repeated} "
         f"repeated requests, refused messages: {refused}"
     )
+
+
+def _directory(config: ServerConfig) -> str | None:
+    """Where rows of tables lie that are on disk; what an earlier life of this server has left is removed."""
+    if not config.directory:
+        return None
+    open_directory(Path(config.directory))
+    remove_stale(config.directory)
+    return config.directory
 
 
 def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde.errors import RondeError
-from ronde.server.record import Answer, Array, Part, Record
+from ronde.server.record import Answer, Array, LaterArray, Part, Record
 from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Shard"]
@@ -82,7 +82,21 @@ class Shard:
             raise WireError("request", f"{message.operation.name.lower()} is nothing that this server knows")
         return self._asked(part.read, message)
 
-    def state(self) -> tuple[dict[str, Any], list[Array]]:
+    def freeze(self) -> None:
+        """A process is forked next, which asks for `state`.
+
+        Raises:
+            RondeError: what it needs cannot be had.
+        """
+        for part in self._parts.values():
+            part.freeze()
+
+    def thaw(self) -> None:
+        """That process has ended."""
+        for part in self._parts.values():
+            part.thaw()
+
+    def state(self) -> tuple[dict[str, Any], list[Array | LaterArray]]:
         """All of it, marks included."""
         told: dict[str, Any] = {
             "marks": [[worker, mark] for worker, mark in self.marks.items()],
@@ -90,7 +104,7 @@ class Shard:
             "left": sorted(self.left),
             "run": self.run,
         }
-        arrays: list[Array] = []
+        arrays: list[Array | LaterArray] = []
         for name, part in self._parts.items():
             meta, own = part.state()
             told[name] = [meta, len(own)]

@@ -121,12 +121,15 @@ class Storage:
         try:
             if self._journal is not None:
                 self._journal.begin_segment()
+            self._shard.freeze()
             with warnings.catch_warnings():  # newer Pythons warn of ZeroMQ's threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 parent = os.getpid()
                 process = os.fork()
-        except OSError as error:
-            self._tell(f"no snapshot could be begun: {error.strerror}; the log goes on")
+        except (OSError, RondeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._tell(f"no snapshot could be begun: {why}; the log goes on")
+            self._shard.thaw()
             return
         if not process:
             self._write_and_exit(parent)
@@ -178,6 +181,7 @@ class Storage:
         if not ended:
             return
         self._child = None
+        self._shard.thaw()
         code = os.waitstatus_to_exitcode(status)
         try:
             if code:
