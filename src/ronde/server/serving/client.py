@@ -75,10 +75,6 @@ class ReplicaClient:
         own = int.from_bytes(os.urandom(4), "little")
         try:
             self._client = Client([endpoint], bytes.fromhex(key), worker=own, timeout=timeout)
-        except zmq.ZMQError as error:
-            raise UsageError(
-                f"{endpoint} is no address ({error}); give what ronde serve says, such as tcp://127.0.0.1:8766"
-            ) from None
         except PeerLost:
             raise self._gone() from None
         except ServerRefused as error:
