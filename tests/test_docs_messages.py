@@ -73,6 +73,13 @@ UNSAID = {
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
+    "import sys; sys.path[:1] = []; from ronde.launch.agent import main; main()": "code",
+    "import sys; sys.path[:1] = []; from ronde.runtime.store import main; main()": "code",
+    "cd ... 2>/dev/null || exit ...; test -x ... || exit ...; exec env ... ... -c ...": "a shell line",
+    "exec python -m torch.distributed.run --nnodes ... --nproc-per-node ... --node-rank "
+    '"$JOB_COMPLETION_INDEX" --master-addr ...-...-0-0.... --master-port ... -m ronde run "$@"': (
+        "a shell line"
+    ),
     "EOF when reading a line": "Python's own words",
     "index out of range in self": "torch's own words",
     "no system known to us": "what `ronde plan show` prints",

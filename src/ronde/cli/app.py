@@ -70,6 +70,12 @@ COMMANDS = (
         help="Show what a plan means.",
     ),
     Command(
+        name="launch",
+        module="ronde.cli.launch",
+        attribute="launch",
+        help="Write what schedulers need.",
+    ),
+    Command(
         name="server",
         module="ronde.cli.server",
         attribute="server",

@@ -6,28 +6,34 @@ import importlib.util
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.host_list import ranks_of_hosts
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.job import Job
+from ronde.launch.joined import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.server_config import read_durability, read_token
+from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
 
+TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
 
 
@@ -38,8 +44,35 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
     ] = None,
     ranks: Annotated[
-        str, typer.Option(metavar="N|auto", help="Ranks on this host; auto: one per CUDA device, or one.")
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Ranks; auto: one per CUDA device of this host, or one, or all slots of the hosts.",
+        ),
     ] = "auto",
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts", "-H", metavar="HOST:N,...", help="Hosts and their ranks, reached by ssh: a:2,b:2."
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same in a file: a line HOST slots=N, or HOST:N.")
+    ] = None,
+    ssh_port: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
+    ] = None,
+    ssh_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="In place of ssh: it is called with a host and a shell line."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE],...", help="Variables that the hosts are to be given."),
+    ] = None,
+    local_addr: Annotated[
+        str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
+    ] = None,
     plan: Annotated[
         str, typer.Option(metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one.")
     ] = "ddp",
@@ -109,9 +142,19 @@ def run(  # noqa: PLR0913 - one parameter per option
     """
     check_linux()
     check_torch()
-    place = ClusterEnvironment.detect(os.environ)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
-    count = _count(ranks, devices, place)
+    parent = launching_process(os.getppid())
+    where = decide(hosts, hostfile, os.environ, devices=len(devices), parent=parent)
+    if where.by_torchrun:
+        os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
+    place = where.place
+    shares = _shares(ranks, where)
+    count = sum(number for _, number in shares) or _count(ranks, devices, place)
+    if is_here_alone(
+        shares, where, ssh_command, ssh_port, env, local_addr
+    ):  # no agent is needed, and rank 0 may have the terminal
+        shares = ()
+    remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
     endpoints = _endpoints(servers)
     kept, sync = read_durability(durability or "log")
     if native and servers is not None and plan == "ddp":
@@ -124,7 +167,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         if value is not None:
             _check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
-    directory = _directory(run_dir, place)
+    directory = _directory(run_dir, place, parent)
     job = Job(
         ranks=count,
         run_directory=directory,
@@ -149,22 +192,40 @@ def run(  # noqa: PLR0913 - one parameter per option
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
             say(newer)
-        say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
+        say(_start_line(job, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
     if place is not None:
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
+    if remote is not None:
+        from ronde.launch.hosts import launch_on_hosts
+
+        raise typer.Exit(launch_on_hosts(job, remote).exit_code)
     raise typer.Exit(launch(job).exit_code)
 
 
-def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
-    """How many ranks the run has; under torchrun that has been decided already."""
-    if ranks != "auto" and (not ranks.isdecimal() or int(ranks) < 1):
+def _shares(ranks: str, where: Where) -> tuple[tuple[str, int], ...]:
+    """The hosts with their numbers of ranks; () where ranks are not started on several hosts."""
+    if not where.hosts:
+        return ()
+    return ranks_of_hosts(where.hosts, None if ranks == "auto" else _number_of_ranks(ranks))
+
+
+def _number_of_ranks(ranks: str) -> int:
+    if not ranks.isdecimal() or int(ranks) < 1:
         raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2")
+    return int(ranks)
+
+
+def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
+    """How many ranks the run has; under torchrun or a scheduler that has been decided already."""
+    if ranks != "auto":
+        _number_of_ranks(ranks)
     if place is not None:
         if ranks not in ("auto", str(place.world_size)):
             raise UsageError(
-                f"--ranks {ranks} contradicts torchrun, which has started {place.world_size}; leave it out"
+                f"--ranks {ranks} contradicts {place.launcher}, which has started {place.world_size}; leave "
+                "it out"
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
@@ -234,12 +295,12 @@ def _publish(seconds: float, *, native: bool) -> float:
     return seconds
 
 
-def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
+def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:
     if place is None:
         return RunDirectory.create(path, os.environ)
     from ronde.launch.torchrun import shared_run_id
 
-    return RunDirectory.join(path, shared_run_id(place, os.getppid()), os.environ)
+    return RunDirectory.join(path, shared_run_id(place, parent), os.environ)
 
 
 def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
@@ -252,16 +313,22 @@ def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
     return shared_seed(place)
 
 
-def _start_line(job: Job, *, asked: str, seed_given: bool, place: ClusterEnvironment | None) -> str:
+def _start_line(
+    job: Job, *, asked: str, seed_given: bool, where: Where, shares: tuple[tuple[str, int], ...]
+) -> str:
     """What was decided, in one line: enough to repeat the run."""
     cores = available_cores()
     many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"
     threads = threads_per_rank(job.environment, asked=job.threads, cores=cores, ranks=job.ranks)
-    if place is not None:
-        many += ", started by torchrun"
+    place = where.place
+    if shares:
+        names = ", ".join(f"{name}:{count}" for name, count in shares)
+        many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {names} (from {where.origin})"
+    elif place is not None:
+        many += f", started by {place.launcher}"
     elif threads is not None:
         many += f", {threads} thread{'s' if threads > 1 else ''} each"
     elif asked == "auto" and not job.devices:
         many += f" (one process already uses all {cores} cores; --ranks N for more)"
-    origin = "" if seed_given or place is None else " (from torchrun's run id)"
+    origin = "" if seed_given or place is None else f" (from {place.launcher}'s run id)"
     return f"seed {job.seed}{origin}, {many}, plan {job.plan}, run directory {job.run_directory.path}"

@@ -7,12 +7,21 @@ so that it can end them and nothing is lost sight of.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["become_subreaper", "bind_to_parent", "is_alive", "is_subreaper", "load_prctl"]
+__all__ = [
+    "become_subreaper",
+    "bind_to_parent",
+    "is_alive",
+    "is_subreaper",
+    "load_prctl",
+    "subreaping",
+]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,3 +56,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except (OSError, IndexError):
         return False
+
+
+@contextlib.contextmanager
+def subreaping(library: ctypes.CDLL) -> Iterator[None]:
+    """Inside, this process inherits the orphans among its descendants."""
+    before = is_subreaper(library)
+    become_subreaper(library, True)
+    try:
+        yield
+    finally:
+        become_subreaper(library, before)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.failure_report import RankDeath, report
+from ronde.launch.failure_report import report
+from ronde.launch.go_on_without import goes_on_without
 from ronde.launch.job import Job, Outcome
-from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
+from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.progress_line import ProgressLine
 from ronde.launch.rank_config import RankConfig
@@ -28,11 +29,11 @@ from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill, read_standings
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
+from ronde.launch.temporary import temporary_folder
 from ronde.launch.terminal import in_foreground
 from ronde.plan import Plan
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
-from ronde.trace.temporary_folder import TemporaryFolder
 
 __all__ = ["launch"]
 
@@ -57,7 +58,7 @@ def launch(job: Job) -> Outcome:
     _check(job)
     fill_standard_descriptors()
     library = load_prctl()
-    with SignalInbox() as inbox, _subreaper(library), _temporary_folder(job) as temporary:
+    with SignalInbox() as inbox, subreaping(library), temporary_folder(job.run_directory.run_id) as temporary:
         ranks: list[RankProcess] = []
         screen = Screen.of_user(job.environment) if job.shown and not job.quiet else None
         pulse = Pulse.create(job.run_directory.pulse)
@@ -89,7 +90,9 @@ def launch(job: Job) -> Outcome:
                 ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
             ),
             servers=servers,
-            spares=lambda death: _goes_on_without(job, death, lambda words: _say(job, outputs, words)),
+            spares=lambda death: goes_on_without(
+                job.plan, death, job.run_directory, lambda words: _say(job, outputs, words)
+            ),
         )
         try:
             with _progress(screen, pulse):
@@ -116,18 +119,6 @@ def _check(job: Job) -> None:
             f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
             'CPU with CUDA_VISIBLE_DEVICES=""'
         )
-
-
-def _goes_on_without(job: Job, death: RankDeath, say_so: Callable[[str], object]) -> bool:
-    """Whether the others go on when a rank has died so: where none waits for another, and rank 0 is left."""
-    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).is_local:
-        return False
-    name = signal.Signals(-death.code).name
-    say_so(
-        f"rank {death.rank} was killed by {name}; the others go on without it; log: "
-        f"{job.run_directory.log(death.rank)}"
-    )
-    return True
 
 
 def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None, Endpoints]:
@@ -275,30 +266,6 @@ def _progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
     finally:
         if line is not None:
             line.stop()
-
-
-@contextlib.contextmanager
-def _temporary_folder(job: Job) -> Iterator[str]:
-    """Inside, ranks have a folder for their temporary files; "" where there is no room for one."""
-    try:
-        folder = TemporaryFolder.hold(job.run_directory.run_id)
-    except OSError:
-        yield ""
-        return
-    try:
-        yield folder.path
-    finally:
-        folder.remove()
-
-
-@contextlib.contextmanager
-def _subreaper(library: ctypes.CDLL) -> Iterator[None]:
-    before = is_subreaper(library)
-    become_subreaper(library, True)
-    try:
-        yield
-    finally:
-        become_subreaper(library, before)
 
 
 def _free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import time
@@ -41,7 +42,8 @@ class Standstill:
         timeout: float,
         say: Callable[[str], object],
     ) -> None:
-        self._ranks = ranks
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self._first = min(self._ranks, default=0)
         self._directory = directory
         self._timeout = timeout
         self._say = say
@@ -55,7 +57,7 @@ class Standstill:
         if now < self._next_look:
             return ""
         self._next_look = now + min(LOOK_EVERY_S, self._notice / 4)
-        standings = read_standings(self._directory, len(self._ranks))
+        standings = read_standings(self._directory, len(self._ranks), first=self._first)
         waited = now - max(self._started, max((s.since for s in standings), default=now))
         stuck = any(standing.state is State.WAITING for standing in standings)
         if not stuck or waited < self._notice:
@@ -75,6 +77,10 @@ class Standstill:
                 f"this (--timeout)\n{self._places(standings).rstrip()}"
             )
         return ""
+
+    def places(self) -> str:
+        """Where every rank is, a line each; "" where the ranks have no boards."""
+        return self._places(read_standings(self._directory, len(self._ranks), first=self._first))
 
     def forgive(self) -> None:
         """The run was stopped by the user: what was waited so far does not count."""
@@ -111,8 +117,11 @@ class Standstill:
         return found
 
 
-def read_standings(directory: RunDirectory, ranks: int) -> list[Standing]:
-    """Where every rank stands, over all its groups; nothing when the ranks have no boards."""
+def read_standings(directory: RunDirectory, ranks: int, *, first: int = 0) -> list[Standing]:
+    """Where every rank of this host stands, over all its groups; nothing when the ranks have no boards.
+
+    `first`: the number of the host's first rank, from which those of its boards count.
+    """
     boards: list[Sequence[Standing]] = []
     for group in GROUPS:
         with contextlib.suppress(OSError, ValueError):
@@ -121,10 +130,11 @@ def read_standings(directory: RunDirectory, ranks: int) -> list[Standing]:
             board.close()
     # A rank that waits in one group runs in the others, and it ended when it has left any.
     order = (State.ABSENT, State.RUNNING, State.ENDED, State.WAITING)
-    return [
+    found = [
         max(of_rank, key=lambda standing: (order.index(standing.state), standing.since))
         for of_rank in zip(*boards, strict=True)
     ]
+    return [dataclasses.replace(standing, rank=standing.rank + first) for standing in found]
 
 
 def who_waits(standings: Sequence[Standing], *, but: int) -> str:

@@ -77,7 +77,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         _end_diverged(config, diverged)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
-        ours = config.store.startswith("file://")
+        ours = config.has_launcher
         if not ours:
             own = f"rank {config.rank} lost"
             told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
@@ -105,7 +105,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
 
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
     _report(config, "diverged", diverged, str(diverged))
-    if not config.store.startswith("file://"):  # there is no launcher of ours to say it
+    if not config.has_launcher:
         print(f"ronde: error: {diverged}", file=sys.stderr)
     # Exit handlers might meet the other ranks again.
     _end_without_handlers(1)
@@ -203,7 +203,7 @@ def _session(
     else:
         from ronde.runtime.session import Session as kind
 
-    if config.store.startswith("file://"):
+    if config.has_launcher:
         _write_stack_when_asked(config)
     session = kind(config, plan, tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.

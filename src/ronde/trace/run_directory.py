@@ -10,6 +10,8 @@
         pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
+        store.log             of ranks on several hosts: what the process said that serves them
+        host-1/               of ranks on several hosts, where the user has chosen DIR: that host's own files
         lock                  held by whoever uses the directory
 
 Runs live in the user's state directory, so that the project of the user stays clean.
@@ -34,8 +36,8 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
-RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
+RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
+OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|store\.log|pulse")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +81,34 @@ class RunDirectory:
             os.set_inheritable(lock, True)
         return cls(path=directory, run_id=run_id, lock=lock)
 
+    @classmethod
+    def of_host(
+        cls, path: Path | None, run_id: str, host: int, environment: Mapping[str, str]
+    ) -> RunDirectory:
+        """The directory of one host's part of a run on several: DIR/host-N where the user has chosen DIR.
+
+        `run_id` is that host's own, for several hosts may share a file system, or be one machine.
+        """
+        if path is not None:
+            directory = _make_writable(path.absolute() / f"host-{host}")
+            lock = _lock(directory, fcntl.LOCK_EX)
+            _remove_own_files(directory)
+            return cls(path=directory, run_id=run_id, lock=lock)
+        root = _usable_root(environment)
+        directory = _make_writable(root / run_id)
+        lock = _lock(directory, fcntl.LOCK_EX)
+        prune(root, keep=KEPT_RUNS)
+        return cls(path=directory, run_id=run_id, lock=lock)
+
     @property
     def store(self) -> str:
         """Where local ranks meet, in the form that `RankConfig.store` takes."""
         return f"file://{self.path / 'store'}"
+
+    @property
+    def store_log(self) -> Path:
+        """What the process of a store for several hosts said."""
+        return self.path / "store.log"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
