@@ -22,7 +22,7 @@ _ANY_PORT = 9
 def is_this_host(name: str) -> bool:
     """Whether `name` (a user before it aside) is a name or address of this machine."""
     host = name.rpartition("@")[2]
-    if host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn()):
+    if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

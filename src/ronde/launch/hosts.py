@@ -122,6 +122,10 @@ class _HostsRun:
         self._next_beat = 0.0
         self._listener = listen_everywhere()
         self._cuda = False
+        # What the hosts have found out: where the store is, their own addresses, and ports for servers.
+        self._address, self._port = "", 0
+        self._own: dict[int, str] = {}
+        self._ports: dict[int, list[int]] = {}
         self.end = HostsEnd(job, self._links, lambda: self._in_mid_line)
 
     def _make_links(self) -> list[AgentLink]:
@@ -146,7 +150,6 @@ class _HostsRun:
             raise UsageError(
                 f"--env {names} is not set here; set it, or give its value: --env {missing[0]}=VALUE"
             )
-        self._variables = given
         here = {link.index for link in self._links if self._is_here(link)}
         line = agent_line(sys.executable, os.getcwd(), self._for_python())
         for link in self._links:
@@ -222,8 +225,8 @@ class _HostsRun:
         found = self._answers(Kind.MESHED, _DIALED_S)
         _refuse(
             [
-                f"{link.name} cannot connect to {', '.join(failed)} (TCP, any port), and its ranks would have "
-                f"to; open the firewall's ports {_ephemeral()} between the hosts"
+                f"{link.name} cannot connect to {', '.join(failed)} (TCP, any port), and its ranks would "
+                f"have to; open the firewall's ports {_ephemeral()} between the hosts"
                 for link in self._links
                 if (failed := found[link.index]["failed"])
             ]

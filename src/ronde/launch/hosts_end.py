@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -70,8 +71,6 @@ class HostsEnd:
             self._errors[error.rank] = error
             path = self._job.run_directory.error(error.rank)
             with contextlib.suppress(OSError):
-                import json
-
                 path.write_text(json.dumps(dataclasses.asdict(error)), encoding="utf-8")
             failed = True
         if failed:
