@@ -142,7 +142,11 @@ def test_what_prometheus_reads(serving: tuple[BinaryReplica, Metrics], client: r
         (lambda c: c.predict([]), ServerRefused, "0 inputs were given; the model takes 3: x, bags_0, bags_1"),
         (lambda c: c.predict({"y": [1]}), ServerRefused, "there is no input y; the model takes x, bags_0"),
         (lambda c: ronde.ReplicaClient("http://127.0.0.1:1"), UsageError, "a replica is asked at tcp://"),
-        (lambda c: ronde.ReplicaClient("tcp://nix", token=TOKEN), UsageError, "there can be no server at tcp://nix"),
+        (
+            lambda c: ronde.ReplicaClient("tcp://nix", token=TOKEN),
+            UsageError,
+            "there can be no server at tcp://nix",
+        ),
         (lambda c: ronde.ReplicaClient(c.endpoint, token="?"), UsageError, "RONDE_SERVER_TOKEN is not one"),
         (lambda c: ronde.ReplicaClient(c.endpoint, token=TOKEN, timeout=0), UsageError, "timeout=0 is not"),
         (
