@@ -21,6 +21,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "ronde"
 ELSEWHERE = (
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
+    "bench/chaos/",  # scripts with faults in them, and the names of these
+    "doctor/causes/",  # explanations, which say what to do: docs/doctor.md
+    "doctor/checks/",
+    "doctor/explain.py",
+    "doctor/preflight.py",
     "bench/table.py",  # what `ronde bench` prints
     "bench/collectives/table.py",
     "bench/memory/table.py",

@@ -70,6 +70,10 @@ UNSAID = {
     "a value that the script put into its loss: ...": "what a rank does, in a report that is explained",
     "... numbers and tensors, and whole numbers (digest ...)": "a part of that",
     'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",
+    'File "(?P<file>.*)", line (?P<line>\\d+|\\?\\?\\?) in (?P<function>.*)': "a pattern",
+    "out of memory|oom[-_ ]kill|killed process|segfault|general protection|\\bxid\\b|\\becc\\b|mce:": (
+        "a pattern"
+    ),
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",

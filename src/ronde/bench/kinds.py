@@ -6,6 +6,7 @@ import json
 from typing import TypeAlias
 
 from ronde.bench import first_call, servers, tables
+from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
 from ronde.bench.report import Report
@@ -21,6 +22,7 @@ AnyReport: TypeAlias = (
     | tables.TablesReport
     | servers.ServersReport
     | serving.ServingReport
+    | chaos.ChaosReport
 )
 
 _KINDS = {
@@ -30,6 +32,7 @@ _KINDS = {
     tables.KIND: tables.TablesReport,
     servers.KIND: servers.ServersReport,
     serving.KIND: serving.ServingReport,
+    chaos.KIND: chaos.ChaosReport,
 }
 
 

@@ -76,6 +76,12 @@ COMMANDS = (
         help="Write what schedulers need.",
     ),
     Command(
+        name="doctor",
+        module="ronde.cli.doctor",
+        attribute="doctor",
+        help="Say what is wrong with this host, or with a run.",
+    ),
+    Command(
         name="server",
         module="ronde.cli.server",
         attribute="server",

@@ -13,6 +13,10 @@ import typer
 
 from ronde.bench import data_parallel, overhead, servers, tables
 from ronde.bench import first_call as first_calls
+from ronde.bench.chaos import report as chaos_report
+from ronde.bench.chaos.faults import CASES
+from ronde.bench.chaos.report import ChaosReport
+from ronde.bench.chaos.running import Found, run_case
 from ronde.bench.choice import check_known
 from ronde.bench.collectives import contender as contenders
 from ronde.bench.collectives import picture as collectives_picture
@@ -25,6 +29,7 @@ from ronde.bench.collectives.report import CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
 from ronde.bench.first_call import FirstCall, FirstCallReport
 from ronde.bench.kinds import AnyReport, read_report
+from ronde.bench.machine import Machine
 from ronde.bench.memory import comparison as memory_comparison
 from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
@@ -323,6 +328,39 @@ def memory_(
     _tell(report, json=json, plot=plot)
 
 
+@bench.command("chaos")
+def chaos_(
+    cases: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Some faults by name, separated by commas.", show_default="all"),
+    ] = "",
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy what was frozen in each run to this folder.")
+    ] = None,
+    json: _Json = None,
+) -> None:
+    """Put faults into real runs of 2 or 3 ranks, and see whether the explanation names cause and rank.
+
+    Prints a table in Markdown. The exit code is 1 where fewer than 95 % are right, a run hangs, or a process
+    is left.
+    """
+    check_linux()
+    _check_writable(json=json)
+    known = {each.name: each for each in CASES}
+    names = _names(cases) if cases else list(known)
+    check_known(names, known, what="fault")
+    if evidence is not None and not evidence.is_dir():
+        raise UsageError(f"--evidence {evidence} is no folder; make it first")
+    machine = Machine.here()
+    results: list[Found] = []
+    for name in names:
+        results.append(run_case(known[name], os.environ, evidence))
+        _say_fault(results[-1])
+    report = ChaosReport(machine=machine, results=tuple(results))
+    _tell(report, json=json)
+    raise typer.Exit(0 if report.is_right else 1)
+
+
 @bench.command()
 def show(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
@@ -387,6 +425,12 @@ def _say_serving(situation: str, p99: float) -> None:
     print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
 
 
+def _say_fault(found: Found) -> None:
+    """One line on stderr for each fault."""
+    what = found.skipped or f"{'right' if found.right else 'WRONG'}: {found.cause or 'nothing'}"
+    print(f"ronde: {found.name}: {what}, {found.seconds:.1f} s", file=sys.stderr, flush=True)
+
+
 def _without_picture(of_what: str, plot: Path) -> None:
     raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
 
@@ -433,6 +477,8 @@ def _tell(
     match report:
         case FirstCallReport():
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
+        case ChaosReport():
+            draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case TablesReport():

@@ -29,6 +29,8 @@ from ronde.launch.rank_environment import threads_per_rank
 from ronde.launch.server_config import read_durability, read_token
 from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
+from ronde.trace.evidence import Evidence
+from ronde.trace.explanation import Explanation
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
@@ -201,7 +203,14 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.hosts import launch_on_hosts
 
         raise typer.Exit(launch_on_hosts(job, remote).exit_code)
-    raise typer.Exit(launch(job).exit_code)
+    raise typer.Exit(launch(job, _explain).exit_code)
+
+
+def _explain(evidence: Evidence) -> Explanation:
+    """What evidence means; the rules are imported when something has gone wrong."""
+    from ronde.doctor.explain import explain
+
+    return explain(evidence)
 
 
 def _shares(ranks: str, where: Where) -> tuple[tuple[str, int], ...]:

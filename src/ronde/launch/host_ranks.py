@@ -17,6 +17,7 @@ from ronde.errors import LaunchError
 from ronde.launch.announce import say
 from ronde.launch.failure_report import ErrorFile, RankDeath
 from ronde.launch.frames import Kind, Sender
+from ronde.launch.gathering import Gathering
 from ronde.launch.go_on_without import goes_on_without
 from ronde.launch.host_part import HostPart
 from ronde.launch.linux_process import load_prctl, subreaping
@@ -26,10 +27,11 @@ from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.rank_process import RankProcess
 from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.standstill import Standstill
+from ronde.launch.standstill import Standstill, places
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.launch.temporary import temporary_folder
+from ronde.launch.witness import Witness
 from ronde.trace.pulse import Pulse
 from ronde.trace.run_directory import RunDirectory
 
@@ -111,7 +113,11 @@ class HostRanks:
             raise
         for output in self._outputs:
             output.start()
-        self._waiting = Standstill(self._ranks, self._directory, part.timeout, self._say)
+        pids = {rank.rank: rank.pid for rank in self._ranks}
+        self._gathering = Gathering(self._directory, pids, len(pids))
+        # Evidence stays on this host; what it means is judged where all hosts' is known.
+        witness = Witness(self._directory, self._gathering, None)
+        waiting = Standstill(len(pids), self._directory, part.timeout, witness, self._say)
         self._supervisor = Supervisor(
             self._ranks,
             self._directory,
@@ -119,7 +125,8 @@ class HostRanks:
             on_resize=lambda: None,
             on_stop=lambda: None,
             debugged=lambda: self.stopped,
-            waiting=self._waiting,
+            waiting=waiting,
+            witness=witness,
             servers=self._servers,
             spares=lambda death: goes_on_without(part.plan, death, self._directory, self._say),
             news=self._tell,
@@ -167,7 +174,7 @@ class HostRanks:
         `look`: it is told where they are, for those elsewhere have waited for them.
         """
         if look and not self._places:
-            self._places = self._waiting.places()
+            self._places = places(self._gathering.gather("asked"))
         self._supervisor.end_with_others()
         self._inbox.wake()
 

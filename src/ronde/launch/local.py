@@ -14,8 +14,10 @@ from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
 from ronde.launch.announce import say
 from ronde.launch.failure_report import report
+from ronde.launch.gathering import Gathering, read_standings
 from ronde.launch.go_on_without import goes_on_without
 from ronde.launch.job import Job, Outcome
+from ronde.launch.launched import write_launched
 from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.progress_line import ProgressLine
@@ -26,11 +28,12 @@ from ronde.launch.screen import Screen
 from ronde.launch.server_config import ServerConfig, local_endpoint, rule_of_servers
 from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.standstill import Standstill, read_standings
+from ronde.launch.standstill import Standstill
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
 from ronde.launch.temporary import temporary_folder
 from ronde.launch.terminal import in_foreground
+from ronde.launch.witness import Explain, Witness
 from ronde.plan import Plan
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
@@ -45,11 +48,14 @@ class Endpoints(NamedTuple):
     token: str
 
 
-def launch(job: Job) -> Outcome:
+def launch(job: Job, explain: Explain | None = None) -> Outcome:
     """Run a job to its end; the report of a failure has been printed when this returns.
 
     Ranks die with the process that calls this. Meant for the main thread of a process that starts
     no other children meanwhile: it becomes the parent of the ranks' orphans.
+
+    Args:
+        explain: says what evidence of a stall or a failure means.
 
     Raises:
         UsageError: more ranks than devices, or fewer than one.
@@ -79,6 +85,9 @@ def launch(job: Job) -> Outcome:
         for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
         remove_temporary_of_the_dead()
+        pids = {rank.rank: rank.pid for rank in ranks}
+        write_launched(job, pids)
+        witness = Witness(job.run_directory, Gathering(job.run_directory, pids, job.ranks), explain)
         supervisor = Supervisor(
             ranks,
             job.run_directory,
@@ -87,8 +96,9 @@ def launch(job: Job) -> Outcome:
             on_stop=lambda: screen and screen.wipe(),
             debugged=lambda: pulse is not None and pulse.debugged,
             waiting=Standstill(
-                ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
+                job.ranks, job.run_directory, job.timeout, witness, lambda words: _say(job, outputs, words)
             ),
+            witness=witness,
             servers=servers,
             spares=lambda death: goes_on_without(
                 job.plan, death, job.run_directory, lambda words: _say(job, outputs, words)
@@ -100,7 +110,7 @@ def launch(job: Job) -> Outcome:
         finally:
             if servers is not None:
                 servers.end()
-        return _finish(job, supervisor, outputs)
+        return _finish(job, supervisor, witness, outputs)
 
 
 def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
@@ -209,7 +219,7 @@ def _start(
     )
 
 
-def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> Outcome:
+def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequence[RankOutput]) -> Outcome:
     """All ranks are gone: sweep up, let their last output through, and only then tell what happened."""
     failure = supervisor.failure()
     left = end_leftovers(job.run_directory.run_id) if has_children() else []
@@ -219,6 +229,8 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
     words = ""
     lines: list[str] = []
     if failure is not None:
+        codes = {death.rank: death.code for death in supervisor.deaths}
+        explanation = witness.conclude(codes, failure, supervisor.standstill)
         words = report(
             failure,
             supervisor.deaths,
@@ -228,6 +240,7 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             main_shown=job.shown,
             standings=read_standings(job.run_directory, job.ranks),
             standstill=supervisor.standstill,
+            explained=() if explanation is None or explanation.told else explanation.lines(),
         )
     elif supervisor.exit_code() == 0 and not job.quiet:
         lines = _summary(job)

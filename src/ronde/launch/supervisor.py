@@ -37,6 +37,7 @@ from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill
 from ronde.launch.sweep import leftovers
+from ronde.launch.witness import Witness
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["Supervisor"]
@@ -65,6 +66,7 @@ class Supervisor:
         on_stop: Callable[[], object],
         debugged: Callable[[], bool],
         waiting: Standstill,
+        witness: Witness,
         servers: Servers | None = None,
         spares: Callable[[RankDeath], bool] = lambda death: False,
         news: Callable[[RankDeath | ErrorFile], object] = lambda of_rank: None,
@@ -87,6 +89,7 @@ class Supervisor:
         self._on_stop = on_stop
         self._debugged = debugged
         self._waiting = waiting
+        self._witness = witness
         self._alive = list(ranks)
         self._failed_at: float | None = None
         self._asked: dict[int, float] = {}
@@ -211,9 +214,15 @@ class Supervisor:
         if self._has_peers:
             self._read_errors(self._alive)
         if self._failed_at is None and (self.errors or any(death.code != 0 for death in self.deaths)):
-            self._failed_at = time.monotonic()
+            self._fail()
             if self._alive:  # while their parents live, or their numbers will not be known
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
+
+    def _fail(self) -> None:
+        """From here on ranks are ended; what is known of them is kept before."""
+        self._failed_at = time.monotonic()
+        if self.interrupted_by is None:  # or it is no question why
+            self._witness.failed({death.rank: death.code for death in self.deaths})
 
     def _notice_standstill(self) -> None:
         if self._debugged():
@@ -222,7 +231,7 @@ class Supervisor:
         if self._has_peers and self._failed_at is None:
             self.standstill = self._waiting.look()
             if self.standstill:
-                self._failed_at = time.monotonic()
+                self._fail()
 
     def _look_at_servers(self) -> None:
         if self._servers is None or self._failed_at is not None:
@@ -230,7 +239,7 @@ class Supervisor:
         self.standstill = self._servers.look()
         self.pids |= self._servers.pids
         if self.standstill:
-            self._failed_at = time.monotonic()
+            self._fail()
 
     def _read_errors(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:

@@ -50,6 +50,7 @@ from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.sharding import Sharding
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
+from ronde.sync.finite import Watch
 from ronde.sync.reducer import Reducer
 from ronde.tensor import autograd, loss_scale, rules, tensor_class
 from ronde.tensor.context import Context, Region
@@ -114,6 +115,8 @@ class Session:
             rows=self._sharding.rows,
             allocate=self._sharding.allocate,
         )
+        if self.tally.vitals is not None:
+            self.reducer.on_first = Watch(self.tally.vitals.finite)
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches

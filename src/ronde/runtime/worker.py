@@ -9,7 +9,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import atexit
-import faulthandler
 import importlib
 import json
 import os
@@ -21,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ronde.errors import DivergedError, PeerLost, RondeError
-from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
+from ronde.launch.rank_config import RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
+from ronde.runtime.vital_signs import show_signs_of_life
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def _end_without_handlers(code: int) -> NoReturn:
 
 def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     """Run the script; a session that joins it to other ranks is added to `joined`."""
+    vitals = show_signs_of_life(config)
     if config.native:
         os.environ.update(torchrun_environment(config))
         _hear_interrupts()
@@ -147,6 +148,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     entropy = Patches()
     seeds.install(entropy, config.seed)
     tally = open_tally(config)
+    tally.vitals = vitals
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
     publishing = _publish_alone(config, notes) if session is None else None
@@ -203,8 +205,6 @@ def _session(
     else:
         from ronde.runtime.session import Session as kind
 
-    if config.has_launcher:
-        _write_stack_when_asked(config)
     session = kind(config, plan, tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
@@ -245,13 +245,6 @@ def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
 
     register_optimizer_step_post_hook(after_step)
     return meter
-
-
-def _write_stack_when_asked(config: RankConfig) -> None:
-    """Let the launcher ask where this rank is; answered even while the interpreter is held up."""
-    path = Path(config.run_dir) / f"rank-{config.rank}.stack"
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
 def _conclude(

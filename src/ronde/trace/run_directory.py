@@ -3,7 +3,10 @@
     ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
-        rank-1.stack          where rank 1 was when its launcher asked
+        rank-1.stack          where rank 1 was when its launcher asked; rank-1.crash: when it crashed
+        rank-1.vitals         its beat and its steps
+        launch.json           who has started what, for `ronde doctor`
+        evidence/             what was known when the run stalled or failed, and what was made of it
         rank-0.summary.json   what rank 0 was busy with
         server-0.log          what parameter server 0 said
         server-0/             its log of changes and its snapshots, while the run needs them
@@ -37,7 +40,11 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|store\.log|pulse")
+OWN_FILE = re.compile(
+    r"rank-\d+\.(log|error\.json|summary\.json|stack|crash|vitals)|\w+\.board|store|store\.log|pulse|launch\.json"
+)
+
+OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +144,13 @@ class RunDirectory:
     def stack(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.stack"
 
+    def crash(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.crash"
+
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch.json"
+
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"
 
@@ -231,6 +245,9 @@ def _lock(directory: Path, kind: int) -> int:
 
 
 def _remove_own_files(directory: Path) -> None:
+    for entry in (directory / "evidence").glob("*"):
+        if OWN_EVIDENCE.fullmatch(entry.name):
+            entry.unlink()
     for entry in os.scandir(directory):
         if OWN_FILE.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ronde.trace.pulse import Pulse
 from ronde.trace.step_clock import StepClock
+from ronde.trace.vitals import Vitals
 
 __all__ = ["Tally"]
 
@@ -30,6 +31,7 @@ class Tally:
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: how often modules of each class were called on shards.
         pulse: what the launcher sees of it; only rank 0 has one.
+        vitals: what others see of this rank.
         clock: knows what the time of a step goes into.
     """
 
@@ -52,6 +54,7 @@ class Tally:
         "samples",
         "sharded",
         "steps",
+        "vitals",
     )
 
     def __init__(self, pulse: Pulse | None = None) -> None:
@@ -61,6 +64,7 @@ class Tally:
         self.data_ns = 0
         self.sharded: dict[str, int] = {}
         self.pulse = pulse
+        self.vitals: Vitals | None = None
         self.clock = StepClock()
         # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
@@ -146,6 +150,8 @@ class Tally:
             self._first = self._last
         if self.pulse is not None:
             self.pulse.beat(self.steps, self.samples)
+        if self.vitals is not None:
+            self.vitals.step(self.steps)
         self.clock.stepped(self.steps)
 
     def step_beside(self) -> None:
