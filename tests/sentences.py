@@ -31,6 +31,11 @@ ELSEWHERE = (
     "bench/memory/table.py",
     "bench/memory/formula.py",
     "bench/memory/activations.py",
+    "bench/recording.py",
+    "report/chart.py",  # what a page or a terminal shows: docs/seeing.md
+    "report/live.py",
+    "report/page.py",
+    "report/style.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md

@@ -64,6 +64,18 @@ COMMANDS = (
         runs_script=True,
     ),
     Command(
+        name="top",
+        module="ronde.cli.top",
+        attribute="top",
+        help="Show a run live in the terminal.",
+    ),
+    Command(
+        name="report",
+        module="ronde.cli.report",
+        attribute="report",
+        help="Write a page about a run.",
+    ),
+    Command(
         name="plan",
         module="ronde.cli.plan",
         attribute="plan",

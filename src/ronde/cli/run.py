@@ -31,12 +31,14 @@ from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
 from ronde.trace.evidence import Evidence
 from ronde.trace.explanation import Explanation
+from ronde.trace.recorder import StepRange
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["run"]
 
 TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
+TRACED = "1:100"
 
 
 def run(  # noqa: PLR0913 - one parameter per option
@@ -134,6 +136,16 @@ def run(  # noqa: PLR0913 - one parameter per option
         float,
         typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
     ] = 0.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a timeline of all ranks, for Perfetto; .gz compresses it."),
+    ] = None,
+    trace_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B", help="Of which optimizer steps, from 1.", show_default=f"{TRACED} with --trace"
+        ),
+    ] = None,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -190,6 +202,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         durability_sync=sync,
         server_state=_server_state(server_state, directory),
         publish=_publish(publish, native=native),
+        trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -203,7 +216,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.hosts import launch_on_hosts
 
         raise typer.Exit(launch_on_hosts(job, remote).exit_code)
-    raise typer.Exit(launch(job, _explain).exit_code)
+    code = launch(job, _explain).exit_code
+    if trace is not None:
+        _write_timeline(job, trace)
+    raise typer.Exit(code)
 
 
 def _explain(evidence: Evidence) -> Explanation:
@@ -302,6 +318,43 @@ def _publish(seconds: float, *, native: bool) -> float:
     if seconds and importlib.util.find_spec("safetensors") is None:
         raise UsageError("--publish needs safetensors: pip install 'ronde[serve]'")
     return seconds
+
+
+def _traced(
+    file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None, far: bool
+) -> str:
+    """Of which steps ranks write a timeline; "" for none."""
+    if file is None:
+        if steps is not None:
+            raise UsageError(f"--trace-steps {steps} says of which steps; add --trace FILE to say where to")
+        return ""
+    if native:
+        raise UsageError("--trace needs a script that ronde distributes; leave out --native")
+    if place is not None:
+        raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
+    if far:
+        raise UsageError("--trace needs all ranks on this host; leave out -H, or leave out --trace")
+    try:
+        StepRange.parse(steps or TRACED)
+    except ValueError:
+        raise UsageError(
+            f"--trace-steps {steps} is no range of steps A:B, counted from 1; try --trace-steps {TRACED}"
+        ) from None
+    if not os.access(file.absolute().parent, os.W_OK | os.X_OK) or file.is_dir():
+        raise UsageError(f"--trace {file} cannot be written there; name a file in a folder that is there")
+    return steps or TRACED
+
+
+def _write_timeline(job: Job, file: Path) -> None:
+    from ronde.report.timeline import write_timeline
+
+    try:
+        count = write_timeline(job.run_directory.path, job.ranks, file)
+    except OSError as error:
+        say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
+        return
+    if not job.quiet:
+        say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:

@@ -27,6 +27,7 @@ class Job:
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
+        trace_steps: as in `RankConfig`.
         publish: seconds between versions of the model that are published; 0: none is.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
@@ -57,6 +58,7 @@ class Job:
     durability_sync: str = "never"
     server_state: str = ""
     publish: float = 0.0
+    trace_steps: str = ""
     worker: tuple[str, ...] = WORKER
 
 

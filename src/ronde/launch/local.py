@@ -35,6 +35,7 @@ from ronde.launch.temporary import temporary_folder
 from ronde.launch.terminal import in_foreground
 from ronde.launch.witness import Explain, Witness
 from ronde.plan import Plan
+from ronde.trace.events import write_event
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
 
@@ -180,6 +181,7 @@ def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]
             watched=True,
             quiet=job.quiet,
             publish=job.publish,
+            trace_steps=job.trace_steps,
             terminal=os.isatty(0),
             temporary=temporary,
             servers=endpoints.addresses,
@@ -252,12 +254,15 @@ def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequenc
         if job.shown:
             say(text, new_line=new_line)
             new_line = False
+    told = failure.summary if failure is not None else f"exit code {supervisor.exit_code()}"
+    write_event(job.run_directory.path, "end", told, exit_code=supervisor.exit_code())
     if supervisor.exit_code() == 0 and job.run_directory.is_default:
         job.run_directory.remove_server_states()
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 
 def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
+    write_event(job.run_directory.path, "notice", words)
     if job.shown:
         say(words, new_line=outputs[0].stderr_in_mid_line)
 

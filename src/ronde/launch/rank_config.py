@@ -42,6 +42,7 @@ class RankConfig:
         publish: seconds between versions of the model that the run publishes; 0: it publishes none.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
         servers: endpoints of the parameter servers, as ZeroMQ writes them.
+        trace_steps: `A:B`, of which steps a timeline is written; "": of none.
         server_token: 32 hexadecimal digits that each message to them holds.
     """
 
@@ -72,6 +73,7 @@ class RankConfig:
     temporary: str = ""
     servers: tuple[str, ...] = ()
     server_token: str = ""
+    trace_steps: str = ""
 
     @property
     def has_launcher(self) -> bool:

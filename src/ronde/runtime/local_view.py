@@ -26,6 +26,7 @@ from ronde.plan import Plan
 from ronde.runtime import compute, servers, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.memory.meter import MemoryMeter
+from ronde.runtime.traffic import GroupTraffic
 from ronde.server.transport.wire import Operation
 from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
@@ -48,14 +49,16 @@ class LocalView:
         config, plan: what this rank was told.
         retired: the script distributes its work itself, and ronde keeps out.
         files: mediates files.
+        patches: whatever was replaced.
+        tally: counts steps, samples and time.
     """
 
     def __init__(self, config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> None:
         self.config, self.plan = config, plan
         self.retired = False
         self.notes = Notes()
-        self._tally, self._entropy = tally, entropy
-        self._patches = Patches()
+        self.tally, self._entropy = tally, entropy
+        self.patches = Patches()
         client = servers.connect(config, plan)
         assert client is not None
         self._client = client
@@ -80,7 +83,7 @@ class LocalView:
         return Publishing(self.config, self.plan, around=self.files.unmediated, say=self.notes.say)
 
     def install(self) -> None:
-        patches, plan, client, config = self._patches, self.plan, self._client, self.config
+        patches, plan, client, config = self.patches, self.plan, self._client, self.config
         parameters = ServedParameters(client)
         parameters.install(patches)
         if plan.update.rule == "geo":
@@ -106,7 +109,7 @@ class LocalView:
             )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._tally.step(optimizer)
+        self.tally.step(optimizer)
         self._meter.stepped(optimizer)
         if not self._stepped:
             self._stepped = True
@@ -117,7 +120,7 @@ class LocalView:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
         self.files.uninstall()
-        self._patches.restore()
+        self.patches.restore()
         self._entropy.restore()
 
     def adopt(self, thing: Any) -> None:
@@ -125,6 +128,10 @@ class LocalView:
 
     def deferred(self) -> Any:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
+
+    def traffic(self) -> GroupTraffic:
+        """What this rank exchanges with servers."""
+        return GroupTraffic((), self._client)
 
     def finish(self) -> None:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
@@ -134,7 +141,7 @@ class LocalView:
 
     def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]
-        return summarize(self.config, self._tally, algorithm="", notes=notes, memory=self._meter.memory())
+        return summarize(self.config, self.tally, algorithm="", notes=notes, memory=self._meter.memory())
 
     def close(self) -> None:
         """Leave the servers: nobody waits for this rank any more."""

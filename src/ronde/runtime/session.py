@@ -48,6 +48,7 @@ from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_b
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.sharding import Sharding
+from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
 from ronde.sync.finite import Watch
@@ -373,6 +374,10 @@ class Session:
         for group in self._groups:  # no generator: it is asked often in a step that is looked at
             waited += group.waited_ns
         return waited
+
+    def traffic(self) -> GroupTraffic:
+        """What this rank exchanges with others."""
+        return GroupTraffic(self._groups, self.client)
 
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""

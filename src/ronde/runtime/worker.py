@@ -155,6 +155,10 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     if session is not None:
         joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
+    from ronde.runtime.recording import start_recording
+
+    start_recording(config, tally, session)
+    # Over all else: whoever records what the script reads wants to see the script's own line.
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
@@ -170,6 +174,9 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
             _finish(publishing)
             _conclude(config, tally, session, meter, notes)
         raise
+    finally:
+        if tally.recorder is not None:
+            tally.recorder.close()
     _finish(publishing)
     _conclude(config, tally, session, meter, notes)
 

@@ -39,6 +39,8 @@ _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
+# What a stamp begins with, as a peer reads it.
+_ARRIVAL = struct.Struct("<Qd")
 
 
 class State(enum.IntEnum):
@@ -123,6 +125,21 @@ class LockstepBoard:
                 if memory[theirs : theirs + _TEXT_SIZE] != text:
                     return True
         return False
+
+    def lateness(self, number: int) -> float | None:
+        """How many seconds the last but one has been at `number`; None where somebody has yet to come."""
+        if not self._peers:
+            return None
+        latest = 0.0
+        offset, before = number % SLOTS * _ENTRY_SIZE, (number - 1) % SLOTS * _ENTRY_SIZE
+        for peer in self._peers:
+            theirs, since = _ARRIVAL.unpack_from(self._memory, peer + offset)
+            if theirs != number:
+                return None
+            if since < _ARRIVAL.unpack_from(self._memory, peer + before)[1]:
+                return 0.0  # its time is being written: it has come just now
+            latest = max(latest, since)
+        return max(0.0, monotonic() - latest)
 
     def differing(self, number: int) -> tuple[Entry, ...]:
         """The entries of all ranks under `number` when they are not alike, else nothing."""

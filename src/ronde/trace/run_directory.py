@@ -8,6 +8,8 @@
         launch.json           who has started what, for `ronde doctor`
         evidence/             what was known when the run stalled or failed, and what was made of it
         rank-0.summary.json   what rank 0 was busy with
+        rank-0.steps          what its steps were; rank-0.spans with --trace
+        events.jsonl          start, notices and end of the run
         server-0.log          what parameter server 0 said
         server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
@@ -41,7 +43,8 @@ KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(
-    r"rank-\d+\.(log|error\.json|summary\.json|stack|crash|vitals)|\w+\.board|store|store\.log|pulse|launch\.json"
+    r"rank-\d+\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board|store|store\.log"
+    r"|pulse|launch\.json|events\.jsonl"
 )
 
 OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")

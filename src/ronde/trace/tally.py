@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from ronde.trace.pulse import Pulse
+from ronde.trace.recorder import Recorder
 from ronde.trace.step_clock import StepClock
 from ronde.trace.vitals import Vitals
 
@@ -33,6 +34,7 @@ class Tally:
         pulse: what the launcher sees of it; only rank 0 has one.
         vitals: what others see of this rank.
         clock: knows what the time of a step goes into.
+        recorder: writes steps down, where it is set.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class Tally:
         "clock",
         "data_ns",
         "pulse",
+        "recorder",
         "samples",
         "sharded",
         "steps",
@@ -66,6 +69,7 @@ class Tally:
         self.pulse = pulse
         self.vitals: Vitals | None = None
         self.clock = StepClock()
+        self.recorder: Recorder | None = None
         # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
         self._delivered = False
@@ -83,6 +87,8 @@ class Tally:
     def begin(self) -> None:
         """The script starts now."""
         self.begun_ns = perf_counter_ns()
+        if self.recorder is not None:
+            self.recorder.begin()
 
     def deliver(self, spent_ns: int, rows: int | None = None) -> None:
         """A loader has handed out a batch, of so many rows if that is known, for which the script waited."""
@@ -153,6 +159,8 @@ class Tally:
         if self.vitals is not None:
             self.vitals.step(self.steps)
         self.clock.stepped(self.steps)
+        if self.recorder is not None:
+            self.recorder.stepped(self.steps, self.samples)
 
     def step_beside(self) -> None:
         """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""
