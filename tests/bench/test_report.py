@@ -36,7 +36,7 @@ OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json":
 
 
 # What a module prints that is no command of `ronde bench`.
-OF_MODULES = {"kills", "log"}
+OF_MODULES = {"checkpoints", "kills", "log"}
 REPORTS = [
     path
     for path in sorted(RESULTS.glob("*.json"))

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from ronde.checkpoint.cadence import read_cadence
 from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
@@ -146,6 +147,23 @@ def run(  # noqa: PLR0913 - one parameter per option
             metavar="A:B", help="Of which optimizer steps, from 1.", show_default=f"{TRACED} with --trace"
         ),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the whole run there as it goes on, for --resume."),
+    ] = None,
+    every: Annotated[
+        str, typer.Option(metavar="N|TIME", help="Steps between checkpoints, or a time: 30s, 10m, 1h.")
+    ] = "10m",
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that are kept.")] = 2,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
+    ] = False,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."
+        ),
+    ] = 0,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -181,6 +199,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         if value is not None:
             _check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
+    if restarts and (checkpoint is None or place is not None):
+        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
+        raise UsageError(f"--restarts {restarts} {why}")
+    saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
     job = Job(
         ranks=count,
@@ -190,7 +212,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         arguments=tuple(arguments or ()),
         module=module,
         plan=str(meant),
-        seed=_seed(seed, place),
+        seed=_seed(seed, place) if saved is None else saved,
         native=native,
         devices=devices,
         threads=threads,
@@ -203,6 +225,10 @@ def run(  # noqa: PLR0913 - one parameter per option
         server_state=_server_state(server_state, directory),
         publish=_publish(publish, native=native),
         trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
+        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+        checkpoint_every=read_cadence(every),
+        checkpoint_keep=keep,
+        resume=saved is not None,
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
@@ -355,6 +381,33 @@ def _write_timeline(job: Job, file: Path) -> None:
         return
     if not job.quiet:
         say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
+
+
+def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int | None:
+    """The seed of the run that is resumed; None where the run begins."""
+    if folder is None:
+        if resume:
+            raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
+        return None
+    if native:
+        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
+    parsed = Plan.parse(plan)
+    if parsed.is_local or parsed.state.server_count:
+        raise UsageError(
+            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
+            f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
+        )
+    from ronde.checkpoint.manifest import latest_manifest
+
+    found = latest_manifest(folder)
+    if found is None:
+        return None  # the first start, too, may say --resume
+    if not resume:
+        raise UsageError(
+            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or "
+            "choose another folder"
+        )
+    return found.seed
 
 
 def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:

@@ -29,6 +29,7 @@ class Job:
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
         trace_steps: as in `RankConfig`.
         publish: seconds between versions of the model that are published; 0: none is.
+        checkpoint, checkpoint_every, checkpoint_keep, resume: as in `RankConfig`.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
@@ -59,6 +60,10 @@ class Job:
     server_state: str = ""
     publish: float = 0.0
     trace_steps: str = ""
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
     worker: tuple[str, ...] = WORKER
 
 

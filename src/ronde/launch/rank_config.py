@@ -40,6 +40,10 @@ class RankConfig:
         quiet: the user wants to read nothing of ronde but errors.
         terminal: rank 0's stdin is a terminal, at which a user may sit.
         publish: seconds between versions of the model that the run publishes; 0: it publishes none.
+        checkpoint: folder of the run's checkpoints; "": it makes none.
+        checkpoint_every: steps between two, or 0, and seconds.
+        checkpoint_keep: how many are kept.
+        resume: the run goes on from the newest of them.
         temporary: folder for the rank's own temporary files, which the launcher removes; "": it has none.
         servers: endpoints of the parameter servers, as ZeroMQ writes them.
         trace_steps: `A:B`, of which steps a timeline is written; "": of none.
@@ -70,6 +74,10 @@ class RankConfig:
     quiet: bool = False
     terminal: bool = False
     publish: float = 0.0
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
     temporary: str = ""
     servers: tuple[str, ...] = ()
     server_token: str = ""
@@ -86,7 +94,7 @@ class RankConfig:
     @classmethod
     def from_json(cls, text: str) -> RankConfig:
         fields = json.loads(text)
-        for name in ("arguments", "extensions", "servers"):
+        for name in ("arguments", "extensions", "servers", "checkpoint_every"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
 

@@ -63,6 +63,7 @@ from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
+    from ronde.runtime.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
 
 __all__ = ["Session"]
@@ -153,6 +154,7 @@ class Session:
             sampled=plan.compute.recompute != "none",
         )
         self._publishing = self._published()
+        self.checkpoints = self._saved()
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -181,6 +183,21 @@ class Session:
             in_script=self._in_script,
             inside=lambda: self.context.enter(Region.REPLICATED),
             around=self.files.unmediated,
+            say=self.notes.say,
+        )
+
+    def _saved(self) -> Checkpoints | None:
+        if not self.config.checkpoint:
+            return None
+        from ronde.runtime.checkpoints import Checkpoints
+
+        return Checkpoints(
+            self.config,
+            comm=self.context.comm,
+            in_script=self._in_script,
+            files=self.files,
+            agreement=self.agreement,
+            keeps_gradients=self._sharding.gradients is None,
             say=self.notes.say,
         )
 
@@ -230,6 +247,8 @@ class Session:
         self._install_steps()
         if self._publishing is not None:
             self._publishing.install(self.patches)
+        if self.checkpoints is not None:
+            self.checkpoints.install(self.patches)
         # Last: it takes back all of these.
         take_over.install(self.patches, self.config, self.retire)
 
@@ -337,6 +356,8 @@ class Session:
 
     def finish(self) -> None:
         """The script is at its end, on all ranks: publish what it ends with."""
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
         if self._publishing is not None:
             self._publishing.finish()
 

@@ -165,9 +165,14 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     _hear_interrupts()
     show_those_of_threads(lambda error: _end_from_a_thread(config, error))
     tally.begin()
+    checkpoints = getattr(session, "checkpoints", None)
+    if checkpoints is not None:
+        checkpoints.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
     except BaseException as end:
+        if checkpoints is not None:
+            checkpoints.abandon()
         if session is not None:
             session.files.stop_waiting()
         if isinstance(end, SystemExit) and end.code in (None, 0):
@@ -198,11 +203,12 @@ def _session(
     from ronde.plan import Compute, Plan, State
 
     plan = Plan.parse(config.plan)
-    if config.world_size == 1 and plan.compute == Compute() and plan.state.on(1) == State():
+    alone = config.world_size == 1 and not config.checkpoint
+    if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.runtime import compute
 
-    if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
+    if alone and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
         return None
     from ronde.runtime.api import activate

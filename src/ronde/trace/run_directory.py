@@ -5,6 +5,7 @@
         rank-1.error.json     why rank 1 failed
         rank-1.stack          where rank 1 was when its launcher asked; rank-1.crash: when it crashed
         rank-1.vitals         its beat and its steps
+        rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
         launch.json           who has started what, for `ronde doctor`
         evidence/             what was known when the run stalled or failed, and what was made of it
         rank-0.summary.json   what rank 0 was busy with
@@ -43,9 +44,10 @@ KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
 RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
 OWN_FILE = re.compile(
-    r"rank-\d+\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board|store|store\.log"
-    r"|pulse|launch\.json|events\.jsonl"
+    r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board"
+    r"|store|store\.log|pulse|launch\.json|events\.jsonl"
 )
+_KEPT = re.compile(r"(rank-\d+)\.(log|error\.json)")
 
 OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
 
@@ -129,6 +131,15 @@ class RunDirectory:
     def server_state(self, server: int) -> Path:
         """Where a parameter server keeps its log and snapshots."""
         return self.path / f"server-{server}"
+
+    def begin_attempt(self, number: int) -> None:
+        """Ranks are started again: what attempt `number` left is kept under other names, or removed."""
+        for entry in list(os.scandir(self.path)):
+            match = _KEPT.fullmatch(entry.name)
+            if match is not None:
+                os.rename(entry.path, self.path / f"{match[1]}.attempt-{number}.{match[2]}")
+            elif OWN_FILE.fullmatch(entry.name) and "attempt" not in entry.name:
+                os.unlink(entry.path)
 
     @property
     def is_default(self) -> bool:

@@ -1,0 +1,37 @@
+"""A run that goes on after a failure: its ranks are started again, from the newest checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from ronde.launch.job import Job, Outcome
+from ronde.launch.local import launch
+
+__all__ = ["launch_with_restarts"]
+
+
+def launch_with_restarts(
+    job: Job, restarts: int, say: Callable[[str], object], *, launching: Callable[[Job], Outcome] = launch
+) -> Outcome:
+    """Run a job to its end, starting its ranks again up to so many times.
+
+    Args:
+        restarts: how often; a rank's own mistake on the command line is none of them.
+        launching: runs a job once.
+    """
+    for attempt in range(1, restarts + 1):
+        outcome = launching(job)
+        failure = outcome.failure
+        if failure is None or failure.kind == "diverged" or failure.exit_code == _USAGE:
+            return outcome
+        say(
+            f"{failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in "
+            f"{job.checkpoint}"
+        )
+        job.run_directory.begin_attempt(attempt)
+        job = dataclasses.replace(job, resume=True)
+    return launching(job)
+
+
+_USAGE = 2
