@@ -74,6 +74,7 @@ UNSAID = {
     "out of memory|oom[-_ ]kill|killed process|segfault|general protection|\\bxid\\b|\\becc\\b|mce:": (
         "a pattern"
     ),
+    "resumed at step (\\d+)": "a pattern",
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",

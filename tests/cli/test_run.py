@@ -11,6 +11,7 @@ import pytest
 
 from ronde.cli import app, run
 from ronde.launch.job import Job, Outcome
+from ronde.launch.witness import Explain
 
 
 class Seen:
@@ -23,7 +24,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
     seen = Seen()
 
-    def launch(job: Job) -> Outcome:
+    def launch(job: Job, explain: Explain) -> Outcome:
         seen.job = job
         job.run_directory.release()
         return Outcome(exit_code=4)
@@ -205,8 +206,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would have been launched on hosts."""
     found: list[Any] = []
 
-    def launch_on_hosts(job: Job, where: Any) -> Outcome:
-        found.append(where)
+    def launch_on_hosts(job: Job, hosts: Any) -> Outcome:
+        found.append(hosts)
         job.run_directory.release()
         return Outcome(exit_code=5)
 

@@ -333,7 +333,8 @@ def test_ranks_that_somebody_else_has_numbered(told: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert told("run", "train.py") == (
         2,
-        "ronde: error: WORLD_SIZE=4 is set, but not by torchrun: ronde cannot tell who starts the ranks; "
+        "ronde: error: WORLD_SIZE=4 is set, but not by torchrun, and RANK, MASTER_ADDR, MASTER_PORT missing: "
+        "ronde cannot tell who starts the ranks; "
         "start them with `torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK\n",
     )
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -100,6 +100,7 @@ def test_a_server_comes_back_with_rows_on_disk_from_snapshot_and_log(tmp_path: P
     assert server.sparse.tables[0].on_disk > 150
     assert same(server.state, plain.state)
     # Killed here: what is on disk of its table is stale, and nobody asks it.
+    server.storage.close()
     back = SparseShard()
     recover(tmp_path / "cold", Shard({"dense": DenseShard(), "sparse": back}), print, mend=False)
     assert back.tables[0].on_disk > 150

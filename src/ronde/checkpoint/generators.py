@@ -29,10 +29,15 @@ class Draws:
     def before(self) -> Any:
         """Something begins that will be skipped; the states."""
         now = self._states()
-        if self._moved and self._entry is not None and _differ(self._after, now):
+        if self._moved and _differ(self._after, now):
+            self.settle()
+        return now
+
+    def settle(self) -> None:
+        """The entries so far are about to be written: who draws after this is not known yet."""
+        if self._moved and self._entry is not None:
             self._entry.random = self._after
             self._moved = False
-        return now
 
     def after(self, entry: Entry, before: Any) -> None:
         """It has ended."""

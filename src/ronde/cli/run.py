@@ -7,8 +7,10 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,10 +25,11 @@ from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job
+from ronde.launch.job import Job, Outcome
 from ronde.launch.joined import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
+from ronde.launch.restarts import launch_with_restarts
 from ronde.launch.server_config import read_durability, read_token
 from ronde.launch.where import Where, decide
 from ronde.plan import Plan, read_plan
@@ -34,6 +37,9 @@ from ronde.trace.evidence import Evidence
 from ronde.trace.explanation import Explanation
 from ronde.trace.recorder import StepRange
 from ronde.trace.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ronde.launch.hosts import Hosts
 
 __all__ = ["run"]
 
@@ -238,14 +244,19 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
-    if remote is not None:
-        from ronde.launch.hosts import launch_on_hosts
-
-        raise typer.Exit(launch_on_hosts(job, remote).exit_code)
-    code = launch(job, _explain).exit_code
+    code = launch_with_restarts(job, restarts, say, launching=_launching(remote)).exit_code
     if trace is not None:
         _write_timeline(job, trace)
     raise typer.Exit(code)
+
+
+def _launching(remote: Hosts | None) -> Callable[[Job], Outcome]:
+    """What runs a job once: on this host, or on several."""
+    if remote is None:
+        return partial(launch, explain=_explain)
+    from ronde.launch.hosts import launch_on_hosts
+
+    return partial(launch_on_hosts, hosts=remote)
 
 
 def _explain(evidence: Evidence) -> Explanation:

@@ -12,7 +12,7 @@ from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["HostPart"]
 
-_TUPLES = ("arguments", "extensions", "endpoints", "servers", "worker")
+_TUPLES = ("arguments", "extensions", "endpoints", "servers", "worker", "checkpoint_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -162,6 +162,10 @@ class Checkpoints:
         patches.set(Optimizer, "add_param_group", add_param_group)
         patches.undo(self._reads.end)
 
+    def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
+        """As `HostReads.hear_through`."""
+        self._reads.hear_through(wrapper, name)
+
     def begin(self) -> None:
         """The script begins."""
         if self._journal.replaying:
@@ -474,6 +478,7 @@ class Checkpoints:
                 script=self._config.script,
                 arguments=tuple(self._config.arguments),
             )
+            self._draws.settle()
             content = self._journal.fresh()
             manifest = dataclasses.replace(
                 manifest, held_up=perf_counter() - begun, state_bytes=self._copies.nbytes, time=time()

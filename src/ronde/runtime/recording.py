@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -40,14 +40,20 @@ class _Joined(Protocol):
     def traffic(self) -> Traffic: ...
 
 
+Readers = Mapping[str, Callable[..., Any]]
+"""What stands for the script's readings of numbers, by their names."""
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) -> None:
+def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) -> Readers:
     """Write this rank's steps down from now on; `tally.recorder` is to be closed at the end.
 
     Args:
         joined: None for a rank that is alone and has no boundary.
+
+    Returns:
+        what `record` returns.
     """
     recorder = open_recorder(config, GroupTraffic() if joined is None else joined.traffic())
     if config.rank == 0:
@@ -62,12 +68,14 @@ def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) ->
             ranks=config.world_size,
             device=config.device,
         )
+    readers: Readers = {}
     if recorder is not None:
         tally.recorder = recorder
         patches = Patches() if joined is None else joined.patches
-        record(recorder, patches, getattr(joined, "calls", None))
+        readers = record(recorder, patches, getattr(joined, "calls", None))
         if joined is None:
             _count_samples(tally, patches)
+    return readers
 
 
 def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
@@ -105,13 +113,16 @@ def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
     return read
 
 
-def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> None:
+def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers:
     """Tell `recorder` what the script does from now on.
 
     Installed over all that stands around the script, whose own time is thereby in the phase that it serves.
 
     Args:
         calls: who sees calls of modules already; None: nobody does.
+
+    Returns:
+        what stands for readings from now on.
     """
     phases = recorder.phases
     if calls is not None:
@@ -122,7 +133,7 @@ def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> None:
     _around(patches, torch.autograd, "backward", phases, Phase.BACKWARD)
     _around(patches, torch.autograd, "grad", phases, Phase.BACKWARD)
     _see_optimizers(phases, patches)
-    _see_reads(recorder, patches)
+    return _see_reads(recorder, patches)
 
 
 def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
@@ -215,7 +226,7 @@ def _see_optimizers(phases: Phases, patches: Patches) -> None:
     patches.undo(register_optimizer_step_post_hook(end).remove)
 
 
-def _see_reads(recorder: Recorder, patches: Patches) -> None:
+def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
     """Hear of each loss that the script reads: a scalar with a graph behind it."""
     phases = recorder.phases
     item: Any = torch.Tensor.item
@@ -250,3 +261,4 @@ def _see_reads(recorder: Recorder, patches: Patches) -> None:
     patches.set(torch.Tensor, "item", read_item)
     patches.set(torch.Tensor, "__float__", read_float)
     patches.set(torch.Tensor, "__format__", read_text)
+    return {"item": read_item, "__float__": read_float}

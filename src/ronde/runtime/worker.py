@@ -157,7 +157,7 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     meter = _count_steps(config, tally) if session is None else None
     from ronde.runtime.recording import start_recording
 
-    start_recording(config, tally, session)
+    readers = start_recording(config, tally, session)
     # Over all else: whoever records what the script reads wants to see the script's own line.
     for extension in config.extensions:
         name, _, function = extension.partition(":")
@@ -167,6 +167,8 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     tally.begin()
     checkpoints = getattr(session, "checkpoints", None)
     if checkpoints is not None:
+        for name, reader in readers.items():
+            checkpoints.hear_through(reader, name)
         checkpoints.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
