@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ronde.checkpoint.cadence import read_cadence
+from ronde.cli.elastic_options import elastic_of, named_by_script
 from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
@@ -39,7 +39,9 @@ from ronde.trace.recorder import StepRange
 from ronde.trace.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from ronde.launch.elastic import Elastic
     from ronde.launch.hosts import Hosts
+    from ronde.launch.membership import Membership
 
 __all__ = ["run"]
 
@@ -170,6 +172,17 @@ def run(  # noqa: PLR0913 - one parameter per option
             min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."
         ),
     ] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Go on with fewer hosts after a failure, down to N ranks."),
+    ] = None,
+    max_ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Take in hosts that come, up to N ranks.")
+    ] = None,
+    host_discovery_script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A program that prints host:slots, a line for each host there is."),
+    ] = None,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -182,14 +195,21 @@ def run(  # noqa: PLR0913 - one parameter per option
     check_torch()
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     parent = launching_process(os.getppid())
-    where = decide(hosts, hostfile, os.environ, devices=len(devices), parent=parent)
+    where = decide(
+        named_by_script(host_discovery_script, hosts, hostfile) or hosts,
+        hostfile,
+        os.environ,
+        devices=len(devices),
+        parent=parent,
+    )
     if where.by_torchrun:
         os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
     place = where.place
     shares = _shares(ranks, where)
     count = sum(number for _, number in shares) or _count(ranks, devices, place)
+    bounds = (min_ranks, max_ranks, host_discovery_script)
     if is_here_alone(
-        shares, where, ssh_command, ssh_port, env, local_addr
+        shares, where, ssh_command, ssh_port, env, local_addr, *bounds
     ):  # no agent is needed, and rank 0 may have the terminal
         shares = ()
     remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
@@ -208,6 +228,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     if restarts and (checkpoint is None or place is not None):
         why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
         raise UsageError(f"--restarts {restarts} {why}")
+    elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=checkpoint is not None)
     saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
     directory = _directory(run_dir, place, parent)
     job = Job(
@@ -244,19 +265,25 @@ def run(  # noqa: PLR0913 - one parameter per option
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
-    code = launch_with_restarts(job, restarts, say, launching=_launching(remote)).exit_code
+    code = _launched(job, remote, elasticity, restarts).exit_code
     if trace is not None:
         _write_timeline(job, trace)
     raise typer.Exit(code)
 
 
-def _launching(remote: Hosts | None) -> Callable[[Job], Outcome]:
-    """What runs a job once: on this host, or on several."""
+def _launched(
+    job: Job, remote: Hosts | None, elasticity: tuple[Elastic, Membership] | None, restarts: int
+) -> Outcome:
+    """Run a job to its end, on this host or on several."""
     if remote is None:
-        return partial(launch, explain=_explain)
+        return launch_with_restarts(job, restarts, say, launching=partial(launch, explain=_explain))
+    if elasticity is not None:
+        from ronde.launch.elastic import launch_elastic
+
+        return launch_elastic(job, remote, *elasticity, restarts, say)
     from ronde.launch.hosts import launch_on_hosts
 
-    return partial(launch_on_hosts, hosts=remote)
+    return launch_with_restarts(job, restarts, say, launching=partial(launch_on_hosts, hosts=remote))
 
 
 def _explain(evidence: Evidence) -> Explanation:

@@ -25,13 +25,16 @@ class HostSlots:
     slots: int = 1
 
 
-def parse_hosts(text: str) -> tuple[HostSlots, ...]:
+def parse_hosts(text: str, *, origin: str = "") -> tuple[HostSlots, ...]:
     """Read `host1:2,host2:2`; a host without a number takes one rank.
+
+    Args:
+        origin: who says so, for an error; "": the option -H.
 
     Raises:
         UsageError: it is no such list.
     """
-    return _once([_item(each.strip(), f"-H {text}") for each in text.split(",")])
+    return _once([_item(each.strip(), origin or f"-H {text}") for each in text.split(",")])
 
 
 def read_hostfile(path: Path) -> tuple[HostSlots, ...]:

@@ -58,6 +58,10 @@ class HostPart:
     timeout: float = 1800.0
     quiet: bool = False
     publish: float = 0.0
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
     endpoints: tuple[str, ...] = ()
     server_token: str = ""
     servers: tuple[dict[str, Any], ...] = ()
@@ -100,6 +104,10 @@ class HostPart:
                 watched=True,
                 quiet=self.quiet,
                 publish=self.publish,
+                checkpoint=self.checkpoint,
+                checkpoint_every=self.checkpoint_every,
+                checkpoint_keep=self.checkpoint_keep,
+                resume=self.resume,
                 temporary=temporary,
                 servers=self.endpoints,
                 server_token=self.server_token,

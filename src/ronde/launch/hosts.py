@@ -12,6 +12,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -77,8 +78,11 @@ class _Interrupted(Exception):
         self.number = number
 
 
-def launch_on_hosts(job: Job, hosts: Hosts) -> Outcome:
+def launch_on_hosts(job: Job, hosts: Hosts, is_to_end: threading.Event | None = None) -> Outcome:
     """Run a job on these hosts to its end; the report of a failure has been printed when this returns.
+
+    Args:
+        is_to_end: when it is set the ranks are asked to end, as by SIGTERM.
 
     Raises:
         UsageError: what is asked for is not for several hosts.
@@ -90,7 +94,7 @@ def launch_on_hosts(job: Job, hosts: Hosts) -> Outcome:
         )
     fill_standard_descriptors()
     with SignalInbox() as inbox:
-        run = _HostsRun(job, hosts, inbox)
+        run = _HostsRun(job, hosts, inbox, is_to_end or threading.Event())
         try:
             run.meet()
             run.start()
@@ -105,7 +109,9 @@ def launch_on_hosts(job: Job, hosts: Hosts) -> Outcome:
 class _HostsRun:
     """One run: the links to its agents, and how it ends."""
 
-    def __init__(self, job: Job, hosts: Hosts, inbox: SignalInbox) -> None:
+    def __init__(self, job: Job, hosts: Hosts, inbox: SignalInbox, is_to_end: threading.Event) -> None:
+        self._is_to_end = is_to_end
+        self._asked_to_end = False
         self._job = job
         self._hosts = hosts
         self._inbox = inbox
@@ -274,7 +280,7 @@ class _HostsRun:
         endpoints, token, servers = self._place_servers()
         for link in self._links:
             part = HostPart(
-                run_id=f"{self._job.run_directory.run_id}{link.index:04x}",
+                run_id=f"{self._job.run_directory.run_id}{self._job.attempt:02x}{link.index:04x}",
                 run_dir="" if self._job.run_directory.is_default else str(self._job.run_directory.path),
                 host=link.index,
                 hosts=len(self._links),
@@ -298,6 +304,10 @@ class _HostsRun:
                 timeout=self._job.timeout,
                 quiet=self._job.quiet,
                 publish=self._job.publish,
+                checkpoint=self._job.checkpoint,
+                checkpoint_every=self._job.checkpoint_every,
+                checkpoint_keep=self._job.checkpoint_keep,
+                resume=self._job.resume,
                 endpoints=endpoints,
                 server_token=token,
                 servers=tuple(servers[link.index]),
@@ -341,6 +351,9 @@ class _HostsRun:
         try:
             while not all(link.over for link in self._links):
                 self._hear_signals(0.2 if self._news.empty() else 0.0, started=True)
+                if self._is_to_end.is_set() and not self._asked_to_end:
+                    self._asked_to_end = True
+                    self._handle(signal.SIGTERM, started=True)
                 for link, kind, content in self._received():
                     self._heard[link.index] = time.monotonic()
                     self._take(link, kind, content)

@@ -30,6 +30,7 @@ class Job:
         trace_steps: as in `RankConfig`.
         publish: seconds between versions of the model that are published; 0: none is.
         checkpoint, checkpoint_every, checkpoint_keep, resume: as in `RankConfig`.
+        attempt: how often its ranks have been started before.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
@@ -64,6 +65,7 @@ class Job:
     checkpoint_every: tuple[int, float] = (0, 600.0)
     checkpoint_keep: int = 2
     resume: bool = False
+    attempt: int = 0
     worker: tuple[str, ...] = WORKER
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ronde.launch.job import Job, Outcome
 from ronde.launch.local import launch
 
-__all__ = ["launch_with_restarts"]
+__all__ = ["is_for_another_start", "launch_with_restarts"]
 
 
 def launch_with_restarts(
@@ -22,16 +22,22 @@ def launch_with_restarts(
     """
     for attempt in range(1, restarts + 1):
         outcome = launching(job)
-        failure = outcome.failure
-        if failure is None or failure.kind == "diverged" or failure.exit_code == _USAGE:
+        if not is_for_another_start(outcome):
             return outcome
+        assert outcome.failure is not None
         say(
-            f"{failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in "
+            f"{outcome.failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in "
             f"{job.checkpoint}"
         )
         job.run_directory.begin_attempt(attempt)
-        job = dataclasses.replace(job, resume=True)
+        job = dataclasses.replace(job, resume=True, attempt=attempt)
     return launching(job)
+
+
+def is_for_another_start(outcome: Outcome) -> bool:
+    """Whether it failed by something that may not happen again."""
+    failure = outcome.failure
+    return failure is not None and failure.kind != "diverged" and failure.exit_code != _USAGE
 
 
 _USAGE = 2

@@ -13,11 +13,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, perf_counter, time  # bound here: the module's own are replaced for scripts
+from time import perf_counter  # bound here: the module's own are replaced for scripts
+from time import time as clock
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
 from ronde.checkpoint.manifest import Manifest, latest_manifest
 from ronde.checkpoint.outline import NoOutline, Outlines, build
+from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import HostCopies, State, Unchanged, put_back, take
 from ronde.checkpoint.store import Store, newest
 from ronde.comm.agreement import Agreement
@@ -75,8 +78,8 @@ class Checkpoints:
         self._in_script, self._files = in_script, files
         self._keeps_gradients = keeps_gradients
         self._history = files.remember()
-        self._cadence = Cadence(*config.checkpoint_every)
         self._leads = comm.rank == 0
+        self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
         folder = Path(config.checkpoint)
         self._resumed: tuple[Manifest, State] | None = None
         entries: list[Entry] | None = None
@@ -109,8 +112,6 @@ class Checkpoints:
         self._watched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._real: dict[str, bool] = {}
         self._steps = self._told = 0
-        self._ask_at, self._asked, self._asked_at = 1, 0, monotonic()
-        self._due_at = monotonic() + self._cadence.seconds
         self._parameters: list[torch.Tensor] = []
         self._known: set[int] = set()
         self._gradients: dict[int, torch.Tensor] = {}
@@ -155,6 +156,13 @@ class Checkpoints:
             self._know(optimizer)
             self._wrap_step(patches, type(optimizer))
 
+        plain_sleep: Callable[[float], None] = time.sleep
+
+        def sleep(seconds: float, /) -> None:
+            if not (self._journal.replaying and self._in_script()):  # what it waited for has passed
+                plain_sleep(seconds)
+
+        patches.set(time, "sleep", sleep)
         patches.set(torch.nn.Module, "__call__", call)
         patches.set(_BaseDataLoaderIter, "__next__", next_batch)
         patches.set(torch.autograd, "backward", backward)
@@ -170,7 +178,6 @@ class Checkpoints:
         """The script begins."""
         if self._journal.replaying:
             self._be_silent()
-        # By the function that a script finds, so that all ranks hear of it at one place.
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_termination)
 
@@ -425,32 +432,14 @@ class Checkpoints:
             if self._journal.at_end and resumed[0].boundary == kind and self._steps == resumed[0].step:
                 self._resume(frame, *resumed)
             return
-        if self._ending or self._is_due():
+        if self._schedule.is_due(self._steps, self._told, ending=self._ending):
             self._save(kind, frame)
-        if self._ending:
+        if self._schedule.is_ending:
             self._end()
 
-    def _is_due(self) -> bool:
-        steps, seconds = self._cadence
-        if steps:
-            return self._steps - self._told >= steps
-        if self._steps < self._ask_at:
-            return False
-        wait = self._steps_to_wait(seconds) if self._leads else 0
-        control = torch.tensor([wait], device=self._comm.control_device)
-        wait = int(self._comm.broadcast(control)[0])
-        self._ask_at = self._steps + wait
-        return not wait
-
-    def _steps_to_wait(self, seconds: float) -> int:
-        """How many steps there are at least until a checkpoint is due; 0 when it is."""
-        now = monotonic()
-        a_step = (now - self._asked_at) / max(1, self._steps - self._asked)
-        self._asked_at, self._asked = now, self._steps
-        if now < self._due_at:
-            return max(1, min(int((self._due_at - now) / max(a_step, 1e-6) / 2), 1000))
-        self._due_at = now + seconds
-        return 0
+    def _sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        with self._entry():
+            return self._comm.all_reduce(numbers.to(self._comm.control_device))
 
     def _save(self, kind: str, frame: Any) -> None:
         if self._writing is not None:
@@ -481,7 +470,7 @@ class Checkpoints:
             self._draws.settle()
             content = self._journal.fresh()
             manifest = dataclasses.replace(
-                manifest, held_up=perf_counter() - begun, state_bytes=self._copies.nbytes, time=time()
+                manifest, held_up=perf_counter() - begun, state_bytes=self._copies.nbytes, time=clock()
             )
             self._writing = threading.Thread(
                 target=self._write, args=(manifest, state, content), name="ronde-checkpoint", daemon=True
