@@ -19,6 +19,7 @@ from ronde.launch.hosts import Hosts, launch_on_hosts
 from ronde.launch.job import Job, Outcome
 from ronde.launch.membership import Membership
 from ronde.launch.restarts import is_for_another_start
+from ronde.trace.events import write_event
 
 __all__ = ["Elastic", "launch_elastic"]
 
@@ -76,7 +77,9 @@ def launch_elastic(
         shares = _wait_for(membership, elastic, say)
         count = sum(ranks for _, ranks in shares)
         if job.attempt:
-            say(f"going on with {count} ranks on {_said(shares)}")
+            words = f"going on with {count} ranks on {_said(shares)}"
+            say(words)
+            write_event(job.run_directory.path, "restart", words)
         job = dataclasses.replace(job, ranks=count)
         with _Watch(membership, elastic, shares) as watch:
             outcome = _launched(job, dataclasses.replace(hosts, shares=shares), watch.changed, say)

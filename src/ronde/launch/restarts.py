@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ronde.launch.job import Job, Outcome
 from ronde.launch.local import launch
+from ronde.trace.events import write_event
 
 __all__ = ["is_for_another_start", "launch_with_restarts"]
 
@@ -25,10 +26,9 @@ def launch_with_restarts(
         if not is_for_another_start(outcome):
             return outcome
         assert outcome.failure is not None
-        say(
-            f"{outcome.failure.summary}; restart {attempt} of {restarts}, from the newest checkpoint in "
-            f"{job.checkpoint}"
-        )
+        words = f"restart {attempt} of {restarts}, from the newest checkpoint in {job.checkpoint}"
+        say(f"{outcome.failure.summary}; {words}")
+        write_event(job.run_directory.path, "restart", words)
         job.run_directory.begin_attempt(attempt)
         job = dataclasses.replace(job, resume=True, attempt=attempt)
     return launching(job)

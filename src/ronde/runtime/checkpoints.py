@@ -44,6 +44,7 @@ from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.rng.random_state import host_states
 from ronde.tensor.global_tensor import materialize
+from ronde.trace.events import write_event
 
 __all__ = ["Checkpoints"]
 
@@ -482,6 +483,9 @@ class Checkpoints:
         try:
             with self._files.unmediated():
                 self._store.write(manifest, state, content)
+                write_event(
+                    Path(self._config.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
+                )
             self._trouble = ""
         except OSError as error:
             self._trouble = f"{self._config.checkpoint}: {error.strerror}"

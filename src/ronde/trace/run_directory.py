@@ -138,7 +138,11 @@ class RunDirectory:
             match = _KEPT.fullmatch(entry.name)
             if match is not None:
                 os.rename(entry.path, self.path / f"{match[1]}.attempt-{number}.{match[2]}")
-            elif OWN_FILE.fullmatch(entry.name) and "attempt" not in entry.name:
+            elif (
+                OWN_FILE.fullmatch(entry.name)
+                and "attempt" not in entry.name
+                and entry.name != "events.jsonl"
+            ):
                 os.unlink(entry.path)
 
     @property

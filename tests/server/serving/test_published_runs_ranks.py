@@ -129,6 +129,7 @@ def trained(place: Path) -> tuple[Replica, Any, Any, Any, Any]:
     return replica, ids, x, predicted, rows
 
 
+@pytest.mark.soak
 def test_a_killed_server_loses_no_row_of_a_version(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     options = ["--ranks", "2", "--plan", "hybrid,servers=2", "--publish", "0.05", "--run-dir", "run"]
