@@ -43,7 +43,7 @@ from ronde.files import ScriptFiles
 from ronde.launch.rank_config import RankConfig
 from ronde.patching.patches import Patches
 from ronde.rng.random_state import host_states
-from ronde.tensor.global_tensor import materialize
+from ronde.tensor.global_tensor import GlobalTensor, materialize
 from ronde.trace.events import write_event
 
 __all__ = ["Checkpoints"]
@@ -101,6 +101,8 @@ class Checkpoints:
         )
         self._outlines, self._draws = Outlines(), Draws()
         self._reads = HostReads(self._read, self._shaped)
+        for name in ("numpy", "tolist"):
+            self._reads.hear_through(getattr(GlobalTensor, name), name)
         self._copies = HostCopies() if self._leads else None
         self._unchanged: Unchanged | None = None
         self._writing: threading.Thread | None = None
