@@ -36,7 +36,7 @@ EPOCHS ?= $(if $(wildcard /usr/share/datasets/fashion-mnist/train-images-idx3-ub
 DEMO_STATE := XDG_STATE_HOME=$(CURDIR)/demo-out/state
 DEMO := $(DEMO_STATE) $(RONDE)
 
-.PHONY: help env demo demo-recsys test lint format soak ends gpu bench docs clean
+.PHONY: help env demo demo-recsys test lint format soak test-cluster ends gpu bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -54,7 +54,7 @@ demo-recsys: $(READY) ## two recommenders, from raw data to AUC, on one device, 
 	@$(DEMO_STATE) $(PYTHON) examples/recommender/compare.py $(ARGS)
 
 test: lint ## lint, types, import contract, tests
-	$(PYTHON) -m pytest -n 2 --dist worksteal -m 'not soak and not gpu' $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist worksteal -m 'not soak and not gpu and not cluster' $(ARGS)
 
 lint: $(READY) ## format check, lint, types, import contract
 	$(PYTHON) -m ruff format --check --quiet
@@ -68,6 +68,14 @@ format: $(READY) ## format and mend what can be mended
 
 soak: $(READY) ## the long tests
 	$(PYTHON) -m pytest -m soak --timeout 3600 $(ARGS)
+
+CLUSTER_PACKAGES := openssh-server openssh-client iproute2 util-linux slurm-wlm munge openmpi-bin mpich
+
+test-cluster: $(READY) ## launchers on real ssh servers, Slurm and MPI, which it installs (Debian, as root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CLUSTER_PACKAGES)
+	$(PYTHON) -m pip install -qq impi-rt
+	$(PYTHON) -m pytest -m cluster --timeout 300 $(ARGS)
 
 ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (tests/ends), and what differs
 	PYTHONPATH=$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m ends $(ARGS)

@@ -108,7 +108,11 @@ def commands() -> list[tuple[str, ...]]:
         target = command.load()
         if isinstance(target, typer.Typer):
             group = typer.main.get_command(target)
-            found += [(command.name, name) for name in getattr(group, "commands", {})]
+            found += [
+                (command.name, name)
+                for name, each in getattr(group, "commands", {}).items()
+                if not each.hidden  # refused by name
+            ]
     return found
 
 

@@ -21,11 +21,21 @@ SOURCE = Path(__file__).parents[1] / "src" / "ronde"
 ELSEWHERE = (
     "testing/",  # for those who write tests
     "bench/workloads/",  # scripts
+    "bench/chaos/",  # scripts with faults in them, and the names of these
+    "doctor/causes/",  # explanations, which say what to do: docs/doctor.md
+    "doctor/checks/",
+    "doctor/explain.py",
+    "doctor/preflight.py",
     "bench/table.py",  # what `ronde bench` prints
     "bench/collectives/table.py",
     "bench/memory/table.py",
     "bench/memory/formula.py",
     "bench/memory/activations.py",
+    "bench/recording.py",
+    "report/chart.py",  # what a page or a terminal shows: docs/seeing.md
+    "report/live.py",
+    "report/page.py",
+    "report/style.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
     "verify/clauses/",  # findings: docs/law.md

@@ -16,8 +16,8 @@ COUNTED = "a word by which refused messages are counted"
 UNSAID = {
     **dict.fromkeys(
         (
-            "arena arrays checksum deferred hello incarnation magic meta operation order oversized request "
-            "storage token truncated version worker"
+            "arena arrays busy checksum deferred hello incarnation magic meta operation order oversized "
+            "read-only request run storage token truncated version worker"
         ).split(),
         COUNTED,
     ),
@@ -48,6 +48,7 @@ UNSAID = {
     "... s, HTTP by ...; milliseconds, seconds of lag": "a line above the table of `ronde bench serving`",
     "POST /v1/lookup HTTP/1.1 Host: localhost Content-Length: ...": "a request of `ronde bench serving`",
     "serves version \\d+ at http://127\\.0\\.0\\.1:(\\d+)": "a pattern",
+    "answers the binary protocol at (tcp://127\\.0\\.0\\.1:\\d+)": "a pattern",
     "a newer version of the table lives": "an assertion about our own code",
     "a segment of the index is full": "an assertion about our own code",
     "it printed nothing on stderr": "in place of what a process printed",
@@ -69,9 +70,21 @@ UNSAID = {
     "a value that the script put into its loss: ...": "what a rank does, in a report that is explained",
     "... numbers and tensors, and whole numbers (digest ...)": "a part of that",
     'File "(?P<file>.*)", line (?P<line>\\d+) in (?P<function>.*)': "a pattern",
+    'File "(?P<file>.*)", line (?P<line>\\d+|\\?\\?\\?) in (?P<function>.*)': "a pattern",
+    "out of memory|oom[-_ ]kill|killed process|segfault|general protection|\\bxid\\b|\\becc\\b|mce:": (
+        "a pattern"
+    ),
+    "resumed at step (\\d+)": "a pattern",
     "Runs of each contender, in alternating order.": "a help text",
     "import sys from ronde.launch.linux_process import bind_to_parent, load_prctl "
     "bind_to_parent(load_prctl(), int(sys.argv[1])) from ronde.cli import main main(sys.argv[2:])": "code",
+    "import sys; sys.path[:1] = []; from ronde.launch.agent import main; main()": "code",
+    "import sys; sys.path[:1] = []; from ronde.runtime.store import main; main()": "code",
+    "cd ... 2>/dev/null || exit ...; test -x ... || exit ...; exec env ... ... -c ...": "a shell line",
+    "exec python -m torch.distributed.run --nnodes ... --nproc-per-node ... --node-rank "
+    '"$JOB_COMPLETION_INDEX" --master-addr ...-...-0-0.... --master-port ... -m ronde run "$@"': (
+        "a shell line"
+    ),
     "EOF when reading a line": "Python's own words",
     "index out of range in self": "torch's own words",
     "no system known to us": "what `ronde plan show` prints",

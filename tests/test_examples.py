@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
@@ -20,6 +21,7 @@ def train(output: Path, *launcher: str) -> tuple[str, dict[str, torch.Tensor]]:
     return done.stdout, torch.load(output / "out" / "best.pt", weights_only=True)
 
 
+@pytest.mark.soak
 def test_digits_on_two_ranks_is_digits_on_one_device(tmp_path: Path) -> None:
     printed, weights = train(tmp_path / "plain")
     printed_by_ranks, weights_of_ranks = train(tmp_path / "ranks", "-m", "ronde", "run", "--ranks", "2")

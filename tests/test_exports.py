@@ -16,6 +16,7 @@ def test_the_public_names_are_these():
         "EmbeddingTable",
         "KVStore",
         "Plan",
+        "ReplicaClient",
         "__version__",
         "deferred",
         "init",
@@ -36,7 +37,7 @@ def test_names_are_found_on_first_use():
 def test_an_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(
         AttributeError,
-        match="has no attribute 'plam'; it has EmbeddingTable, KVStore, Plan, __version__, deferred",
+        match="has no attribute 'plam'; it has EmbeddingTable, KVStore, Plan, ReplicaClient, __version__, ",
     ):
         _ = ronde.plam  # pyright: ignore[reportAttributeAccessIssue]
 

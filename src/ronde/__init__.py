@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ronde.server import table
     from ronde.server.embedding_table import EmbeddingTable
     from ronde.server.kv_store import KVStore
+    from ronde.server.serving.client import ReplicaClient
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "EmbeddingTable",
     "KVStore",
     "Plan",
+    "ReplicaClient",
     "__version__",
     "deferred",
     "init",
@@ -39,6 +41,7 @@ _HOMES = {
     "EmbeddingTable": "ronde.server.embedding_table",
     "KVStore": "ronde.server.kv_store",
     "Plan": "ronde.plan",
+    "ReplicaClient": "ronde.server.serving.client",
     "deferred": "ronde.runtime.api",
     "init": "ronde.runtime.api",
     "is_main": "ronde.runtime.api",

@@ -6,19 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.samples import report, result
-from ronde.bench.collectives.report import KIND, CollectivesReport
-from ronde.bench.first_call import KIND as FIRST_CALL
-from ronde.bench.first_call import FirstCallReport
+from ronde.bench.kinds import read_report
 from ronde.bench.machine import Machine, cpu_model
-from ronde.bench.memory.report import KIND as MEMORY
-from ronde.bench.memory.report import MemoryReport
 from ronde.bench.report import Report
-from ronde.bench.servers import KIND as SERVERS
-from ronde.bench.servers import ServersReport
-from ronde.bench.serving.report import KIND as SERVING
-from ronde.bench.serving.report import ServingReport
-from ronde.bench.tables import KIND as TABLES
-from ronde.bench.tables import TablesReport
 from ronde.errors import UsageError
 
 MLP = result("mlp", ronde=[110, 90, 98], ddp=[100, 100, 100], fabric=[55, 45, 49])
@@ -46,7 +36,7 @@ OLDER = {"2026-11-21-dp-2-cores.json": "dp", "2026-11-21-overhead-2-cores.json":
 
 
 # What a module prints that is no command of `ronde bench`.
-OF_MODULES = {"kills", "log"}
+OF_MODULES = {"checkpoints", "kills", "log"}
 REPORTS = [
     path
     for path in sorted(RESULTS.glob("*.json"))
@@ -56,22 +46,13 @@ REPORTS = [
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_reports_that_the_documentation_shows(path: Path) -> None:
-    kinds = {
-        KIND: CollectivesReport,
-        MEMORY: MemoryReport,
-        FIRST_CALL: FirstCallReport,
-        TABLES: TablesReport,
-        SERVERS: ServersReport,
-        SERVING: ServingReport,
-    }
     text = path.read_text()
-    read = kinds.get(json.loads(text)["kind"], Report).from_json
     if path.name not in OLDER:
-        assert read(text).results
+        assert read_report(text).results
         return
     kind = OLDER[path.name]
     with pytest.raises(UsageError) as refused:
-        read(text)
+        read_report(text)
     assert str(refused.value) == (
         f"this report of ronde bench {kind} has an older form, which this version does not read; measure "
         f"anew: ronde bench {kind} --json FILE"

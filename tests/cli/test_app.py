@@ -31,7 +31,19 @@ def command_that(function: object, monkeypatch: pytest.MonkeyPatch, name: str = 
 
 
 def test_the_commands_are_these():
-    known = ["run", "verify", "plan", "server", "bench", "export", "serve"]
+    known = [
+        "run",
+        "verify",
+        "top",
+        "report",
+        "plan",
+        "launch",
+        "doctor",
+        "server",
+        "bench",
+        "export",
+        "serve",
+    ]
     assert [command.name for command in COMMANDS] == known
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from ronde.cli import app, run
 from ronde.launch.job import Job, Outcome
+from ronde.launch.witness import Explain
 
 
 class Seen:
@@ -23,7 +24,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
     seen = Seen()
 
-    def launch(job: Job) -> Outcome:
+    def launch(job: Job, explain: Explain) -> Outcome:
         seen.job = job
         job.run_directory.release()
         return Outcome(exit_code=4)
@@ -33,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
     monkeypatch.setattr(run, "torch_has_cuda", lambda: True)
     monkeypatch.setattr(run, "cuda_devices", lambda _environment: ())
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+    for name in ("OMP_NUM_THREADS", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "RONDE_HOSTS", "RONDE_HOSTFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('hello')\n")
@@ -52,6 +53,35 @@ def test_everything_behind_the_script_is_the_scripts(seen: Seen) -> None:
     assert seen.job is not None
     assert seen.job.ranks == 2
     assert seen.job.arguments == ("--ranks", "7", "--help", "--", "-m", "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--durability", "log"), "--durability log is for parameter servers, and plan ddp has none"),
+        (("--server-state", "old"), "--server-state old is for parameter servers, and plan ddp has none"),
+        (
+            ("--plan", "ps", "--servers", "tcp://127.0.0.1:4000", "--durability", "none"),
+            "--durability none is for servers that ronde run starts, and these were started by hand",
+        ),
+        (
+            ("--plan", "hybrid", "--servers", "tcp://127.0.0.1:4000", "--server-state", "old"),
+            "--server-state old is for servers that ronde run starts, and these were started by hand",
+        ),
+    ],
+)
+def test_options_of_servers_without_servers_are_refused(
+    arguments: tuple[str, ...], words: str, seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _code(*arguments, "train.py") == 2
+    assert words in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_options_of_servers(seen: Seen) -> None:
+    assert _code("--plan", "ps", "--durability", "log,sync=group", "--server-state", "old", "train.py") == 4
+    assert seen.job is not None
+    assert (seen.job.durability, seen.job.durability_sync) == ("log", "group")
+    assert seen.job.server_state.endswith("/old")
 
 
 def test_a_module(seen: Seen) -> None:
@@ -169,3 +199,78 @@ def test_importing_the_command_loads_no_torch() -> None:
 
     code = "import sys, ronde.cli.run; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ), timeout=20)
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would have been launched on hosts."""
+    found: list[Any] = []
+
+    def launch_on_hosts(job: Job, hosts: Any) -> Outcome:
+        found.append(hosts)
+        job.run_directory.release()
+        return Outcome(exit_code=5)
+
+    monkeypatch.setattr("ronde.launch.hosts.launch_on_hosts", launch_on_hosts)
+    return found
+
+
+def test_hosts(seen: Seen, hosts: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--ssh-port", "2222", "--env", "A,B=1,2", "--env", "C=x=y", "--local-addr", "10.0.0.1"]
+    assert _code("-H", "a:2,b:2", "--ranks", "3", *options, "train.py") == 5
+    (where,) = hosts
+    assert where.shares == (("a", 2), ("b", 1))
+    assert (where.way.command, where.way.port, where.always) == (("ssh",), 2222, False)
+    assert where.variables == ("A", "B=1,2", "C=x=y")
+    assert where.local_address == "10.0.0.1"
+    assert "3 ranks on a:2, b:1 (from -H), plan ddp" in capfd.readouterr().err
+
+
+def test_the_nodes_of_an_allocation(
+    seen: Seen, hosts: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    allocation = {"JOB_ID": "1", "JOB_NUM_NODES": "2", "JOB_NODELIST": "n[1-2]", "NTASKS_PER_NODE": "2"}
+    for name, value in {**allocation, "TASKS_PER_NODE": "2(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert _code("train.py") == 5
+    assert hosts[0].shares == (("n1", 2), ("n2", 2))
+    assert hosts[0].way.kind == "srun"
+    assert "4 ranks on n1:2, n2:2 (from Slurm's allocation)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ssh-port", "22"), "--ssh-port is about other hosts, and none is named; add -H host1:2,host2:2"),
+        (("--env", "A"), "--env is about other hosts"),
+        (("-H", "a", "--env", "1=2"), "--env 1=2: '1=2' is no variable"),
+        (("-H", "a", "--ssh-command", ""), "--ssh-command is empty"),
+        (("-H", "a", "--local-addr", "a"), "--local-addr a is no IP address"),
+        (("-H", "a:1", "--ranks", "2"), "--ranks 2 is more than the 1 slots of a:1"),
+    ],
+)
+def test_mistakes_about_hosts(seen: Seen, capfd: Any, arguments: tuple[str, ...], message: str) -> None:
+    assert _code(*arguments, "train.py") == 2
+    assert message in capfd.readouterr().err
+
+
+def test_torchruns_own_settings_start_torchrun(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def execv(_path: str, words: list[str]) -> None:
+        started.append(words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(run.os, "execv", execv)
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setattr(sys, "argv", ["ronde", "run", "train.py"])
+    assert _code("train.py") == 0
+    assert started[0][1:] == ["-m", "torch.distributed.run", "-m", "ronde", "run", "train.py"]
+
+
+def test_this_host_alone_needs_no_agent(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "1", "JOB_NUM_NODES": "2", "JOB_NODELIST": "n[1-2]"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert _code("-H", "localhost:3", "train.py") == 4
+    assert seen.job is not None
+    assert seen.job.ranks == 3

@@ -127,6 +127,18 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> Any:
             "--plan nope.toml train.py",
             "plan file nope.toml cannot be read: No such file or directory; give a TOML file",
         ),
+        *(
+            (
+                f"--servers {endpoints} train.py",
+                f"--servers {endpoints} is neither a number nor a list of endpoints such as "
+                "tcp://10.0.0.5:4000; try --servers 2",
+            )
+            for endpoints in ("10.0.0.5:4000", "tcp://10.0.0.5", "tcp://10.0.0.5:99999")
+        ),
+        (
+            "--servers tcp://a:1,tcp://a:1 train.py",
+            "--servers tcp://a:1,tcp://a:1 names one server twice; each has an endpoint of its own",
+        ),
     ],
 )
 def test_mistakes(told: Any, words: str, expected: str) -> None:
@@ -321,7 +333,8 @@ def test_ranks_that_somebody_else_has_numbered(told: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert told("run", "train.py") == (
         2,
-        "ronde: error: WORLD_SIZE=4 is set, but not by torchrun: ronde cannot tell who starts the ranks; "
+        "ronde: error: WORLD_SIZE=4 is set, but not by torchrun, and RANK, MASTER_ADDR, MASTER_PORT missing: "
+        "ronde cannot tell who starts the ranks; "
         "start them with `torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK\n",
     )
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

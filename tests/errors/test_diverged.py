@@ -71,6 +71,7 @@ def test_a_clock_that_one_rank_reads(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.soak
 def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
     text = re.sub(r"samples: [\d, ]+(?=, \.\.\.)", "samples: IDS", said(tmp_path, seed=OWN))
     text = re.sub(r"digest [0-9a-f]+", "digest N", text)
@@ -80,6 +81,7 @@ def test_batches_of_each_ranks_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.soak
 def test_learning_rates_of_each_ranks_own(tmp_path: Path) -> None:
     """As a thread makes them that goes by the clock."""
     text = re.sub(r" \(the first; .*?\)", "", said(tmp_path, lr=f"0.1 * (1 + {OWN})"))
@@ -114,6 +116,7 @@ def test_what_a_process_gives_in_an_order_of_each_ranks_own(tmp_path: Path, held
     assert re.findall(r"rank \d at train.py:\d+: (.*)", text) == [f"{what} (digest N)"] * 2
 
 
+@pytest.mark.soak
 def test_a_weight_of_the_loss_of_each_ranks_own(tmp_path: Path) -> None:
     """As a thread sets it."""
     before = "import threading\nthreading.Thread(target=int).start()"

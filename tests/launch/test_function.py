@@ -44,6 +44,7 @@ def test_the_main_ranks_answer_comes_back_whole(capsys: pytest.CaptureFixture[st
     assert list(answer["weights"]) == ["weight", "bias"]
 
 
+@pytest.mark.soak
 def test_an_error_comes_with_the_ranks_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise ValueError("not today")

@@ -555,8 +555,8 @@ def _exchanges(rank: Rank) -> list[list[str]]:
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         comm = session.context.comm
-        plain = comm._announce
-        comm._announce = lambda operation, tensor: seen.append(operation) or plain(operation, tensor)
+        plain = comm.announce
+        comm.announce = lambda operation, *given: seen.append(operation) or plain(operation, *given)
         try:
             for inputs, targets in loader:
                 seen.clear()
@@ -567,7 +567,7 @@ def _exchanges(rank: Rank) -> list[list[str]]:
                 loss.backward()
                 optimizer.step()
         finally:
-            del comm._announce
+            del comm.announce
     return [forward, seen]
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from ronde.comm.alone import Alone
 from ronde.comm.process_group import Comm
-from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
+from ronde.errors import UsageError
+from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters, _refuse_others
 from ronde.server.transport.client import Client
 from ronde.tensor.context import Context
 from ronde.testing.servers import Serving, serving
@@ -222,3 +223,10 @@ def test_the_state_of_an_optimizer_is_read_from_servers_and_loaded_into_them() -
         optimizer.step()
         rank.step()
         torch.testing.assert_close(parts(rank.net), parts(plain), rtol=0, atol=1e-12)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(UsageError, match="take no sparse gradients"):
+        _refuse_others(torch.optim.SGD(embedding.parameters(), 0.1))

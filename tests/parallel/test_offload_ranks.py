@@ -278,6 +278,7 @@ def test_numbers_and_files_are_those_without_it(ranks: Ranks, plan: str) -> None
     assert ranks(2, on_ranks, plan) == [[], []]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("plan", ON_ONE_RANK)
 def test_so_they_are_on_one_rank(plan: str, tmp_path: Path) -> None:
     assert compared(lambda each: alone(tmp_path, each), plan, _ALONE) == []

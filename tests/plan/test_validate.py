@@ -47,7 +47,10 @@ AVAILABLE = [
     "central,offload=all",
     "ps,servers=3",
     "ps,optimizer-on=worker,servers=2",
-    "ps,sparse=sharded",
+    "ps,bucket-mb=4,rng=global,batch-dim=1,loading=full,precision=bf16,micro-batches=2,recompute=full",
+    "ps-async,rng=per-rank,loading=sliced,precision=bf16,recompute=full",
+    "geo,compile=true,precision=tf32",
+    "hybrid,servers=2,algorithm=ring,bucket-mb=4,rng=global,loading=full",
     "hybrid,servers=2",
     "geo,every=3",
     "ps-bounded,staleness=0",
@@ -108,6 +111,31 @@ CONTRADICTIONS = [
     ("zero2,offload=all", "offload=all and state=zero2", "state=zero3,offload=all"),
     ("central,sparse=sharded", "sparse=sharded and state=central", "state=replicated,sparse=sharded"),
 ]
+
+# What nothing asks for where servers have the state, and with which key it does nothing.
+WITHOUT_EFFECT = [
+    ("ps,algorithm=ring", "state=server"),
+    ("hierarchical,state=server", "state=server"),
+    ("geo,algorithm=tree", "state=server"),
+    ("ps,sparse=sharded", "state=server"),
+    ("ps,offload=optimizer", "state=server"),
+    ("ps-async,offload=optimizer", "state=server"),
+    ("geo,offload=optimizer", "update=geo"),
+    ("ps-async,bucket-mb=4", "update=async"),
+    ("ps-bounded,rng=global", "update=bounded"),
+    ("geo,batch-dim=1", "update=geo"),
+    ("ps-async,loading=full", "update=async"),
+]
+
+
+@pytest.mark.parametrize(("text", "other"), WITHOUT_EFFECT)
+def test_what_does_nothing_is_refused(text: str, other: str):
+    (error,) = validate(expand(text))
+    item = text.rpartition(",")[2].replace("state=server", "algorithm=hierarchical")
+    assert error.startswith(f"{item} does nothing with {other}: ")
+    remedy = error.partition("nearest legal: ")[2]
+    items = dict(each.split("=") for each in f"{expand(text)},{remedy}".split(","))
+    assert validate(expand(",".join(f"{name}={value}" for name, value in items.items()))) == []
 
 
 @pytest.mark.parametrize("text", AVAILABLE)

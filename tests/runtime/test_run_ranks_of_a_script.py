@@ -247,6 +247,7 @@ print(answered.get(TIMEOUT))
 """
 
 
+@pytest.mark.soak
 def test_a_thread_that_is_refused_something_ends_the_run(tmp_path: Path) -> None:
     """The main thread waits for its answer."""
     script = SERVED.replace("WIDTH", "4").replace("TIMEOUT", "")
@@ -329,6 +330,7 @@ def test_optimizers_may_be_stepped_in_the_order_of_a_set(tmp_path: Path) -> None
     assert (run.returncode, run.stdout) == (0, plain.stdout)
 
 
+@pytest.mark.soak
 def test_the_explicit_form_adopts_what_was_made_before(tmp_path: Path) -> None:
     run = ronde(tmp_path, EXPLICIT)
     assert (run.returncode, run.stdout) == (0, "0 2 True [[4.0, 4.0, 4.0, 4.0]]\n")

@@ -164,6 +164,7 @@ def test_where_no_optimizer_steps_they_leave_together_too(
     assert (code, saved_alike(tmp_path, out)) == (3, 7), err
 
 
+@pytest.mark.soak
 def test_a_handler_that_saves_and_leaves_in_a_long_evaluation(tmp_path: Path) -> None:
     process = start(
         tmp_path,
@@ -205,6 +206,7 @@ def test_a_signal_to_the_launcher(tmp_path: Path) -> None:
     assert "diverged" not in err
 
 
+@pytest.mark.soak
 def test_a_handler_that_saves_and_leaves_by_itself(tmp_path: Path) -> None:
     process = start(
         tmp_path,

@@ -38,19 +38,25 @@ class BrokenLine:
         self._threads[0].start()
 
     def close(self) -> None:
-        for each in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self._end(self._listener)
+        self._threads[0].join()  # nobody else comes
+        for each in self._sockets:
+            self._end(each)
         for each in self._threads:
             each.join()
+
+    def _end(self, each: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                self._sockets.append(near)
                 far = socket.create_connection(self._target)
-                self._sockets += [near, far]
+                self._sockets.append(far)
                 for ends in ((near, far), (far, near)):
                     self._threads.append(threading.Thread(target=self._pass_on, args=ends))
                     self._threads[-1].start()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,10 @@ from hypothesis import strategies as st
 from ronde.errors import UsageError
 from ronde.server.dense import DenseShard
 from ronde.server.parameter_server import ParameterServer
+from ronde.server.serving.binary import ReadOnly
+from ronde.server.serving.metrics import Metrics
+from ronde.server.serving.published import Published
+from ronde.server.serving.replica import Replica
 from ronde.server.shard import Shard
 from ronde.server.sparse import SparseShard
 from ronde.server.table.optimizers import SGD
@@ -26,6 +33,7 @@ from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import check_endpoint
 from ronde.server.transport.wire import NO_TOKEN, Limits, Message, Operation, WireError, decode, encode
 from server.running import TOKEN, process
+from server.serving.published import Run
 
 RUN = bytes.fromhex(TOKEN)
 SMALL = Limits(nbytes=1 << 20, meta_bytes=1 << 16, arrays=16)
@@ -134,6 +142,16 @@ GOOD: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
     Operation.STATUS: ({}, []),
     Operation.LEAVE: ({}, []),
 }
+# The same of a replica, which makes no changes.
+OF_REPLICA: dict[Operation, tuple[dict[str, Any], list[Any]]] = {
+    Operation.HELLO: ({"workers": 1}, []),
+    Operation.STATUS: ({}, []),
+    Operation.LOOK_UP: ({"table": "user"}, [np.array([3, -4])]),
+    Operation.PREDICT: (
+        {"inputs": ["x", "bags_0", "bags_1"]},
+        [np.ones((2, 3), np.float32), np.array([3, 4, 5]), np.array([0, 2])],
+    ),
+}
 
 
 class Asked:
@@ -168,9 +186,89 @@ class Asked:
         return json.dumps(meta) + repr([(each.dtype, each.tolist()) for each in arrays])
 
 
+class AskedReplica:
+    """A replica without a wire."""
+
+    def __init__(self, folder: Path) -> None:
+        run = Run(folder)
+        run.step()
+        run.publish()
+        self._replica = Replica(Published(folder))
+        self._made = threading.Event()
+        self._server = ReadOnly(self._replica, Metrics(self._replica), self._made.set, {})
+        self.close = self._server.close
+
+    def ask(self, operation: Operation, meta: Any, arrays: Any) -> Message:
+        answers: list[Message] = []
+        message = decode(encode(Message(operation, meta, arrays, request=1), RUN), RUN)
+        try:
+            self._server.handle(message, answers.append)
+        except WireError as error:
+            return message.refuse(str(error), error.kind)
+        if not answers:
+            assert self._made.wait(20)
+            self._made.clear()
+            self._server.tick()
+        (answer,) = answers
+        return decode([bytes(each) for each in encode(answer, RUN)], RUN)
+
+    def all(self) -> str:
+        """What is served, to compare."""
+        snapshot = self._replica.snapshot
+        rows = [(name, table.rows()[1].tolist()) for name, table in snapshot.tables.items()]
+        dense = [(name, value.tolist()) for name, value in snapshot.dense.items()]
+        return repr((snapshot.version, rows, dense))
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AskedReplica]:
+    made = AskedReplica(tmp_path_factory.mktemp("published"))
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
 def test_what_can_be_answered_is(operation: Operation) -> None:
     assert Asked().ask(operation, *GOOD[operation]).operation is Operation.DONE
+
+
+@pytest.mark.parametrize("operation", OF_REPLICA, ids=lambda operation: operation.name)
+def test_what_a_replica_can_answer_is(operation: Operation, replica: AskedReplica) -> None:
+    assert replica.ask(operation, *OF_REPLICA[operation]).operation is Operation.DONE
+
+
+@pytest.mark.parametrize("operation", OF_REPLICA, ids=lambda operation: operation.name)
+def test_nonsense_is_refused_by_a_replica(operation: Operation, replica: AskedReplica) -> None:
+    meta, arrays = OF_REPLICA[operation]
+    before = replica.all()
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(mutated(meta).filter(lambda told: isinstance(told, dict)), _arrays | st.just(arrays))
+    def hostile(told: dict[str, Any], sent: list[Any]) -> None:
+        answer = replica.ask(operation, told, sent)
+        assert answer.operation in (Operation.DONE, Operation.REFUSED)
+        assert answer.meta.get("kind") != "defect", answer.meta
+
+    hostile()
+    assert replica.all() == before
+
+
+def mutated(value: Any) -> st.SearchStrategy[Any]:
+    """The value, with one thing in it another."""
+    choices = [_json]
+    if isinstance(value, dict) and value:
+        choices += [
+            st.just({name: each for name, each in value.items() if name != gone}) for gone in value
+        ] + [
+            mutated(each).map(lambda other, name=name: {**value, name: other}) for name, each in value.items()
+        ]
+    if isinstance(value, list):
+        choices += [st.just(value + value), st.just(value[:-1])]
+        choices += [
+            mutated(each).map(lambda other, at=at: [*value[:at], other, *value[at + 1 :]])
+            for at, each in enumerate(value)
+        ]
+    return st.one_of(choices)
 
 
 @pytest.fixture(scope="module")
@@ -181,24 +279,6 @@ def asked() -> Asked:
 @pytest.mark.parametrize("operation", GOOD, ids=lambda operation: operation.name)
 def test_nonsense_is_refused_and_changes_nothing(operation: Operation, asked: Asked) -> None:
     meta, arrays = GOOD[operation]
-
-    def mutated(value: Any) -> st.SearchStrategy[Any]:
-        """The value, with one thing in it another."""
-        choices = [_json]
-        if isinstance(value, dict) and value:
-            choices += [
-                st.just({name: each for name, each in value.items() if name != gone}) for gone in value
-            ] + [
-                mutated(each).map(lambda other, name=name: {**value, name: other})
-                for name, each in value.items()
-            ]
-        if isinstance(value, list):
-            choices += [st.just(value + value), st.just(value[:-1])]
-            choices += [
-                mutated(each).map(lambda other, at=at: [*value[:at], other, *value[at + 1 :]])
-                for at, each in enumerate(value)
-            ]
-        return st.one_of(choices)
 
     @settings(max_examples=EXAMPLES, deadline=None)
     @given(mutated(meta).filter(lambda told: isinstance(told, dict)), _arrays | st.just(arrays))

@@ -10,6 +10,7 @@ import torch
 
 from ronde import KVStore
 from ronde.errors import UsageError
+from ronde.server.transport.client import ServerRefused
 from server.running import TOKEN, at_once, thread
 
 CUT = 8  # elements from which on a value is cut over servers
@@ -208,3 +209,16 @@ def test_what_cannot_be_is_said(work: Callable[[KVStore], Any], said: str) -> No
 def test_servers_of_another_type_are_refused() -> None:
     with thread(rule="async") as end, pytest.raises(UsageError, match="were started for update=async; start"):
         KVStore("dist_sync", servers=[end], token=TOKEN, rank=0, workers=1)
+
+
+def test_of_two_stores_of_one_worker_the_later_counts() -> None:
+    """Both number their changes alike: a push of the other would pass for one that was made before."""
+    with thread() as end:
+        first, second = (
+            KVStore("dist_sync", servers=[end], token=TOKEN, rank=0, workers=1) for _ in range(2)
+        )
+        second.init("w", torch.zeros(2))
+        with pytest.raises(ServerRefused, match="has been started again"):
+            first.init("v", torch.ones(2))
+        second.close()
+        first.close()

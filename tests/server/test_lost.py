@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import ronde.server.transport.client
+from ronde.errors import PeerLost, UsageError
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.shard import Shard
 from ronde.server.transport.client import Client, Request, ServerRefused
@@ -96,3 +98,18 @@ def test_an_answer_is_written_to_shared_memory_once() -> None:
             assert (into == 7).all()
         finally:
             client.close()
+
+
+def test_a_server_that_does_not_answer_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ronde.server.transport.client, "_NOTICE_S", 0.05)
+    endpoint = f"ipc://@ronde-test-{os.getpid()}-{os.urandom(3).hex()}"
+    said: list[str] = []
+    with pytest.raises(PeerLost):
+        Client([endpoint], TOKEN, timeout=0.2, say=said.append)
+    assert len(said) == 1
+    assert "has not answered for" in said[0]
+
+
+def test_no_endpoint() -> None:
+    with pytest.raises(UsageError, match="there can be no server at tcp://127"):
+        Client(["tcp://127.0.0.1"], TOKEN)

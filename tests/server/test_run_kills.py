@@ -102,6 +102,23 @@ def test_a_server_without_a_log_is_not_started_again(tmp_path: Path) -> None:
     assert said == []
 
 
+def test_a_server_that_will_not_start_says_why_once(tmp_path: Path) -> None:
+    config = ServerConfig(index=0, servers=1, endpoint="ipc://@none", token="", workers=1)
+    said: list[str] = []
+    words = "print('12:00:00 ronde: the log is damaged', flush=True); raise SystemExit(3)"
+    directory = RunDirectory.create(tmp_path / "run", os.environ)
+    servers = Servers([config], directory, os.environ, said.append, (sys.executable, "-c", words))
+    servers.start()
+    try:
+        (pid,) = servers.pids
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert servers.look() == "server 0 cannot serve: the log is damaged"
+    finally:
+        servers.end()
+        directory.release()
+    assert said == []
+
+
 @pytest.mark.soak
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     code, _, words = run(tmp_path, victim="ronde.runtime", after=(3,))

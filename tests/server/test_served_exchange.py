@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ronde import table as tables
+from ronde.errors import RondeError
 from ronde.server.parameter_server import ParameterServer
 from ronde.server.served_exchange import Served
 from ronde.server.shard import Shard
@@ -20,6 +21,7 @@ from ronde.server.table.table import Table, TableConfig
 from ronde.server.table.told import RowsOfVersion, all_rows, changed_rows
 from ronde.server.transport.client import Client, ServerRefused
 from ronde.server.transport.service import Service
+from ronde.testing.servers import serving
 
 Array = np.ndarray[Any, Any]
 DIM = 4
@@ -211,3 +213,39 @@ def test_half_rows_are_rounded_on_their_way_and_stay_finite(connect: Callable[..
     whole.update(ids, np.clip(gradients, None, 65504).astype(np.float16).astype(np.float64))
     # Servers keep rows as they are.
     np.testing.assert_array_equal(served.state(own)["embeddings"], whole.state()["embeddings"])
+
+
+class Full:
+    """A log on a disk that takes so many changes, until there is room."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def append(self, record: Any) -> None:
+        if not self.left:
+            raise RondeError("the disk takes no more")
+        self.left -= 1
+
+    def tick(self) -> None:
+        """Nothing waits."""
+
+
+def test_a_push_that_was_refused_is_raised_by_the_next_look_up() -> None:
+    """The look-up says that it must contain that push, which the server never makes: nobody waits for it."""
+    full = Full(2)
+    with serving(journal=full) as servers:
+        client = servers.client()
+        served, own = Served(client, ONE), Table(config())
+        served.compile(own)
+        (ids, gradients), *_ = steps(1)
+        served.update(own, ids, gradients, 0.1)
+        before = served.look_up(own, ids)
+        served.update(own, ids, gradients, 0.1)
+        with pytest.raises(ServerRefused, match="the disk takes no more"):
+            served.look_up(own, ids)
+        with pytest.raises(ServerRefused, match="the disk takes no more"):
+            served.settle()
+        full.left = 10
+        served.update(own, ids, gradients, 0.1)
+        assert (served.look_up(own, ids) != before).all()
+        client.close()

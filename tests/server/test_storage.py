@@ -253,3 +253,12 @@ def spoil(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
+
+
+def test_a_directory_is_of_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ronde.server.storage._LOCK_S", 0.0)
+    storage = Storage(tmp_path, shard())
+    with pytest.raises(RondeError, match="another server uses"):
+        Storage(tmp_path, shard())
+    storage.close()
+    Storage(tmp_path, shard()).close()

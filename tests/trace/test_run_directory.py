@@ -111,3 +111,20 @@ def test_no_space_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(LaunchError, match=r"no space left for the run directory .*--run-dir DIR"):
         RunDirectory.create(tmp_path / "run", {})
+
+
+def test_hosts_that_are_one_machine_have_directories_of_their_own(tmp_path: Path) -> None:
+    for chosen in (None, tmp_path / "mine"):
+        made = [
+            RunDirectory.of_host(chosen, f"20261125-120000-abcdef000{host}", host, {"HOME": str(tmp_path)})
+            for host in (0, 1)
+        ]
+        assert made[0].path != made[1].path
+        assert all(each.path.is_dir() for each in made)
+        for each in made:
+            each.release()
+    (tmp_path / "mine" / "host-1" / "rank-3.error.json").write_text("{}")
+    again = RunDirectory.of_host(tmp_path / "mine", "20261125-120001-abcdef0001", 1, {})
+    assert again.path == tmp_path / "mine" / "host-1"
+    assert not again.error(3).exists()
+    again.release()

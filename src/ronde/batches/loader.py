@@ -36,7 +36,7 @@ from ronde.tensor.tree import Opaque, leaves, map_leaves
 from ronde.trace.step_clock import Part
 from ronde.trace.tally import Tally
 
-__all__ = ["LoaderEdge"]
+__all__ = ["LoaderEdge", "rows_of"]
 
 _AHEAD_BYTES = 1 << 16
 
@@ -102,7 +102,7 @@ class LoaderEdge:
             data = edge._deliver(iterator, data)
             if edge._context.on_main_thread():
                 spent = perf_counter_ns() - begun - (comm.waited_ns - waited)
-                edge._tally.deliver(spent, _rows(data, edge._batch_dim))
+                edge._tally.deliver(spent, rows_of(data, edge._batch_dim))
             if before is not None:
                 clock.enter(before)
             return data
@@ -293,7 +293,7 @@ def _is_marked(value: torch.Tensor) -> bool:
     return own_class(value) is not None or bool(written(value))
 
 
-def _rows(data: Any, dim: int) -> int | None:
+def rows_of(data: Any, dim: int) -> int | None:
     """Of the first tensor in a batch, None where there is none to begin with."""
     entries = (
         data.values() if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else (data,)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench.columns import columns
+from ronde.bench.figures_report import read, written
 from ronde.bench.machine import Machine
-from ronde.bench.reading import reading
 from ronde.bench.spread import Spread
 from ronde.bench.tables import BATCH, SPREADS, names_of, picks, rate
 from ronde.launch.server_config import SERVER_KEY, ServerConfig, local_endpoint
@@ -57,7 +56,7 @@ class ServersReport:
     results: tuple[Figures, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"kind": KIND, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return written(KIND, self)
 
     @classmethod
     def from_json(cls, text: str) -> ServersReport:
@@ -66,13 +65,7 @@ class ServersReport:
         Raises:
             UsageError: for anything else.
         """
-        with reading(text):
-            fields = json.loads(text)
-            return cls(
-                machine=Machine(**fields["machine"]),
-                rounds=fields["rounds"],
-                results=tuple(_figures(each) for each in fields["results"]),
-            )
+        return read(text, cls, _figures)
 
 
 def _figures(fields: Mapping[str, Any]) -> Figures:

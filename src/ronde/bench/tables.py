@@ -8,14 +8,13 @@ machine and equally cold caches.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench.columns import columns
+from ronde.bench.figures_report import read, written
 from ronde.bench.machine import Machine
-from ronde.bench.reading import reading
 from ronde.bench.spread import Spread
 
 if TYPE_CHECKING:  # the command line imports no numpy
@@ -74,7 +73,7 @@ class TablesReport:
     results: tuple[TableFigures, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"kind": KIND, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return written(KIND, self)
 
     @classmethod
     def from_json(cls, text: str) -> TablesReport:
@@ -83,14 +82,7 @@ class TablesReport:
         Raises:
             UsageError: for anything else.
         """
-        with reading(text):
-            fields = json.loads(text)
-            return cls(
-                machine=Machine(**fields["machine"]),
-                rounds=fields["rounds"],
-                copy=tuple(fields["copy"]),
-                results=tuple(_figures(each) for each in fields["results"]),
-            )
+        return read(text, cls, _figures)
 
 
 def _figures(fields: Mapping[str, Any]) -> TableFigures:

@@ -64,10 +64,34 @@ COMMANDS = (
         runs_script=True,
     ),
     Command(
+        name="top",
+        module="ronde.cli.top",
+        attribute="top",
+        help="Show a run live in the terminal.",
+    ),
+    Command(
+        name="report",
+        module="ronde.cli.report",
+        attribute="report",
+        help="Write a page about a run.",
+    ),
+    Command(
         name="plan",
         module="ronde.cli.plan",
         attribute="plan",
         help="Show what a plan means.",
+    ),
+    Command(
+        name="launch",
+        module="ronde.cli.launch",
+        attribute="launch",
+        help="Write what schedulers need.",
+    ),
+    Command(
+        name="doctor",
+        module="ronde.cli.doctor",
+        attribute="doctor",
+        help="Say what is wrong with this host, or with a run.",
     ),
     Command(
         name="server",

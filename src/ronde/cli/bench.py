@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from functools import partial
-from json import loads as json_of
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,10 @@ import typer
 
 from ronde.bench import data_parallel, overhead, servers, tables
 from ronde.bench import first_call as first_calls
+from ronde.bench.chaos import report as chaos_report
+from ronde.bench.chaos.faults import CASES
+from ronde.bench.chaos.report import ChaosReport
+from ronde.bench.chaos.running import Found, run_case
 from ronde.bench.choice import check_known
 from ronde.bench.collectives import contender as contenders
 from ronde.bench.collectives import picture as collectives_picture
@@ -22,14 +25,14 @@ from ronde.bench.collectives.comparison import compare as compare_collectives
 from ronde.bench.collectives.comparison import peers_or_missing
 from ronde.bench.collectives.contender import CONTENDERS
 from ronde.bench.collectives.operation import OPERATIONS, cases
-from ronde.bench.collectives.report import KIND, CollectivesReport, Result
+from ronde.bench.collectives.report import CollectivesReport, Result
 from ronde.bench.collectives.size import parse_size
-from ronde.bench.first_call import KIND as FIRST_CALL
 from ronde.bench.first_call import FirstCall, FirstCallReport
+from ronde.bench.kinds import AnyReport, read_report
+from ronde.bench.machine import Machine
 from ronde.bench.memory import comparison as memory_comparison
 from ronde.bench.memory import picture as memory_picture
 from ronde.bench.memory import table as memory_table
-from ronde.bench.memory.report import KIND as MEMORY
 from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
@@ -37,14 +40,11 @@ from ronde.bench.picture import check_drawable, save
 from ronde.bench.push_pull.measure import push_and_pull
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
-from ronde.bench.servers import KIND as SERVERS
 from ronde.bench.servers import Figures, ServersReport
 from ronde.bench.serving import measure as servings
 from ronde.bench.serving import report as serving_report
-from ronde.bench.serving.report import KIND as SERVING
 from ronde.bench.serving.report import ServingReport
 from ronde.bench.table import table
-from ronde.bench.tables import KIND as TABLES
 from ronde.bench.tables import TableFigures, TablesReport
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
@@ -226,7 +226,8 @@ def serving_(
 ) -> None:
     """Measure a replica: how long look-ups take, and how old what they see is, while a training publishes.
 
-    Requests come at a fixed rate from another process; their time counts from when they were due.
+    Requests come at a fixed rate from another process, by HTTP, then by the binary protocol; their time
+    counts from when they were due.
     """
     check_linux()
     _check_writable(json=json)
@@ -327,6 +328,39 @@ def memory_(
     _tell(report, json=json, plot=plot)
 
 
+@bench.command("chaos")
+def chaos_(
+    cases: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Some faults by name, separated by commas.", show_default="all"),
+    ] = "",
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Copy what was frozen in each run to this folder.")
+    ] = None,
+    json: _Json = None,
+) -> None:
+    """Put faults into real runs of 2 or 3 ranks, and see whether the explanation names cause and rank.
+
+    Prints a table in Markdown. The exit code is 1 where fewer than 95 % are right, a run hangs, or a process
+    is left.
+    """
+    check_linux()
+    _check_writable(json=json)
+    known = {each.name: each for each in CASES}
+    names = _names(cases) if cases else list(known)
+    check_known(names, known, what="fault")
+    if evidence is not None and not evidence.is_dir():
+        raise UsageError(f"--evidence {evidence} is no folder; make it first")
+    machine = Machine.here()
+    results: list[Found] = []
+    for name in names:
+        results.append(run_case(known[name], os.environ, evidence))
+        _say_fault(results[-1])
+    report = ChaosReport(machine=machine, results=tuple(results))
+    _tell(report, json=json)
+    raise typer.Exit(0 if report.is_right else 1)
+
+
 @bench.command()
 def show(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
@@ -338,15 +372,7 @@ def show(
         text = report.read_text()
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}; give a file of --json") from None
-    kinds = {
-        KIND: CollectivesReport,
-        MEMORY: MemoryReport,
-        FIRST_CALL: FirstCallReport,
-        TABLES: TablesReport,
-        SERVERS: ServersReport,
-        SERVING: ServingReport,
-    }
-    _tell(kinds.get(_kind(text), Report).from_json(text), plot=plot)
+    _tell(read_report(text), plot=plot)
 
 
 def _names(separated: str) -> list[str]:
@@ -399,6 +425,12 @@ def _say_serving(situation: str, p99: float) -> None:
     print(f"ronde: {situation}: p99 {p99:.2f} ms", file=sys.stderr, flush=True)
 
 
+def _say_fault(found: Found) -> None:
+    """One line on stderr for each fault."""
+    what = found.skipped or f"{'right' if found.right else 'WRONG'}: {found.cause or 'nothing'}"
+    print(f"ronde: {found.name}: {what}, {found.seconds:.1f} s", file=sys.stderr, flush=True)
+
+
 def _without_picture(of_what: str, plot: Path) -> None:
     raise UsageError(f"a report of {of_what} has no picture; leave out --plot {plot}")
 
@@ -419,15 +451,6 @@ def _say_first_call(result: FirstCall) -> None:
     print(said, file=sys.stderr, flush=True)
 
 
-def _kind(text: str) -> str:
-    """What kind of report a file holds, "" where it is none."""
-    try:
-        fields = json_of(text)
-    except ValueError:
-        return ""
-    return str(fields.get("kind", "")) if isinstance(fields, dict) else ""
-
-
 def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> None:
     """Say that a file cannot be written before measuring for minutes, not after."""
     if plot is not None:
@@ -444,13 +467,7 @@ def _check_writable(*, json: Path | None = None, plot: Path | None = None) -> No
 
 
 def _tell(
-    report: Report
-    | CollectivesReport
-    | MemoryReport
-    | FirstCallReport
-    | TablesReport
-    | ServersReport
-    | ServingReport,
+    report: AnyReport,
     *,
     json: Path | None = None,
     plot: Path | None = None,
@@ -460,6 +477,8 @@ def _tell(
     match report:
         case FirstCallReport():
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
+        case ChaosReport():
+            draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case TablesReport():

@@ -44,6 +44,11 @@ def export(
         ) from None
     snapshot = Replica(source_of(path), version).snapshot
     folder = out if out is not None else path / f"export-{snapshot.version}"
-    export_(snapshot, folder, int8=rows == "int8")
+    try:
+        export_(snapshot, folder, int8=rows == "int8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
+        ) from None
     rest = "" if snapshot.program is not None else f"; without a program: {snapshot.no_program}"
     say(f"version {snapshot.version} is in {folder}{rest}")

@@ -5,29 +5,49 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ronde.checkpoint.cadence import read_cadence
+from ronde.cli.elastic_options import elastic_of, named_by_script
+from ronde.cli.hosts_options import hosts_of, is_here_alone
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
 from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.host_list import ranks_of_hosts
 from ronde.cluster.linux import check_linux
 from ronde.cluster.torch_install import check_torch, newer_than_tried
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.job import Job
+from ronde.launch.job import Job, Outcome
+from ronde.launch.joined import launching_process
 from ronde.launch.local import launch
 from ronde.launch.rank_environment import threads_per_rank
+from ronde.launch.restarts import launch_with_restarts
 from ronde.launch.server_config import read_durability, read_token
-from ronde.plan import read_plan
+from ronde.launch.where import Where, decide
+from ronde.plan import Plan, read_plan
+from ronde.trace.evidence import Evidence
+from ronde.trace.explanation import Explanation
+from ronde.trace.recorder import StepRange
 from ronde.trace.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ronde.launch.elastic import Elastic
+    from ronde.launch.hosts import Hosts
+    from ronde.launch.membership import Membership
 
 __all__ = ["run"]
 
+TORCHRUN = ("-m", "torch.distributed.run")  # it reads PET_* by itself
 MOST_SEED = 2**32 - 1  # what numpy takes
+TRACED = "1:100"
 
 
 def run(  # noqa: PLR0913 - one parameter per option
@@ -37,8 +57,35 @@ def run(  # noqa: PLR0913 - one parameter per option
         typer.Argument(metavar="ARGS...", help="The script's own, --help included."),
     ] = None,
     ranks: Annotated[
-        str, typer.Option(metavar="N|auto", help="Ranks on this host; auto: one per CUDA device, or one.")
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Ranks; auto: one per CUDA device of this host, or one, or all slots of the hosts.",
+        ),
     ] = "auto",
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts", "-H", metavar="HOST:N,...", help="Hosts and their ranks, reached by ssh: a:2,b:2."
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same in a file: a line HOST slots=N, or HOST:N.")
+    ] = None,
+    ssh_port: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
+    ] = None,
+    ssh_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="In place of ssh: it is called with a host and a shell line."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE],...", help="Variables that the hosts are to be given."),
+    ] = None,
+    local_addr: Annotated[
+        str | None, typer.Option(metavar="IP", help="By which the hosts reach this one; else they are asked.")
+    ] = None,
     plan: Annotated[
         str, typer.Option(metavar="PLAN", help="A plan such as ddp,bucket-mb=10, or a TOML file of one.")
     ] = "ddp",
@@ -55,12 +102,13 @@ def run(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     durability: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="VALUE",
             help="What of servers survives them: log, log,sync=always|group, snapshot or none.",
+            show_default="log",
         ),
-    ] = "log",
+    ] = None,
     server_state: Annotated[
         Path | None,
         typer.Option(
@@ -97,6 +145,44 @@ def run(  # noqa: PLR0913 - one parameter per option
         float,
         typer.Option(metavar="SECONDS", help="Publish the model so often while it trains, for ronde serve."),
     ] = 0.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a timeline of all ranks, for Perfetto; .gz compresses it."),
+    ] = None,
+    trace_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A:B", help="Of which optimizer steps, from 1.", show_default=f"{TRACED} with --trace"
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Save the whole run there as it goes on, for --resume."),
+    ] = None,
+    every: Annotated[
+        str, typer.Option(metavar="N|TIME", help="Steps between checkpoints, or a time: 30s, 10m, 1h.")
+    ] = "10m",
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that are kept.")] = 2,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, where there is one.")
+    ] = False,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Start ranks again after a failure, from the newest checkpoint."
+        ),
+    ] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Go on with fewer hosts after a failure, down to N ranks."),
+    ] = None,
+    max_ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Take in hosts that come, up to N ranks.")
+    ] = None,
+    host_discovery_script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A program that prints host:slots, a line for each host there is."),
+    ] = None,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, found as python -m does.")
     ] = False,
@@ -107,19 +193,44 @@ def run(  # noqa: PLR0913 - one parameter per option
     """
     check_linux()
     check_torch()
-    place = ClusterEnvironment.detect(os.environ)
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
-    count = _count(ranks, devices, place)
+    parent = launching_process(os.getppid())
+    where = decide(
+        named_by_script(host_discovery_script, hosts, hostfile) or hosts,
+        hostfile,
+        os.environ,
+        devices=len(devices),
+        parent=parent,
+    )
+    if where.by_torchrun:
+        os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])
+    place = where.place
+    shares = _shares(ranks, where)
+    count = sum(number for _, number in shares) or _count(ranks, devices, place)
+    bounds = (min_ranks, max_ranks, host_discovery_script)
+    if is_here_alone(
+        shares, where, ssh_command, ssh_port, env, local_addr, *bounds
+    ):  # no agent is needed, and rank 0 may have the terminal
+        shares = ()
+    remote = hosts_of(where, shares, ssh_port, ssh_command, env or [], local_addr)
     endpoints = _endpoints(servers)
-    kept, sync = read_durability(durability)
+    kept, sync = read_durability(durability or "log")
     if native and servers is not None and plan == "ddp":
         plan = "ps"  # the program says by its KVStore what servers are to do; only their rule is the plan's
     count_of_servers = str(len(endpoints)) if endpoints else servers
     items = {"servers": count_of_servers, "rng": rng, "batch-dim": batch_dim, "loading": loading}
     shorthand = [f"{key}={value}" for key, value in items.items() if value is not None]
-    canonical = str(read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu"))
+    meant = read_plan(plan, *shorthand, ranks=count, device="cuda" if devices else "cpu")
+    for option, value in (("--durability", durability), ("--server-state", server_state)):
+        if value is not None:
+            _check_starts_servers(f"{option} {value}", endpoints, meant)
     check_module(script) if module else check_script(script)
-    directory = _directory(run_dir, place)
+    if restarts and (checkpoint is None or place is not None):
+        why = "needs --checkpoint DIR" if checkpoint is None else "is torchrun's: use its --max-restarts"
+        raise UsageError(f"--restarts {restarts} {why}")
+    elasticity = elastic_of(bounds, remote, hostfile, where, ranks, count, saves=checkpoint is not None)
+    saved = _saved(checkpoint, resume=resume, native=native, plan=str(meant))
+    directory = _directory(run_dir, place, parent)
     job = Job(
         ranks=count,
         run_directory=directory,
@@ -127,8 +238,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         script=script,
         arguments=tuple(arguments or ()),
         module=module,
-        plan=canonical,
-        seed=_seed(seed, place),
+        plan=str(meant),
+        seed=_seed(seed, place) if saved is None else saved,
         native=native,
         devices=devices,
         threads=threads,
@@ -140,26 +251,70 @@ def run(  # noqa: PLR0913 - one parameter per option
         durability_sync=sync,
         server_state=_server_state(server_state, directory),
         publish=_publish(publish, native=native),
+        trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
+        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+        checkpoint_every=read_cadence(every),
+        checkpoint_keep=keep,
+        resume=saved is not None,
     )
     if not quiet and (place is None or place.rank == 0):
         if newer := newer_than_tried():
             say(newer)
-        say(_start_line(job, asked=ranks, seed_given=seed is not None, place=place))
+        say(_start_line(job, asked=ranks, seed_given=seed is not None, where=where, shares=shares))
     if place is not None:
         from ronde.launch.torchrun import become_rank
 
         become_rank(job, place)
-    raise typer.Exit(launch(job).exit_code)
+    code = _launched(job, remote, elasticity, restarts).exit_code
+    if trace is not None:
+        _write_timeline(job, trace)
+    raise typer.Exit(code)
+
+
+def _launched(
+    job: Job, remote: Hosts | None, elasticity: tuple[Elastic, Membership] | None, restarts: int
+) -> Outcome:
+    """Run a job to its end, on this host or on several."""
+    if remote is None:
+        return launch_with_restarts(job, restarts, say, launching=partial(launch, explain=_explain))
+    if elasticity is not None:
+        from ronde.launch.elastic import launch_elastic
+
+        return launch_elastic(job, remote, *elasticity, restarts, say)
+    from ronde.launch.hosts import launch_on_hosts
+
+    return launch_with_restarts(job, restarts, say, launching=partial(launch_on_hosts, hosts=remote))
+
+
+def _explain(evidence: Evidence) -> Explanation:
+    """What evidence means; the rules are imported when something has gone wrong."""
+    from ronde.doctor.explain import explain
+
+    return explain(evidence)
+
+
+def _shares(ranks: str, where: Where) -> tuple[tuple[str, int], ...]:
+    """The hosts with their numbers of ranks; () where ranks are not started on several hosts."""
+    if not where.hosts:
+        return ()
+    return ranks_of_hosts(where.hosts, None if ranks == "auto" else _number_of_ranks(ranks))
+
+
+def _number_of_ranks(ranks: str) -> int:
+    if not ranks.isdecimal() or int(ranks) < 1:
+        raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2")
+    return int(ranks)
 
 
 def _count(ranks: str, devices: tuple[str, ...], place: ClusterEnvironment | None) -> int:
-    """How many ranks the run has; under torchrun that has been decided already."""
-    if ranks != "auto" and (not ranks.isdecimal() or int(ranks) < 1):
-        raise UsageError(f"--ranks {ranks} is neither a number from 1 nor auto; try --ranks 2")
+    """How many ranks the run has; under torchrun or a scheduler that has been decided already."""
+    if ranks != "auto":
+        _number_of_ranks(ranks)
     if place is not None:
         if ranks not in ("auto", str(place.world_size)):
             raise UsageError(
-                f"--ranks {ranks} contradicts torchrun, which has started {place.world_size}; leave it out"
+                f"--ranks {ranks} contradicts {place.launcher}, which has started {place.world_size}; leave "
+                "it out"
             )
         return place.world_size
     return (len(devices) or 1) if ranks == "auto" else int(ranks)
@@ -171,12 +326,29 @@ def _endpoints(servers: str | None) -> tuple[str, ...]:
         return ()
     found = tuple(each.strip() for each in servers.split(","))
     for each in found:
-        if not each.startswith(("tcp://", "ipc://")):
+        place = re.fullmatch(r"ipc://.+|tcp://.+:(\d+)", each)
+        if place is None or not 0 < int(place[1] or 1) < 1 << 16:
             raise UsageError(
                 f"--servers {servers} is neither a number nor a list of endpoints such as "
                 "tcp://10.0.0.5:4000; try --servers 2"
             )
+    if len(set(found)) < len(found):
+        raise UsageError(f"--servers {servers} names one server twice; each has an endpoint of its own")
     return found
+
+
+def _check_starts_servers(option: str, endpoints: tuple[str, ...], plan: Plan) -> None:
+    """Raise `UsageError` for an option about servers that this command does not start."""
+    if endpoints:
+        raise UsageError(
+            f"{option} is for servers that ronde run starts, and these were started by hand: leave it out, "
+            "and give each `ronde server` a --state DIR"
+        )
+    if not plan.state.server_count:
+        raise UsageError(
+            f"{option} is for parameter servers, and plan {plan} has none: leave it out, or give "
+            "--servers N with --plan ps or hybrid"
+        )
 
 
 def _token(endpoints: tuple[str, ...]) -> str:
@@ -212,12 +384,76 @@ def _publish(seconds: float, *, native: bool) -> float:
     return seconds
 
 
-def _directory(path: Path | None, place: ClusterEnvironment | None) -> RunDirectory:
+def _traced(
+    file: Path | None, steps: str | None, *, native: bool, place: ClusterEnvironment | None, far: bool
+) -> str:
+    """Of which steps ranks write a timeline; "" for none."""
+    if file is None:
+        if steps is not None:
+            raise UsageError(f"--trace-steps {steps} says of which steps; add --trace FILE to say where to")
+        return ""
+    if native:
+        raise UsageError("--trace needs a script that ronde distributes; leave out --native")
+    if place is not None:
+        raise UsageError("--trace needs ranks that ronde has started, not torchrun; start them by --ranks N")
+    if far:
+        raise UsageError("--trace needs all ranks on this host; leave out -H, or leave out --trace")
+    try:
+        StepRange.parse(steps or TRACED)
+    except ValueError:
+        raise UsageError(
+            f"--trace-steps {steps} is no range of steps A:B, counted from 1; try --trace-steps {TRACED}"
+        ) from None
+    if not os.access(file.absolute().parent, os.W_OK | os.X_OK) or file.is_dir():
+        raise UsageError(f"--trace {file} cannot be written there; name a file in a folder that is there")
+    return steps or TRACED
+
+
+def _write_timeline(job: Job, file: Path) -> None:
+    from ronde.report.timeline import write_timeline
+
+    try:
+        count = write_timeline(job.run_directory.path, job.ranks, file)
+    except OSError as error:
+        say(f"the timeline was not written to {file}: {error.strerror}; its parts are in the run directory")
+        return
+    if not job.quiet:
+        say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
+
+
+def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int | None:
+    """The seed of the run that is resumed; None where the run begins."""
+    if folder is None:
+        if resume:
+            raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
+        return None
+    if native:
+        raise UsageError("--checkpoint needs a script that ronde distributes; leave out --native")
+    parsed = Plan.parse(plan)
+    if parsed.is_local or parsed.state.server_count:
+        raise UsageError(
+            f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
+            f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
+        )
+    from ronde.checkpoint.manifest import latest_manifest
+
+    found = latest_manifest(folder)
+    if found is None:
+        return None  # the first start, too, may say --resume
+    if not resume:
+        raise UsageError(
+            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or "
+            "choose another folder"
+        )
+    return found.seed
+
+
+def _directory(path: Path | None, place: ClusterEnvironment | None, parent: int) -> RunDirectory:
     if place is None:
         return RunDirectory.create(path, os.environ)
     from ronde.launch.torchrun import shared_run_id
 
-    return RunDirectory.join(path, shared_run_id(place, os.getppid()), os.environ)
+    return RunDirectory.join(path, shared_run_id(place, parent), os.environ)
 
 
 def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
@@ -230,16 +466,22 @@ def _seed(seed: int | None, place: ClusterEnvironment | None) -> int:
     return shared_seed(place)
 
 
-def _start_line(job: Job, *, asked: str, seed_given: bool, place: ClusterEnvironment | None) -> str:
+def _start_line(
+    job: Job, *, asked: str, seed_given: bool, where: Where, shares: tuple[tuple[str, int], ...]
+) -> str:
     """What was decided, in one line: enough to repeat the run."""
     cores = available_cores()
     many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {'cuda' if job.devices else 'cpu'}"
     threads = threads_per_rank(job.environment, asked=job.threads, cores=cores, ranks=job.ranks)
-    if place is not None:
-        many += ", started by torchrun"
+    place = where.place
+    if shares:
+        names = ", ".join(f"{name}:{count}" for name, count in shares)
+        many = f"{job.ranks} rank{'s' if job.ranks > 1 else ''} on {names} (from {where.origin})"
+    elif place is not None:
+        many += f", started by {place.launcher}"
     elif threads is not None:
         many += f", {threads} thread{'s' if threads > 1 else ''} each"
     elif asked == "auto" and not job.devices:
         many += f" (one process already uses all {cores} cores; --ranks N for more)"
-    origin = "" if seed_given or place is None else " (from torchrun's run id)"
+    origin = "" if seed_given or place is None else f" (from {place.launcher}'s run id)"
     return f"seed {job.seed}{origin}, {many}, plan {job.plan}, run directory {job.run_directory.path}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,11 @@ import typer
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
 from ronde.launch.announce import say
+from ronde.launch.server_config import read_token
 
 __all__ = ["serve"]
+
+_LAST_PORT = 65535
 
 
 def serve(
@@ -29,12 +33,23 @@ def serve(
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", help="How often to look for a newer version.")
     ] = 0.1,
+    binary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT|ENDPOINT",
+            help="Serve the binary protocol, too: a port of this machine alone, 0 for any that is free, "
+            "tcp://ADDRESS:PORT of one interface, or ipc://NAME.",
+        ),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: look up rows, predict, follow the run that trains it.
 
-    Nobody is asked who they are, so it is reached from this machine alone unless --host says otherwise.
+    HTTP asks nobody who they are, so it is reached from this machine alone unless --host says otherwise.
+    The binary protocol, which ronde.ReplicaClient speaks, reads its token from RONDE_SERVER_TOKEN.
     """
     check_linux()
+    endpoint = None if binary is None else _endpoint(binary)
+    token = "" if endpoint is None else read_token(os.environ)
     if not 0 < interval < float("inf"):
         raise UsageError(f"--interval {interval:g} is not a number of seconds above 0; try --interval 0.1")
     try:
@@ -43,4 +58,21 @@ def serve(
         raise UsageError(
             f"ronde serve needs a package that is missing ({error}): pip install 'ronde[serve]'"
         ) from None
-    serve_(path, host=host, port=port, version=version, interval=interval, say=say)
+    serve_(
+        path,
+        host=host,
+        port=port,
+        version=version,
+        interval=interval,
+        binary=None if endpoint is None else (endpoint, bytes.fromhex(token)),
+        say=say,
+    )
+
+
+def _endpoint(text: str) -> str:
+    """Where ZeroMQ listens."""
+    if not text.isdecimal():
+        return text
+    if int(text) > _LAST_PORT:
+        raise UsageError(f"--binary {text} is no port, which are at most {_LAST_PORT}; try --binary 8766")
+    return f"tcp://127.0.0.1:{text if int(text) else '*'}"

@@ -1,4 +1,4 @@
-"""What `torchrun` tells a process about its place, and which of it a script must not see."""
+"""What a launcher tells a process about its place, torchrun's first, and what a script must not see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ronde.errors import UsageError
 
-__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script"]
+__all__ = ["ClusterEnvironment", "forced_threads", "hidden_from_script", "marks_of_schedulers", "number_in"]
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OTHERS = (
@@ -19,11 +19,26 @@ OTHERS = (
     "ROLE_WORLD_SIZE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )
+# What a process counts by; SLURM_JOB_ID and the like tell of the job, and stay.
+SCHEDULERS = frozenset(
+    """
+    PMI_RANK PMI_SIZE PMIX_RANK MPI_LOCALRANKID MPI_LOCALNRANKS MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE
+    SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS
+    SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE JOB_COMPLETION_INDEX
+    """.split()
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterEnvironment:
-    """One rank's place in a job that `torchrun` has started."""
+    """One rank's place in a job that somebody else has started.
+
+    Attributes:
+        master_address, master_port: where the ranks meet; "" and 0 where that is to be found out.
+        agent_store: a store is there already; else rank 0 makes one.
+        launcher: who has started it.
+        node, nodes: which of how many hosts this one is, where that is known.
+    """
 
     rank: int
     world_size: int
@@ -34,6 +49,9 @@ class ClusterEnvironment:
     run_id: str
     restart_count: int
     agent_store: bool
+    launcher: str = "torchrun"
+    node: int | None = None
+    nodes: int | None = None
 
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
@@ -43,20 +61,14 @@ class ClusterEnvironment:
         as many separate runs as there are ranks.
         """
         if "TORCHELASTIC_RUN_ID" not in environment:
-            if environment.get("WORLD_SIZE", "1") not in ("", "1"):
-                raise UsageError(
-                    f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun: ronde cannot tell "
-                    "who starts the ranks; start them with `torchrun ... -m ronde run SCRIPT`, or unset "
-                    "WORLD_SIZE and RANK"
-                )
-            return None
+            return cls._by_variables(environment)
         missing = [name for name in NEEDED if name not in environment]
         if missing:
             raise UsageError(
                 f"the torchrun environment is incomplete: {', '.join(missing)} missing; "
                 "unset TORCHELASTIC_RUN_ID to start ranks on this host"
             )
-        numbers = {name: _number(environment, name) for name in NEEDED if name != "MASTER_ADDR"}
+        numbers = {name: number_in(environment, name, "torchrun") for name in NEEDED if name != "MASTER_ADDR"}
         return cls(
             rank=numbers["RANK"],
             world_size=numbers["WORLD_SIZE"],
@@ -69,12 +81,49 @@ class ClusterEnvironment:
             agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 
+    @classmethod
+    def _by_variables(cls, environment: Mapping[str, str]) -> ClusterEnvironment | None:
+        """The place that torch's own variables tell, as Kubeflow's operator for PyTorch sets them."""
+        if environment.get("WORLD_SIZE", "1") in ("", "1"):
+            return None
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+        if missing:
+            raise UsageError(
+                f"WORLD_SIZE={environment['WORLD_SIZE']} is set, but not by torchrun, and "
+                f"{', '.join(missing)} missing: ronde cannot tell who starts the ranks; start them with "
+                "`torchrun ... -m ronde run SCRIPT`, or unset WORLD_SIZE and RANK"
+            )
+        names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+        numbers = {name: number_in(environment, name, "torchrun") for name in names}
+        locals_ = {
+            name: number_in(environment, name, "torchrun") if environment.get(name) else default
+            for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+        }
+        address = environment["MASTER_ADDR"]
+        return cls(
+            rank=numbers["RANK"],
+            world_size=numbers["WORLD_SIZE"],
+            local_rank=locals_["LOCAL_RANK"],
+            local_world_size=locals_["LOCAL_WORLD_SIZE"],
+            master_address=address,
+            master_port=numbers["MASTER_PORT"],
+            run_id=f"env {address} {numbers['MASTER_PORT']}",
+            restart_count=0,
+            agent_store=False,
+            launcher="RANK and WORLD_SIZE",
+        )
+
 
 def hidden_from_script(names: Mapping[str, str]) -> frozenset[str]:
     """The names among `names` by which libraries would take the script for a distributed one."""
     return frozenset(
         name for name in names if name in NEEDED or name in OTHERS or name.startswith("TORCHELASTIC_")
     )
+
+
+def marks_of_schedulers(names: Mapping[str, str]) -> frozenset[str]:
+    """The names by which libraries take a process for one of several that MPI or Slurm has started."""
+    return frozenset(name for name in names if name in SCHEDULERS or name.startswith("OMPI_COMM_WORLD_"))
 
 
 def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
@@ -92,10 +141,19 @@ def forced_threads(environment: Mapping[str, str], agent: int) -> bool:
     return not any(entry.startswith(b"OMP_NUM_THREADS=") for entry in original.split(b"\0"))
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def number_in(environment: Mapping[str, str], name: str, launcher: str) -> int:
+    """The number that a variable holds.
+
+    Raises:
+        UsageError: it is not set, or is no number.
+    """
     try:
         return int(environment[name])
+    except KeyError:
+        raise UsageError(
+            f"{name} is not set, but others of {launcher} are; start the ranks by {launcher}"
+        ) from None
     except ValueError:
         raise UsageError(
-            f"{name}={environment[name]!r} is not a number; unset it, or start with torchrun"
+            f"{name}={environment[name]!r} is not a number; unset it, or start with {launcher}"
         ) from None

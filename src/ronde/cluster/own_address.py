@@ -7,10 +7,10 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-__all__ = ["own_address"]
+__all__ = ["CHOSEN_INTERFACE", "own_address", "source_towards"]
 
 # Set by a user who knows better; the backend goes by it when it is told no address.
-_CHOSEN_INTERFACE = "GLOO_SOCKET_IFNAME"
+CHOSEN_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Never assigned to anybody (RFC 5737): the route to it is the one to the world.
 _ANYWHERE = "192.0.2.1"
 
@@ -26,16 +26,16 @@ def own_address(
     Args:
         several_hosts: the ranks are on more than one, so that a loopback address will not do.
     """
-    if environment.get(_CHOSEN_INTERFACE):
+    if environment.get(CHOSEN_INTERFACE):
         return None
     for target in (main_host, _ANYWHERE):
-        address = _source_towards(target, port)
+        address = source_towards(target, port)
         if address is not None and not (several_hosts and ipaddress.ip_address(address).is_loopback):
             return address
     return None
 
 
-def _source_towards(host: str, port: int) -> str | None:
+def source_towards(host: str, port: int) -> str | None:
     """The source address of packets to `host`; none is sent, a datagram socket only looks up the route."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):

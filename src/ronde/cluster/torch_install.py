@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ronde.errors import LaunchError
 
-__all__ = ["check_torch", "newer_than_tried", "torch_version_file"]
+__all__ = ["check_torch", "newer_than_tried", "torch_version", "torch_version_file"]
 
 LEAST = (2, 11)
 # ronde lives on much of torch that is nobody's interface, so another minor version may break it.
@@ -25,6 +25,11 @@ def torch_version_file() -> str:
         return Path(spec.origin).with_name("version.py").read_text()
     except OSError:
         return ""
+
+
+def torch_version() -> str:
+    """The version of the torch that is installed; "" without one."""
+    return _version()[0]
 
 
 def check_torch() -> None:

@@ -25,13 +25,20 @@ class Agreement:
     Attributes:
         proposed: what rank 0 proposes, given the name and its own value; `ronde verify` proposes what
             plain python had.
+        around: is given a name and what asks the ranks; a run with checkpoints records the answers.
     """
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
         self.proposed: Callable[[str, Any], Any] = lambda name, value: value
+        self.around: Callable[[str, Callable[[], Any]], Any] | None = None
 
     def __call__(self, name: str, value: Any) -> Any:
+        if self.around is not None:
+            return self.around(name, lambda: self._ask(name, value))
+        return self._ask(name, value)
+
+    def _ask(self, name: str, value: Any) -> Any:
         if self._comm.rank == 0:
             value = self.proposed(name, value)
         kind, bits = _packed(value)

@@ -29,6 +29,10 @@ from ronde.plan.communication import Algorithm
 __all__ = ["connect_store", "join"]
 
 
+# How long a store may take to come up; its rank 0, in a pod, may start minutes after others.
+_STORE_ANSWERS = timedelta(minutes=10)
+
+
 def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Store:
     """Open the store named `file://PATH` or `tcp://HOST:PORT` (a server that runs already)."""
     scheme, _, rest = address.partition("://")
@@ -36,7 +40,9 @@ def connect_store(address: str, world_size: int, timeout: timedelta) -> dist.Sto
         return dist.FileStore(rest, world_size)
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=min(timeout, _STORE_ANSWERS))
+        store.set_timeout(timeout)
+        return store
     raise LaunchError(f"unknown store {address!r}; use file://PATH or tcp://HOST:PORT")
 
 

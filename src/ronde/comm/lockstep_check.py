@@ -26,6 +26,10 @@ class LockstepCheck:
         first_rank: number of the host's first rank among all ranks.
         own_file: whether the file at a path is this rank's alone, with a name of its own: code that a library
             writes among the temporary files and imports. The line that called it is compared.
+
+    Attributes:
+        last: to so many collectives this rank has come when all others of its host were there.
+        late_ns: nanoseconds for which the last but one had waited by then, all together.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class LockstepCheck:
         self._names: dict[tuple[str, torch.dtype, torch.Size], str] = {}
         self._process = os.getpid()
         self._thread = threading.get_ident()
+        self.last = self.late_ns = 0
 
     def collective(self, operation: str, tensor: torch.Tensor) -> int:
         """This rank is about to send `tensor`; returns the number to wait under.
@@ -51,7 +56,12 @@ class LockstepCheck:
                 self._names.clear()
             dtype = str(tensor.dtype).removeprefix("torch.")
             name = self._names[key] = f"{operation} of {dtype} {list(tensor.shape)}"
-        return self._compare(name)
+        number = self._compare(name)
+        late = self._board.lateness(number)
+        if late is not None:
+            self.last += 1
+            self.late_ns += int(late * 1e9)
+        return number
 
     def mark(self, what: str) -> None:
         """This rank does `what`, which its peers must do as well though nothing is sent.

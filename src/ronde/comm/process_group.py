@@ -48,27 +48,37 @@ class Pending:
         work: the backend's handle; None where nothing was sent.
         number: under which the board of who waits where knows it.
         finish: what is to be done when it is complete.
+        started: what it is, when it was started, and its bytes, for who listens to the group.
     """
 
-    __slots__ = ("_comm", "_finish", "_number", "_work")
+    __slots__ = ("_comm", "_finish", "_number", "_started", "_work")
 
     def __init__(
-        self, comm: Comm, work: Any, number: int = 0, finish: Callable[[], None] | None = None
+        self,
+        comm: Comm,
+        work: Any,
+        number: int = 0,
+        finish: Callable[[], None] | None = None,
+        started: tuple[str, int, int] | None = None,
     ) -> None:
         self._comm = comm
         self._work = work
         self._number = number
         self._finish = finish
+        self._started = started
 
     def then(self, finish: Callable[[], None]) -> Pending:
         """The same collective, with something to do when it is complete."""
-        return Pending(self._comm, self._work, self._number, finish)
+        return Pending(self._comm, self._work, self._number, finish, self._started)
 
     def wait(self) -> None:
         """A second call does nothing."""
         if self._work is not None:
             self._comm.block(self._work.wait, self._number)
             self._work = None
+        if self._started is not None:
+            self._comm.tell(*self._started)
+            self._started = None
         if self._finish is not None:
             self._finish()
             self._finish = None
@@ -91,6 +101,10 @@ class Comm:
 
     Attributes:
         waited_ns: nanoseconds that this rank was blocked until other ranks had come and bytes were there.
+        sent_bytes: that this rank has handed over to collectives, as it holds them.
+        collectives: how many.
+        listener: while it is set, hears of each collective (its name, when it began and ended in nanoseconds,
+            its bytes), and of each time that this rank waits ("wait", with -1 bytes).
         alone: this rank is in a debugger, and the others are not: a collective would wait for ever.
         algorithm: how sums are taken, and why so, in words.
         note: what the user should know about how bytes travel.
@@ -115,6 +129,9 @@ class Comm:
         self.world_size = world_size
         self.store = store
         self.waited_ns = 0
+        self.sent_bytes = 0
+        self.collectives = 0
+        self.listener: Callable[[str, int, int, int], object] | None = None
         self.alone = False
         self.topology = topology
         self.algorithm = algorithm
@@ -151,8 +168,10 @@ class Comm:
         if isinstance(backend, SharedMemoryBackend) and _travels_as_it_is(tensor):
             # In one go: starting and waiting apart take longer than a small exchange itself.
             flat = tensor if tensor.dim() == 1 else tensor.view(-1)
-            number = self._announce("all_reduce", tensor)
+            number = self.announce("all_reduce", tensor)
+            begun = perf_counter_ns()
             self.block(lambda: backend.all_reduce_now(flat), number)
+            self.tell("all_reduce", begun, tensor.nbytes)
         else:
             self.all_reduce_async(tensor).wait()
         return tensor
@@ -222,7 +241,8 @@ class Comm:
         first = next((part for each in spread for part in each), None)
         if first is None:
             return Pending(self, None)
-        return self._start("share", first, lambda: self.backend.share(self.rank, spread))
+        own = sum(part.nbytes for part in spread[self.rank])
+        return self._start("share", first, lambda: self.backend.share(self.rank, spread), own)
 
     def reduce_scatter_async(self, out: torch.Tensor, pieces: Sequence[Sequence[torch.Tensor]]) -> Pending:
         """Start summing over ranks; `out`, the sum of all `pieces[rank]`, may be read after `wait`.
@@ -235,8 +255,9 @@ class Comm:
         longest = max((part for piece in pieces for part in piece), key=torch.Tensor.numel, default=out)
         if not longest.numel():
             return Pending(self, None)
+        nbytes = sum(part.nbytes for piece in pieces for part in piece)
         return self._start(
-            "reduce_scatter", longest, lambda: self.backend.reduce_scatter(self.rank, out, pieces)
+            "reduce_scatter", longest, lambda: self.backend.reduce_scatter(self.rank, out, pieces), nbytes
         )
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -267,7 +288,8 @@ class Comm:
         received = [as_bytes(out) for out in outs]
         # All ranks say the same of it: sizes differ.
         told = pieces[0][:0]
-        self._start("all_to_all", told, lambda: self.backend.all_to_all(received, sent)).wait()
+        nbytes = sum(map(len, sent))
+        self._start("all_to_all", told, lambda: self.backend.all_to_all(received, sent), nbytes).wait()
         return outs
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
@@ -336,25 +358,42 @@ class Comm:
         """Where small things lie that ranks tell each other; one rank alone need not wait for its device."""
         return torch.device("cuda" if self.on_cuda and self.world_size > 1 else "cpu")
 
-    def _announce(self, operation: str, tensor: torch.Tensor) -> int:
-        """Compare with peers what this rank is about to do; the number to wait under."""
+    def announce(self, operation: str, tensor: torch.Tensor, nbytes: int | None = None) -> int:
+        """Compare with peers what this rank is about to do; the number to wait under.
+
+        Args:
+            tensor: what its peers say the same of.
+            nbytes: that this rank hands over, where they are not those of the tensor.
+        """
         if self.alone:
             raise UsageError(
                 "this needs every rank, but only rank 0 is in the debugger; let the script compute it "
                 "in a line before the breakpoint, or step over one that does"
             )
+        self.collectives += 1
+        self.sent_bytes += tensor.nbytes if nbytes is None else nbytes
         if self.check is None:
             return 0
         return self.check.collective(operation, tensor)
 
-    def _start(self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any]) -> Pending:
-        number = self._announce(operation, tensor)
+    def tell(self, operation: str, begun: int, nbytes: int) -> None:
+        """A collective that began then is complete: for who listens."""
+        if self.listener is not None:
+            self.listener(operation, begun, perf_counter_ns(), nbytes)
+
+    def _start(
+        self, operation: str, tensor: torch.Tensor, launch: Callable[[], Any], nbytes: int | None = None
+    ) -> Pending:
+        number = self.announce(operation, tensor, nbytes)
+        started = None
+        if self.listener is not None:
+            started = operation, perf_counter_ns(), tensor.nbytes if nbytes is None else nbytes
         if not self.backend.blocks:
             try:
-                return Pending(self, launch(), number)
+                return Pending(self, launch(), number, started=started)
             except RuntimeError as error:
                 raise self._lost(error) from error
-        return Pending(self, self.block(launch, number), number)
+        return Pending(self, self.block(launch, number), number, started=started)
 
     def block(self, work: Callable[[], Any], number: int = 0) -> Any:
         """Do what waits for peers: on the board and in `waited_ns` it counts as waiting."""
@@ -370,7 +409,10 @@ class Comm:
         except (RuntimeError, PeerLost) as error:  # the board goes on to say where this rank waited
             raise self._lost(error) from error
         finally:
-            self.waited_ns += perf_counter_ns() - begun
+            ended = perf_counter_ns()
+            self.waited_ns += ended - begun
+            if self.listener is not None:
+                self.listener("wait", begun, ended, -1)
 
     def _lost(self, error: BaseException) -> PeerLost:
         """What a failed collective means: a peer that took another path, or one that is gone."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class SharedBuffer:
         self._open = self._storage.tensor
         self._begin = self._open.data_ptr()
         self._turn = 0
-        self._number = 0
+        self._number = self._launched = 0
         self._summed = False
         self._bounds = _bounds(self._open, comm.world_size)
         self._sources: Sequence[Source] = ()
@@ -73,8 +74,8 @@ class SharedBuffer:
 
     def launch(self, sources: Sequence[Source] = ()) -> None:
         self._sources = sources
-        check = self._comm.check
-        self._number = 0 if check is None else check.collective("all_reduce", self._open)
+        self._number = self._comm.announce("all_reduce", self._open)
+        self._launched = perf_counter_ns()
         self._turn += 1
         self._summed = False
         if self._open is not self._storage.tensor:
@@ -103,6 +104,7 @@ class SharedBuffer:
 
     def settle(self) -> None:
         self._wait(_TAKEN)
+        self._comm.tell("all_reduce", self._launched, self._open.nbytes)
 
     def _sum(self) -> None:
         self._summed = True

@@ -61,8 +61,10 @@ class Opening:
         letters = "".join(letter for letter in mode if letter in "rwax+")
         flags = _FLAGS[letters.replace("+", "")] | (os.O_RDWR if "+" in mode else os.O_WRONLY) | os.O_CLOEXEC
         opened, key = self._together(f"open ({letters})", file, located, flags, 0o666, named=False)
-        raw = (RawFile if self._files.is_zero or "+" in mode else NullFile)(opened, letters)
+        raw = (RawFile if self._files.writes() or "+" in mode else NullFile)(opened, letters)
         raw.name = os.fspath(file)  # pyright: ignore[reportAttributeAccessIssue]
+        if self._files.history is not None and not self._files.writes():
+            self._files.history.stands_for(raw, key)
         self._files.opened(key)
         raw.on_close = lambda: self._files.closed(key)
         return layered(raw, mode, *layers)

@@ -26,6 +26,14 @@ def asking(files: RankFiles, plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*args, **kwargs)
         path, *rest = args or (kwargs.pop("path", None),)
         path = "." if path is None and lists else path
+        history = files.history
+        if history is not None and history.replaying and name in ("access", "listdir", "scandir"):
+            located = files.mediated(path)
+            if located is not None and name == "access" and history.hides(located):
+                return False
+            if located is not None and lists and not isinstance(path, bytes):
+                names = history.without_hidden(located, os.listdir(path))
+                return list(names) if name == "listdir" else _Entries(_Entry(path, each) for each in names)
         follow = name not in ("lstat", "readlink") and kwargs.get("follow_symlinks", True)
         with files.reading(path, follow=follow) as place:
             folder = files.found_aside(path) if lists and not isinstance(path, bytes) else None

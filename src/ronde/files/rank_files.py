@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from ronde.comm.process_group import Comm
 from ronde.errors import PeerLost
 from ronde.files.callers import Callers
+from ronde.files.history import FileHistory
 from ronde.files.overlay import Overlay, called
 from ronde.files.paths import Paths
 from ronde.trace.temporary_folder import TemporaryFolders
@@ -38,6 +40,7 @@ class RankFiles:
         overlay: what this rank has instead of files that rank 0 writes.
         notes: sentences for the user about what was made right without being asked.
         stopped: what is closed from now on is nobody's concern.
+        history: records changes, where the run makes checkpoints.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class RankFiles:
         self.overlay = Overlay(comm.rank, temporary, paths.add_private, shared)
         self.notes: list[str] = []
         self.stopped = True
+        self.history: FileHistory | None = None
         self._comm = comm
         self._open: Counter[str] = Counter()
         self._unclosed: set[str] = set()
@@ -79,8 +83,14 @@ class RankFiles:
             below: what lies in these is changed too.
             prepare: done by the other ranks before rank 0 acts and after all it did before.
         """
+        recalled = None if self.history is None else self.history.recall(operation, located)
+        if recalled is not None:
+            if recalled.failure is not None:
+                raise recalled.failure
+            return recalled.value
         failure: Exception | None = None
         with self.callers.unmediated():
+            is_new = self.history is not None and not os.path.lexists(located)
             self._barrier()
             if prepare is not None:
                 if not self.is_zero:
@@ -94,6 +104,8 @@ class RankFiles:
                 self._forget([outcome.path] if changed is None else changed(outcome.value), below)
             if self.is_zero:
                 self._comm.broadcast_object(outcome)
+            if self.history is not None:
+                self.history.add(operation, located, outcome.value, outcome.failure, is_new=is_new)
         failure = own or outcome.failure or failure
         if failure is not None:
             raise failure
@@ -105,9 +117,17 @@ class RankFiles:
 
     def together(self, operation: str, located: str, act: Callable[[], Any]) -> Any:
         """Do `act` on every rank at once; raise rank 0's failure on all."""
+        written = f"{operation}, written"
+        recalled = None if self.history is None else self.history.recall(written, located)
+        if recalled is not None:
+            if recalled.failure is not None:
+                raise recalled.failure
+            return None
         with self.callers.unmediated():
             value, own = _tried(act)
             shared = self._comm.broadcast_object(Outcome(operation, located, None, _portable(own)))
+        if self.history is not None:
+            self.history.add(written, located, None, shared.failure, is_new=False)
         failure = own or shared.failure
         if failure is not None:
             raise failure
@@ -141,6 +161,8 @@ class RankFiles:
         """Where this rank has what is called `path`, as of this point of the script."""
         located = self.mediated(path)
         if located is not None:
+            if self.history is not None and self.history.hides(located):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self.before_reading(located)
             path = self._aliases.get(located, path)
         found = self.found_aside(path, follow=follow)
@@ -162,6 +184,8 @@ class RankFiles:
 
     def asks_for_more(self) -> bool:
         """Whether a question may have another answer than that of the files as they are."""
+        if self.history is not None and self.history.replaying:
+            return True
         return bool(self._open or self._unclosed or self._aliases) or (
             not self.is_zero and self.callers.looks_aside()
         )
@@ -179,6 +203,10 @@ class RankFiles:
             self._open[key] += 1
         else:
             self._unclosed.add(key)
+
+    def writes(self) -> bool:
+        """Whether what the script writes on this rank goes to the files."""
+        return self.is_zero and not (self.history is not None and self.history.replaying)
 
     def closed(self, key: str) -> None:
         """The script has closed it: the ranks wait for one another, as anybody may read it now.

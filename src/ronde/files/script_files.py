@@ -20,6 +20,7 @@ import torch
 
 from ronde.comm.process_group import Comm
 from ronde.files.changes import CHANGES, Changes
+from ronde.files.history import FileHistory
 from ronde.files.native_writers import NATIVE_WRITERS, NativeWriter
 from ronde.files.opening import Opening
 from ronde.files.paths import Paths
@@ -80,6 +81,7 @@ class ScriptFiles:
         self.for_itself = self._files.callers.for_itself
         self._serializers = Serializers(self._files, whole)
         self._patches = Patches()
+        self._plain_open: Callable[..., int] = os.open
         self._late = LatePatches(self._of_libraries())
 
     def install(self) -> None:
@@ -108,6 +110,18 @@ class ScriptFiles:
         replacements.spread()
         self._late.install()
         self._patches.undo(self._late.uninstall)
+
+    def remember(self) -> FileHistory:
+        """From now on changes are recorded, so that the script can be brought back to a step."""
+        self._files.history = self._files.history or FileHistory()
+        return self._files.history
+
+    def end_replay(self, sizes: dict[str, int]) -> None:
+        """The script is where it was: its files are the real ones from now on."""
+        history = self._files.history
+        assert history is not None
+        with self.unmediated():
+            history.end_replay(sizes, self._plain_open if self._files.is_zero else None)
 
     def uninstall(self) -> None:
         """Put everything back; files still open stay what they are."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
-from ronde.launch.standstill import who_waits
 from ronde.trace.lockstep_board import Standing, State
 from ronde.trace.run_directory import RunDirectory
 
@@ -178,7 +177,7 @@ def failure_beside(
     return first if main_is_left else None
 
 
-def report(
+def report(  # noqa: PLR0913 - each is evidence
     first: RankFailure,
     deaths: Sequence[RankDeath],
     errors: Mapping[int, ErrorFile],
@@ -188,12 +187,39 @@ def report(
     main_shown: bool,
     standings: Sequence[Standing] = (),
     standstill: str = "",
+    explained: Sequence[str] = (),
 ) -> str:
     """What the user has not seen yet about the first failure; "" when the script has said it all.
 
     When rank 0 is shown, its stderr is the user's: an error that it met too is there already.
-    `standings` is where the ranks stood last, `standstill` why the launcher has ended them.
+    `standings` is where the ranks stood last, `standstill` why the launcher has ended them, `explained` what
+    evidence says of the cause.
     """
+    words = _told(
+        first, deaths, errors, directory, world_size,
+        main_shown=main_shown, standings=standings, standstill=standstill,
+    )  # fmt: skip
+    if not words:
+        return ""
+    if first.kind != "signal":
+        return "\n".join([words, *explained])
+    head, *log = words.split("\n")
+    if explained:  # which knows whether it was
+        head = head.replace(" (out of memory?)", "")
+    return "\n".join([head, *(explained or _advice_on_signal(first.exit_code - 128, world_size)), *log])
+
+
+def _told(
+    first: RankFailure,
+    deaths: Sequence[RankDeath],
+    errors: Mapping[int, ErrorFile],
+    directory: RunDirectory,
+    world_size: int,
+    *,
+    main_shown: bool,
+    standings: Sequence[Standing],
+    standstill: str,
+) -> str:
     where = f"logs of all ranks: {directory.path}"
     if not directory.path.exists():
         gone = "the run directory was removed while ranks wrote to it; keep it until the run has ended"
@@ -231,8 +257,6 @@ def report(
     elif first.error is not None and first.kind != "exit":
         lines += first.error.traceback.splitlines()
     else:
-        if first.kind == "signal":
-            lines += _advice_on_signal(first.exit_code - 128, world_size)
         if first.rank != 0 or not main_shown:
             tail = _tail(directory.log(first.rank))
             lines += [f"the last lines of {directory.log(first.rank).name}:", *tail] if tail else []
@@ -242,7 +266,7 @@ def report(
 def _left_early(first: RankFailure, deaths: Sequence[RankDeath], standings: Sequence[Standing]) -> str:
     """Who ended while others waited, where that is what happened; "" where it is not."""
     if first.kind == "exit":
-        waiting = who_waits(standings, but=first.rank)
+        waiting = _who_waits(standings, but=first.rank)
         return f"{first.summary} while {waiting}" if waiting else ""
     if first.kind != "peer":
         return ""
@@ -251,9 +275,19 @@ def _left_early(first: RankFailure, deaths: Sequence[RankDeath], standings: Sequ
     if not ended:
         return ""
     rank = min(ended)
-    return (
-        f"rank {rank} came to the end of the script while {who_waits(standings, but=rank) or 'others waited'}"
-    )
+    others = _who_waits(standings, but=rank) or "others waited"
+    return f"rank {rank} came to the end of the script while {others}"
+
+
+def _who_waits(standings: Sequence[Standing], *, but: int) -> str:
+    """The ranks that wait, apart from `but`, and where: "rank 0 waited for it at train.py:12 (...)"."""
+    waiting = [each for each in standings if each.state is State.WAITING and each.rank != but]
+    if not waiting:
+        return ""
+    names = ", ".join(str(standing.rank) for standing in waiting)
+    many = f"rank{'s' if len(waiting) > 1 else ''} {names} waited for it"
+    entry = waiting[0].entry
+    return f"{many} at {entry.where} ({entry.what})" if entry is not None else many
 
 
 def _exit_code(error: ErrorFile, of_process: int) -> int:

@@ -84,7 +84,7 @@ def launch(
     place = str(directory.path)
     command = [
         *(sys.executable, "-c", LAUNCHER, str(os.getpid())),
-        *("run", "--ranks", str(ranks), *words, "--run-dir", place),
+        *("run", "-H", f"localhost:{ranks}", *words, "--run-dir", place),
         *("-m", "ronde.runtime.function", place),
     ]
     code = _run(command)

@@ -27,7 +27,10 @@ class Job:
         timeout: seconds for which ranks may wait for one that does not come.
         threads: per rank; None: the cores shared out, unless the environment says otherwise.
         shown: rank 0's output is passed on to this process's; otherwise it is logged only.
+        trace_steps: as in `RankConfig`.
         publish: seconds between versions of the model that are published; 0: none is.
+        checkpoint, checkpoint_every, checkpoint_keep, resume: as in `RankConfig`.
+        attempt: how often its ranks have been started before.
         quiet: nothing is said but errors and that ranks stand still.
         servers: endpoints of parameter servers that somebody else has started.
         server_token: by which they know the run.
@@ -57,6 +60,12 @@ class Job:
     durability_sync: str = "never"
     server_state: str = ""
     publish: float = 0.0
+    trace_steps: str = ""
+    checkpoint: str = ""
+    checkpoint_every: tuple[int, float] = (0, 600.0)
+    checkpoint_keep: int = 2
+    resume: bool = False
+    attempt: int = 0
     worker: tuple[str, ...] = WORKER
 
 

@@ -1,4 +1,4 @@
-"""The few calls to the Linux kernel by which no rank outlives its launcher.
+"""The few calls to the Linux kernel by which no rank outlives its launcher, and who still lives.
 
 A child that asks for it is killed when its parent dies. A process that is a "subreaper" inherits the
 orphans among its descendants: loader workers of a rank that was killed become its own children,
@@ -7,11 +7,21 @@ so that it can end them and nothing is lost sight of.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
-__all__ = ["become_subreaper", "bind_to_parent", "is_subreaper", "load_prctl"]
+__all__ = [
+    "become_subreaper",
+    "bind_to_parent",
+    "is_alive",
+    "is_subreaper",
+    "load_prctl",
+    "subreaping",
+]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,3 +48,22 @@ def is_subreaper(library: ctypes.CDLL) -> bool:
 
 def become_subreaper(library: ctypes.CDLL, wanted: bool) -> None:
     library.prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return False
+
+
+@contextlib.contextmanager
+def subreaping(library: ctypes.CDLL) -> Iterator[None]:
+    """Inside, this process inherits the orphans among its descendants."""
+    before = is_subreaper(library)
+    become_subreaper(library, True)
+    try:
+        yield
+    finally:
+        become_subreaper(library, before)

@@ -13,9 +13,12 @@ from typing import NamedTuple
 from ronde.cluster.cores import available_cores
 from ronde.errors import UsageError
 from ronde.launch.announce import say
-from ronde.launch.failure_report import RankDeath, report
+from ronde.launch.failure_report import report
+from ronde.launch.gathering import Gathering, read_standings
+from ronde.launch.go_on_without import goes_on_without
 from ronde.launch.job import Job, Outcome
-from ronde.launch.linux_process import become_subreaper, is_subreaper, load_prctl
+from ronde.launch.launched import write_launched
+from ronde.launch.linux_process import load_prctl, subreaping
 from ronde.launch.output_pump import RankOutput, fill_standard_descriptors
 from ronde.launch.progress_line import ProgressLine
 from ronde.launch.rank_config import RankConfig
@@ -25,14 +28,16 @@ from ronde.launch.screen import Screen
 from ronde.launch.server_config import ServerConfig, local_endpoint, rule_of_servers
 from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
-from ronde.launch.standstill import Standstill, read_standings
+from ronde.launch.standstill import Standstill
 from ronde.launch.supervisor import Supervisor
 from ronde.launch.sweep import end_leftovers, has_children, remove_shared_memory, remove_temporary_of_the_dead
+from ronde.launch.temporary import temporary_folder
 from ronde.launch.terminal import in_foreground
+from ronde.launch.witness import Explain, Witness
 from ronde.plan import Plan
+from ronde.trace.events import write_event
 from ronde.trace.pulse import Pulse
 from ronde.trace.summary import read_summary, summary_lines
-from ronde.trace.temporary_folder import TemporaryFolder
 
 __all__ = ["launch"]
 
@@ -44,11 +49,14 @@ class Endpoints(NamedTuple):
     token: str
 
 
-def launch(job: Job) -> Outcome:
+def launch(job: Job, explain: Explain | None = None) -> Outcome:
     """Run a job to its end; the report of a failure has been printed when this returns.
 
     Ranks die with the process that calls this. Meant for the main thread of a process that starts
     no other children meanwhile: it becomes the parent of the ranks' orphans.
+
+    Args:
+        explain: says what evidence of a stall or a failure means.
 
     Raises:
         UsageError: more ranks than devices, or fewer than one.
@@ -57,7 +65,7 @@ def launch(job: Job) -> Outcome:
     _check(job)
     fill_standard_descriptors()
     library = load_prctl()
-    with SignalInbox() as inbox, _subreaper(library), _temporary_folder(job) as temporary:
+    with SignalInbox() as inbox, subreaping(library), temporary_folder(job.run_directory.run_id) as temporary:
         ranks: list[RankProcess] = []
         screen = Screen.of_user(job.environment) if job.shown and not job.quiet else None
         pulse = Pulse.create(job.run_directory.pulse)
@@ -78,6 +86,9 @@ def launch(job: Job) -> Outcome:
         for output in outputs:  # all ranks have been started: from here on there may be threads
             output.start()
         remove_temporary_of_the_dead()
+        pids = {rank.rank: rank.pid for rank in ranks}
+        write_launched(job, pids)
+        witness = Witness(job.run_directory, Gathering(job.run_directory, pids, job.ranks), explain)
         supervisor = Supervisor(
             ranks,
             job.run_directory,
@@ -86,10 +97,13 @@ def launch(job: Job) -> Outcome:
             on_stop=lambda: screen and screen.wipe(),
             debugged=lambda: pulse is not None and pulse.debugged,
             waiting=Standstill(
-                ranks, job.run_directory, job.timeout, lambda words: _say(job, outputs, words)
+                job.ranks, job.run_directory, job.timeout, witness, lambda words: _say(job, outputs, words)
             ),
+            witness=witness,
             servers=servers,
-            spares=lambda death: _goes_on_without(job, death, lambda words: _say(job, outputs, words)),
+            spares=lambda death: goes_on_without(
+                job.plan, death, job.run_directory, lambda words: _say(job, outputs, words)
+            ),
         )
         try:
             with _progress(screen, pulse):
@@ -97,7 +111,7 @@ def launch(job: Job) -> Outcome:
         finally:
             if servers is not None:
                 servers.end()
-        return _finish(job, supervisor, outputs)
+        return _finish(job, supervisor, witness, outputs)
 
 
 def _open_output(job: Job, rank: int, screen: Screen | None) -> RankOutput:
@@ -116,18 +130,6 @@ def _check(job: Job) -> None:
             f"{len(job.devices)} ({', '.join(job.devices)}); use --ranks {len(job.devices)}, or run on the "
             'CPU with CUDA_VISIBLE_DEVICES=""'
         )
-
-
-def _goes_on_without(job: Job, death: RankDeath, say_so: Callable[[str], object]) -> bool:
-    """Whether the others go on when a rank has died so: where none waits for another, and rank 0 is left."""
-    if death.code >= 0 or death.rank == 0 or not Plan.parse(job.plan).is_local:
-        return False
-    name = signal.Signals(-death.code).name
-    say_so(
-        f"rank {death.rank} was killed by {name}; the others go on without it; log: "
-        f"{job.run_directory.log(death.rank)}"
-    )
-    return True
 
 
 def _servers(job: Job, say_so: Callable[[str], object]) -> tuple[Servers | None, Endpoints]:
@@ -179,6 +181,11 @@ def _configs(job: Job, temporary: str, endpoints: Endpoints) -> list[RankConfig]
             watched=True,
             quiet=job.quiet,
             publish=job.publish,
+            trace_steps=job.trace_steps,
+            checkpoint=job.checkpoint,
+            checkpoint_every=job.checkpoint_every,
+            checkpoint_keep=job.checkpoint_keep,
+            resume=job.resume,
             terminal=os.isatty(0),
             temporary=temporary,
             servers=endpoints.addresses,
@@ -218,7 +225,7 @@ def _start(
     )
 
 
-def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> Outcome:
+def _finish(job: Job, supervisor: Supervisor, witness: Witness, outputs: Sequence[RankOutput]) -> Outcome:
     """All ranks are gone: sweep up, let their last output through, and only then tell what happened."""
     failure = supervisor.failure()
     left = end_leftovers(job.run_directory.run_id) if has_children() else []
@@ -228,6 +235,8 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
     words = ""
     lines: list[str] = []
     if failure is not None:
+        codes = {death.rank: death.code for death in supervisor.deaths}
+        explanation = witness.conclude(codes, failure, supervisor.standstill)
         words = report(
             failure,
             supervisor.deaths,
@@ -237,6 +246,7 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
             main_shown=job.shown,
             standings=read_standings(job.run_directory, job.ranks),
             standstill=supervisor.standstill,
+            explained=() if explanation is None or explanation.told else explanation.lines(),
         )
     elif supervisor.exit_code() == 0 and not job.quiet:
         lines = _summary(job)
@@ -248,12 +258,15 @@ def _finish(job: Job, supervisor: Supervisor, outputs: Sequence[RankOutput]) -> 
         if job.shown:
             say(text, new_line=new_line)
             new_line = False
+    told = failure.summary if failure is not None else f"exit code {supervisor.exit_code()}"
+    write_event(job.run_directory.path, "end", told, exit_code=supervisor.exit_code())
     if supervisor.exit_code() == 0 and job.run_directory.is_default:
         job.run_directory.remove_server_states()
     return Outcome(exit_code=supervisor.exit_code(), failure=failure, report=words)
 
 
 def _say(job: Job, outputs: Sequence[RankOutput], words: str) -> None:
+    write_event(job.run_directory.path, "notice", words)
     if job.shown:
         say(words, new_line=outputs[0].stderr_in_mid_line)
 
@@ -275,30 +288,6 @@ def _progress(screen: Screen | None, pulse: Pulse | None) -> Iterator[None]:
     finally:
         if line is not None:
             line.stop()
-
-
-@contextlib.contextmanager
-def _temporary_folder(job: Job) -> Iterator[str]:
-    """Inside, ranks have a folder for their temporary files; "" where there is no room for one."""
-    try:
-        folder = TemporaryFolder.hold(job.run_directory.run_id)
-    except OSError:
-        yield ""
-        return
-    try:
-        yield folder.path
-    finally:
-        folder.remove()
-
-
-@contextlib.contextmanager
-def _subreaper(library: ctypes.CDLL) -> Iterator[None]:
-    before = is_subreaper(library)
-    become_subreaper(library, True)
-    try:
-        yield
-    finally:
-        become_subreaper(library, before)
 
 
 def _free_port() -> int:

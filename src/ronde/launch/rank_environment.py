@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
-from ronde.cluster.environment import hidden_from_script
+from ronde.cluster.environment import hidden_from_script, marks_of_schedulers
 from ronde.launch.allocator import keeping_memory, returning_memory
 from ronde.launch.rank_config import ENVIRONMENT_KEY, RankConfig
 from ronde.plan import Plan
 
-__all__ = ["RUN_ID_KEY", "rank_environment", "threads_per_rank"]
+__all__ = ["RUN_ID_KEY", "rank_environment", "run_id_of", "threads_per_rank"]
 
 RUN_ID_KEY = "RONDE_RUN_ID"  # every descendant of a rank inherits it: by it a run's processes are found
 
@@ -31,6 +32,11 @@ def threads_per_rank(
     return max(1, cores // ranks)
 
 
+def run_id_of(config: RankConfig, environment: Mapping[str, str]) -> str:
+    """Of a rank's run; a script that calls `ronde.init` was not told, and its run directory has that name."""
+    return environment.get(RUN_ID_KEY) or os.path.basename(config.run_dir)
+
+
 def rank_environment(
     environment: Mapping[str, str],
     config: RankConfig,
@@ -41,17 +47,21 @@ def rank_environment(
 ) -> dict[str, str]:
     """The rank's variables: its configuration in, what marks a distributed job out.
 
-    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. The order
-    of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
+    `device` is the one CUDA device that the rank is to see, so that `cuda:0` is its own. A script that is
+    distributed by itself sees all, for it takes the one of its LOCAL_RANK, and a scheduler's variables too.
+    The order of sets must be the same on all ranks, hence a fixed hash seed; "random" would make it differ.
     """
     hidden = hidden_from_script(environment)
+    if not config.native:
+        hidden |= marks_of_schedulers(environment)
     result = {name: value for name, value in environment.items() if name not in hidden}
     if threads is not None:
         result[THREADS] = str(threads)
     if result.get(HASH_SEED, "random") in ("", "random"):
         result[HASH_SEED] = "0"
     if device is not None:
-        result["CUDA_VISIBLE_DEVICES"] = device
+        if not config.native:
+            result["CUDA_VISIBLE_DEVICES"] = device
     elif config.world_size > 1:
         result.update(_memory(result, config))
     result[RUN_ID_KEY] = run_id

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from ronde.cluster.environment import hidden_from_script
 from ronde.errors import LaunchError
@@ -19,11 +20,15 @@ from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.launch.server_config import SERVER_KEY, ServerConfig
 from ronde.trace.run_directory import RunDirectory
 
-__all__ = ["SERVER", "Servers"]
+__all__ = ["CANNOT_SERVE", "SERVER", "Servers"]
 
 SERVER = (sys.executable, "-m", "ronde.server.process")
 
+#: The exit code of a server that has written why it will not start: it would not the next time either.
+CANNOT_SERVE = 3
+
 _MOST_RESTARTS_IN_A_ROW = 3
+_MOST_KILLS_IN_A_ROW = 20  # by the system for want of memory, say
 _STABLE_S = 30.0
 _TERMINATION_S = 2.0
 
@@ -89,7 +94,10 @@ class Servers:
             index = each.config.index
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             log = self._directory.server_log(index)
-            if code > 0 and lived < _STABLE_S and each.failures > _MOST_RESTARTS_IN_A_ROW:
+            if code == CANNOT_SERVE:
+                return f"server {index} cannot serve: {_last_words(log)}"
+            most = _MOST_RESTARTS_IN_A_ROW if code > 0 else _MOST_KILLS_IN_A_ROW
+            if lived < _STABLE_S and each.failures > most:
                 return f"server {index} ended {each.failures} times in a row ({how}); see {log}"
             if each.config.durability != "log":
                 return (
@@ -140,3 +148,11 @@ class Servers:
             ) from None
         self.pids.add(process.pid)
         return process
+
+
+def _last_words(log: Path) -> str:
+    """The last line that a server wrote, without the time."""
+    with contextlib.suppress(OSError, IndexError):
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1]
+        return last.partition(" ")[2].removeprefix("ronde: ")
+    return f"see {log}"

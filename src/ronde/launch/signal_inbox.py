@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import TracebackType
 
@@ -48,6 +49,11 @@ class SignalInbox:
     def wait(self, timeout: float) -> signal.struct_siginfo | None:
         """The next signal, or None after `timeout` seconds."""
         return signal.sigtimedwait(self._watched, timeout)
+
+    @staticmethod
+    def wake() -> None:
+        """End a `wait` of this process at once: other news has come. From any thread."""
+        os.kill(os.getpid(), signal.SIGCHLD)
 
     @staticmethod
     def from_terminal(message: signal.struct_siginfo) -> bool:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from ronde.errors import ADVICE_ON_DIVERGENCE
-from ronde.launch.rank_config import STACK_SIGNAL
-from ronde.launch.rank_process import RankProcess
-from ronde.trace.lockstep_board import LockstepBoard, Standing, State, board_path
+from ronde.launch.gathering import read_standings
+from ronde.launch.witness import Witness
+from ronde.trace.evidence import Evidence, RankEvidence
+from ronde.trace.lockstep_board import State
 from ronde.trace.run_directory import RunDirectory
 from ronde.trace.script_line import ScriptLine
 
-__all__ = ["Standstill", "read_standings", "who_waits"]
+__all__ = ["Standstill", "place_in", "places"]
 
-GROUPS = ("boundary", "reducer")
-NOTICE_S = 60.0
+# A stall is to be explained within 10 s.
+NOTICE_S = 8.0
 LOOK_EVERY_S = 1.0
-STACK_WAIT_S = 0.3
 FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
@@ -31,18 +28,21 @@ class Standstill:
     Args:
         directory: the run's, where the boards are.
         timeout: seconds after which such a run is to be ended.
+        witness: freezes what is known then, and explains it.
         say: prints a sentence to the user.
     """
 
     def __init__(
         self,
-        ranks: Sequence[RankProcess],
+        ranks: int,
         directory: RunDirectory,
         timeout: float,
+        witness: Witness,
         say: Callable[[str], object],
     ) -> None:
         self._ranks = ranks
         self._directory = directory
+        self._witness = witness
         self._timeout = timeout
         self._say = say
         self._notice = min(NOTICE_S, timeout / 2)
@@ -55,24 +55,27 @@ class Standstill:
         if now < self._next_look:
             return ""
         self._next_look = now + min(LOOK_EVERY_S, self._notice / 4)
-        standings = read_standings(self._directory, len(self._ranks))
+        standings = read_standings(self._directory, self._ranks)
         waited = now - max(self._started, max((s.since for s in standings), default=now))
         stuck = any(standing.state is State.WAITING for standing in standings)
         if not stuck or waited < self._notice:
             self._said = False
             return ""
         if self._said and waited >= self._timeout:
+            evidence, _ = self._witness.stalled()
             return (
                 f"the run stood still for {self._timeout:g} s and has been ended (--timeout)\n"
-                f"{self._places(standings)}"
+                f"{places(evidence)}"
                 "if they were right to take so long, give them more time: --timeout SECONDS\n"
                 f"{ADVICE_ON_DIVERGENCE}"
             )
         if not self._said:
             self._said = True
+            evidence, explanation = self._witness.stalled()
+            lines = [] if explanation is None else explanation.lines()
             self._say(
                 f"ranks have waited for {self._notice:g} s; the run is ended after {self._timeout:g} s of "
-                f"this (--timeout)\n{self._places(standings).rstrip()}"
+                f"this (--timeout)\n" + "\n".join([places(evidence).rstrip(), *lines])
             )
         return ""
 
@@ -80,83 +83,32 @@ class Standstill:
         """The run was stopped by the user: what was waited so far does not count."""
         self._started = time.monotonic()
 
-    def _places(self, standings: Sequence[Standing]) -> str:
-        busy = [standing.rank for standing in standings if standing.state is State.RUNNING]
-        stacks = self._stacks(busy)
-        lines: list[str] = []
-        for standing in standings:
-            if standing.state is State.WAITING:
-                place = _waits(standing)
-            elif standing.state is State.ABSENT:
-                place = "has not begun the script"
-            elif standing.state is State.ENDED:
-                place = "has ended"
-            else:
-                place = stacks.get(standing.rank) or _last_seen(standing)
-            lines.append(f"  rank {standing.rank} {place}\n")
-        return "".join(lines)
 
-    def _stacks(self, busy: Sequence[int]) -> dict[int, str]:
-        """Where in the script each rank is that does not wait; those that answer in time."""
-        paths = {rank: self._directory.stack(rank) for rank in busy}
-        for rank, path in paths.items():
-            with contextlib.suppress(OSError):
-                os.truncate(path, 0)
-                self._ranks[rank].send(STACK_SIGNAL)
-        end = time.monotonic() + STACK_WAIT_S
-        found: dict[int, str] = {}
-        while len(found) < len(paths) and time.monotonic() < end:
-            time.sleep(0.02)
-            found = {rank: place for rank, path in paths.items() if (place := _place_in(path))}
-        return found
+def places(evidence: Evidence) -> str:
+    """Where every rank is, a line each."""
+    lines: list[str] = []
+    for rank in evidence.ranks:
+        if rank.standing == "waiting":
+            place = f"waits at {rank.where}: {rank.what}" if rank.where else "waits"
+        elif rank.standing == "absent":
+            place = "has not begun the script"
+        elif rank.standing == "ended":
+            place = "has ended"
+        else:
+            place = place_in(rank.stack) or _last_seen(rank)
+        lines.append(f"  rank {rank.rank} {place}\n")
+    return "".join(lines)
 
 
-def read_standings(directory: RunDirectory, ranks: int) -> list[Standing]:
-    """Where every rank stands, over all its groups; nothing when the ranks have no boards."""
-    boards: list[Sequence[Standing]] = []
-    for group in GROUPS:
-        with contextlib.suppress(OSError, ValueError):
-            board = LockstepBoard(board_path(directory.path, group), None, ranks)
-            boards.append(board.standings())
-            board.close()
-    # A rank that waits in one group runs in the others, and it ended when it has left any.
-    order = (State.ABSENT, State.RUNNING, State.ENDED, State.WAITING)
-    return [
-        max(of_rank, key=lambda standing: (order.index(standing.state), standing.since))
-        for of_rank in zip(*boards, strict=True)
-    ]
-
-
-def who_waits(standings: Sequence[Standing], *, but: int) -> str:
-    """The ranks that wait, apart from `but`, and where: "rank 0 waited for it at train.py:12 (...)"."""
-    waiting = [each for each in standings if each.state is State.WAITING and each.rank != but]
-    if not waiting:
-        return ""
-    names = ", ".join(str(standing.rank) for standing in waiting)
-    many = f"rank{'s' if len(waiting) > 1 else ''} {names} waited for it"
-    entry = waiting[0].entry
-    return f"{many} at {entry.where} ({entry.what})" if entry is not None else many
-
-
-def _waits(standing: Standing) -> str:
-    entry = standing.entry
-    return f"waits at {entry.where}: {entry.what}" if entry is not None else "waits"
-
-
-def _last_seen(standing: Standing) -> str:
-    entry = standing.entry
-    return f"was last seen at {entry.where}: {entry.what}" if entry is not None else "has met nobody yet"
-
-
-def _place_in(path: Path) -> str:
+def place_in(stack: str) -> str:
     """The innermost line of the script in a stack that `faulthandler` wrote; "" if there is none."""
     lines = ScriptLine()
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    for match in map(FRAME.fullmatch, text.splitlines()):
+    for match in map(FRAME.fullmatch, stack.splitlines()):
         name = lines.name(match["file"]) if match else None
         if match and name:
             return f"is at {name}:{match['line']}, in {match['function']}"
     return ""
+
+
+def _last_seen(rank: RankEvidence) -> str:
+    return f"was last seen at {rank.where}: {rank.what}" if rank.where else "has met nobody yet"

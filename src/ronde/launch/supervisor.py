@@ -37,6 +37,7 @@ from ronde.launch.servers import Servers
 from ronde.launch.signal_inbox import SignalInbox
 from ronde.launch.standstill import Standstill
 from ronde.launch.sweep import leftovers
+from ronde.launch.witness import Witness
 from ronde.trace.run_directory import RunDirectory
 
 __all__ = ["Supervisor"]
@@ -65,9 +66,13 @@ class Supervisor:
         on_stop: Callable[[], object],
         debugged: Callable[[], bool],
         waiting: Standstill,
+        witness: Witness,
         servers: Servers | None = None,
         spares: Callable[[RankDeath], bool] = lambda death: False,
+        news: Callable[[RankDeath | ErrorFile], object] = lambda of_rank: None,
+        alone: bool = True,
     ) -> None:
+        """`news` hears of each rank's end and error at once; not `alone`: the run has ranks elsewhere."""
         self.deaths: list[RankDeath] = []
         self.errors: dict[int, ErrorFile] = {}
         self.interrupted_by: int | None = None
@@ -75,6 +80,8 @@ class Supervisor:
         self.pids = {rank.pid for rank in ranks}
         self._servers = servers
         self._spares = spares
+        self._news = news
+        self._has_peers = len(ranks) > 1 or not alone
         self._ranks = ranks
         self._directory = directory
         self._inbox = inbox
@@ -82,6 +89,7 @@ class Supervisor:
         self._on_stop = on_stop
         self._debugged = debugged
         self._waiting = waiting
+        self._witness = witness
         self._alive = list(ranks)
         self._failed_at: float | None = None
         self._asked: dict[int, float] = {}
@@ -99,6 +107,11 @@ class Supervisor:
             self._look_at_servers()
             self._end_when_due()
         self._read_errors(self._ranks)
+
+    def end_with_others(self) -> None:
+        """End the ranks as after a failure of one of them: one elsewhere has failed. From any thread."""
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
 
     def interrupted_again(self) -> bool:
         """Whether a signal that ends the launcher came while it is only passing on the last output."""
@@ -136,7 +149,7 @@ class Supervisor:
             return 0.02
         if threading.current_thread() is not threading.main_thread():
             return 0.05
-        return 0.1 if len(self._ranks) > 1 else 1.0
+        return 0.1 if self._has_peers else 1.0
 
     def _handle(self, message: signal.struct_siginfo) -> None:
         number = message.si_signo
@@ -197,21 +210,28 @@ class Supervisor:
                 death = RankDeath(rank=rank.rank, time=time.time(), code=code)
                 if self._failed_at is not None or self.interrupted_by is not None or not self._spares(death):
                     self.deaths.append(death)
-        if len(self._ranks) > 1:
+                    self._news(death)
+        if self._has_peers:
             self._read_errors(self._alive)
         if self._failed_at is None and (self.errors or any(death.code != 0 for death in self.deaths)):
-            self._failed_at = time.monotonic()
+            self._fail()
             if self._alive:  # while their parents live, or their numbers will not be known
                 self.pids |= {process.pid for process in leftovers(self._directory.run_id)}
+
+    def _fail(self) -> None:
+        """From here on ranks are ended; what is known of them is kept before."""
+        self._failed_at = time.monotonic()
+        if self.interrupted_by is None:  # or it is no question why
+            self._witness.failed({death.rank: death.code for death in self.deaths})
 
     def _notice_standstill(self) -> None:
         if self._debugged():
             self._waiting.forgive()
             return
-        if len(self._ranks) > 1 and self._failed_at is None:
+        if self._has_peers and self._failed_at is None:
             self.standstill = self._waiting.look()
             if self.standstill:
-                self._failed_at = time.monotonic()
+                self._fail()
 
     def _look_at_servers(self) -> None:
         if self._servers is None or self._failed_at is not None:
@@ -219,7 +239,7 @@ class Supervisor:
         self.standstill = self._servers.look()
         self.pids |= self._servers.pids
         if self.standstill:
-            self._failed_at = time.monotonic()
+            self._fail()
 
     def _read_errors(self, ranks: Sequence[RankProcess]) -> None:
         for rank in ranks:
@@ -227,6 +247,7 @@ class Supervisor:
                 error = read_error(self._directory.error(rank.rank))
                 if error is not None:
                     self.errors[rank.rank] = error
+                    self._news(error)
 
     def _end_when_due(self) -> None:
         if self._failed_at is None:

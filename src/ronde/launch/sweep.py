@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from ronde.launch.linux_process import is_alive
 from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.trace.temporary_folder import remove_dead
 
@@ -90,7 +91,7 @@ def remove_shared_memory(pids: Collection[int], directory: Path = Path("/dev/shm
         return
     for entry in os.scandir(directory):
         match = TORCH_SHARED_MEMORY.fullmatch(entry.name)
-        if match and int(match[1]) in pids and not _alive(int(match[1])):
+        if match and int(match[1]) in pids and not is_alive(int(match[1])):
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
 
@@ -98,13 +99,6 @@ def remove_shared_memory(pids: Collection[int], directory: Path = Path("/dev/shm
 def remove_temporary_of_the_dead() -> None:
     """Remove what runs of this user left among the temporary files when their launchers were killed."""
     remove_dead(lambda run_id: bool(leftovers(run_id)))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def _gone_within(run_id: str, seconds: float) -> bool:

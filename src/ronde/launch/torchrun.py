@@ -1,7 +1,8 @@
-"""Join the ranks that `torchrun ... -m ronde run SCRIPT` has started: this process becomes one of them."""
+"""Join the ranks that others have started (`torchrun ... -m ronde run SCRIPT`): this process becomes one."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import NoReturn
 
 from ronde.cluster.cores import available_cores
 from ronde.cluster.environment import ClusterEnvironment, forced_threads
+from ronde.cluster.slurm import has_own_devices
 from ronde.errors import LaunchError, UsageError
 from ronde.launch.job import Job
+from ronde.launch.joined import find_store
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import rank_environment, threads_per_rank
 from ronde.launch.sweep import remove_temporary_of_the_dead
@@ -20,25 +23,27 @@ __all__ = ["become_rank", "check_store", "shared_run_id", "shared_seed", "silenc
 
 
 def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
-    """Replace this process by the worker of its rank; the ranks meet at the agent's own store.
+    """Replace this process by the worker of its rank; ranks meet at the agent's own store, or at rank 0's.
 
-    Rank 0's output stays torchrun's business; any other's goes to its log.
+    Rank 0's output stays the launcher's business; any other's goes to its log.
     """
     check_store(place)
     if Plan.parse(job.plan).state.server_count and not job.servers:
         raise UsageError(
-            "torchrun starts ranks, and no parameter servers: start each with `ronde server --listen "
-            "tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
+            f"{place.launcher} starts ranks, and no parameter servers: start each with `ronde server "
+            "--listen tcp://HOST:PORT`, and give --servers tcp://HOST:PORT,... to every rank"
         )
-    if job.devices and place.local_world_size > len(job.devices):
+    own = has_own_devices(job.environment)
+    if job.devices and place.local_world_size > len(job.devices) and not own:
         raise LaunchError(
-            f"torchrun has started {place.local_world_size} ranks on this host, but it offers "
-            f"{len(job.devices)} CUDA devices; use --nproc-per-node {len(job.devices)}"
+            f"{place.launcher} has started {place.local_world_size} ranks on this host, but it offers "
+            f"{len(job.devices)} CUDA devices; {_fewer(place, len(job.devices))}"
         )
     if place.local_rank == 0:
         remove_temporary_of_the_dead()
     given = dict(job.environment)
-    if forced_threads(given, os.getppid()):
+    place = _with_store(job, place)
+    if place.launcher == "torchrun" and forced_threads(given, os.getppid()):
         del given["OMP_NUM_THREADS"]
     threads = threads_per_rank(
         given, asked=job.threads, cores=available_cores(), ranks=place.local_world_size
@@ -48,7 +53,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
         _config(job, place),
         run_id=job.run_directory.run_id,
         threads=threads,
-        device=job.devices[place.local_rank] if job.devices else None,
+        device=job.devices[0 if own else place.local_rank] if job.devices else None,
     )
     if place.rank != 0:
         silence(job.run_directory.log(place.rank))
@@ -57,7 +62,7 @@ def become_rank(job: Job, place: ClusterEnvironment) -> NoReturn:
 
 def check_store(place: ClusterEnvironment) -> None:
     """Raise LaunchError where ranks have no store to meet at."""
-    if not place.agent_store:
+    if place.launcher == "torchrun" and not place.agent_store:
         raise LaunchError(
             "this torchrun does not share its store with the ranks; unset TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
         )
@@ -77,7 +82,8 @@ def shared_run_id(place: ClusterEnvironment, agent: int) -> str:
         f"{place.run_id} {place.master_address} {place.master_port} {started} {agent} {place.restart_count} "
         f"{place.rank - place.local_rank}"
     )
-    return f"torchrun-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
+    by = "torchrun" if place.launcher == "torchrun" else "joined"
+    return f"{by}-{hashlib.sha256(mark.encode()).hexdigest()[:12]}"
 
 
 def shared_seed(place: ClusterEnvironment) -> int:
@@ -86,12 +92,28 @@ def shared_seed(place: ClusterEnvironment) -> int:
     return int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % 2**31
 
 
+def _fewer(place: ClusterEnvironment, devices: int) -> str:
+    return (
+        f"use --nproc-per-node {devices}" if place.launcher == "torchrun" else f"start {devices} on each host"
+    )
+
+
+def _with_store(job: Job, place: ClusterEnvironment) -> ClusterEnvironment:
+    """The place with the store's address, which rank 0 makes where nobody else has."""
+    mark = hashlib.sha256(f"{place.run_id} {place.restart_count}".encode()).hexdigest()[:12]
+    meeting = job.run_directory.path.parent / f"meeting-{mark}"
+    address, port = find_store(place, meeting, job.run_directory.store_log)
+    return dataclasses.replace(place, master_address=address, master_port=port)
+
+
 def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
     return RankConfig(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
         local_world_size=place.local_world_size,
+        host=place.node or 0,
+        hosts=place.nodes or 1,
         run_dir=str(job.run_directory.path),
         store=f"tcp://{place.master_address}:{place.master_port}",
         script=job.script,
@@ -107,6 +129,10 @@ def _config(job: Job, place: ClusterEnvironment) -> RankConfig:
         extensions=job.extensions,
         quiet=job.quiet,
         publish=job.publish,
+        checkpoint=job.checkpoint,
+        checkpoint_every=job.checkpoint_every,
+        checkpoint_keep=job.checkpoint_keep,
+        resume=job.resume,
         terminal=os.isatty(0),
         servers=job.servers,
         server_token=job.server_token,

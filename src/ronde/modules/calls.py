@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ class Calls:
         pieces: into how many pieces each rank's rows are cut, at most.
 
     Attributes:
+        called: carries out each call of the script's that no other call is around, where it is set.
         on_call: hears of each call of a module on a batch, while it is set.
         on_evaluation: hears of each call in shards without gradients.
         draws_nothing: the module that runs draws no random numbers, as far as is known.
@@ -38,6 +40,7 @@ class Calls:
         self.tally = tally
         self.batch_dim = batch_dim
         self.pieces = pieces
+        self.called: Callable[..., Any] | None = None
         self.on_call: Callable[[torch.nn.Module], None] | None = None
         self.on_evaluation: Callable[[], None] = lambda: None
         self.draws_nothing = False

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from ronde.patching.patches import Patches
 from ronde.tensor.context import Context, Region
 
-__all__ = ["install", "uncompiled"]
+__all__ = ["install", "pass_over", "uncompiled"]
 
 
 def install(patches: Patches, context: Context, note: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ def install(patches: Patches, context: Context, note: Callable[[str], None]) -> 
         if model is None:
             return lambda decorated: compile_(decorated, **options)
         compiled = plain(model, **options)
-        _pass_over(torch.nn.Module.__call__)
+        pass_over(torch.nn.Module.__call__)
         if isinstance(model, torch.nn.Module) or not callable(model):
             return compiled
         return _eager_in_scripts(context, note, model, compiled)
@@ -58,7 +58,7 @@ def _is_traced() -> bool:
     return get_proxy_mode() is not None or functorch.peek_interpreter_stack() is not None
 
 
-def _pass_over(call: Any) -> None:
+def pass_over(call: Any) -> None:
     """Have the compiler see a model's own code, as in plain python, not ronde's around it.
 
     That is one piece of code for all models, and the compiler gives up a piece that it has compiled a few

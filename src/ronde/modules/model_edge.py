@@ -97,6 +97,8 @@ class ModelEdge:
                 return plain(module, *args, **kwargs)
             if context.clock.armed:
                 context.clock.enter(Part.SCRIPT)
+            if calls.called is not None:
+                return calls.called(self._call, plain, module, args, kwargs)
             return self._call(plain, module, args, kwargs)
 
         patches.set(torch.nn.Module, "__call__", call)

@@ -245,6 +245,12 @@ def _on_first_server(tensor: torch.Tensor, servers: int) -> Ranges:
 
 
 def _refuse_others(optimizer: Any, *_: Any) -> None:
+    tensors = (each for group in optimizer.param_groups for each in group["params"])
+    if any(each.grad is not None and each.grad.is_sparse for each in tensors):
+        raise UsageError(
+            "servers that step by themselves take no sparse gradients, as embeddings with sparse=True have; "
+            "use --plan hybrid, which spreads their rows, or geo,every=K, where ranks step"
+        )
     if is_elementwise(optimizer) and can_step_on_servers(optimizer):
         return
     known = ", ".join(kind.__name__ for kind in ELEMENTWISE)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ronde.comm.buffer import InOwnMemory, Source
+from ronde.parallel.division import in_equal_parts
 from ronde.parallel.served_gradients import pack
 from ronde.server.dense import array_of
 from ronde.server.dense_checks import name_of
@@ -15,8 +16,6 @@ from ronde.server.transport.client import Client, Request
 from ronde.server.transport.wire import Operation
 
 __all__ = ["ServedBuffers"]
-
-_ALIGNMENT = 128
 
 
 class ServedBuffers:
@@ -53,10 +52,12 @@ class ServedBuffer(InOwnMemory):
     def launch(self, sources: Sequence[Source] = ()) -> None:
         assert not sources
         flat, client = self._storage.tensor, self._client
-        self._parts = [part for part in flat.tensor_split(self._cuts(flat.numel())) if part.numel()]
+        (spans,) = in_equal_parts([flat.numel()], client.servers)
+        of_servers = {server: flat[slice(*span)] for server, span in enumerate(spans) if span is not None}
+        self._parts = list(of_servers.values())
         self._rooms = [pack(client, [part]) for part in self._parts]
         self._requests = []
-        for server, (part, room) in enumerate(zip(self._parts, self._rooms, strict=True)):
+        for (server, part), room in zip(of_servers.items(), self._rooms, strict=True):
             meta = {"keys": [self._key], "sizes": [part.numel()], "dtype": name_of(part.dtype), "pull": True}
             meta |= client.into(room)  # what was pushed has been added when the answer comes
             array = array_of(torch.from_numpy(room).view(part.dtype))
@@ -79,10 +80,3 @@ class ServedBuffer(InOwnMemory):
         for room in self._rooms:
             self._client.give_back(room)
         self._parts, self._rooms, self._requests = [], [], []
-
-    def _cuts(self, numel: int) -> list[int]:
-        servers = self._client.servers
-        return [
-            min(-(-numel * server // servers // _ALIGNMENT) * _ALIGNMENT, numel)
-            for server in range(1, servers)
-        ]

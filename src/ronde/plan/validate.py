@@ -28,6 +28,7 @@ def contradictions(plan: Values, world_size: int | None = None, device: str | No
     """As `validate`, without what is only not built yet: such a plan means something."""
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
+    errors += _without_effect(plan, device)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
     return errors
@@ -119,6 +120,38 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction(item, f"{state},{plan.item('sparse')}", f"state=server,{item}")
     if plan.state.sparse == "sharded" and plan.state.placement == "central":
         yield _contradiction("sparse=sharded", state, "state=replicated,sparse=sharded")
+
+
+def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
+    """Keys that nothing asks where servers have the state, or where ranks train by themselves."""
+    if plan.state.placement != "server":
+        return
+    state, rule = plan.item("state"), plan.item("update")
+    if plan.communication.algorithm != "auto":
+        yield _unused(plan, "algorithm", state, "gradients go to servers, not around among ranks")
+    if plan.state.sparse == "sharded":
+        yield _unused(plan, "sparse", state, "servers have the rows of tables")
+    at_servers = plan.update.optimizer_on == "server"
+    if plan.state.offload != "none" and (at_servers or plan.is_local) and device != "cpu":
+        why = "servers have the optimizer's state" if at_servers else "each rank keeps its optimizer as it is"
+        yield _unused(plan, "offload", state if at_servers else rule, why)
+    if not plan.is_local:
+        return
+    if plan.communication.bucket_mb is not None:
+        yield _unused(plan, "bucket-mb", rule, "each rank pushes its gradients when it steps")
+    if plan.data.rng == "global":
+        yield _unused(plan, "rng", rule, "each rank trains by itself, and draws for its own rows")
+    if plan.data.batch_dim is not None:
+        yield _unused(
+            plan, "batch-dim", rule, "each rank loads some samples of every batch, which is not cut"
+        )
+    if plan.data.loading == "full":
+        yield _unused(plan, "loading", rule, "each rank loads only the samples that it trains on")
+
+
+def _unused(plan: Values, name: str, other: str, why: str) -> str:
+    default = KEYS[name].write(KEYS[name].default)
+    return f"{plan.item(name)} does nothing with {other}: {why}; nearest legal: {other},{default}"
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:

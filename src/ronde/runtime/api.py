@@ -18,6 +18,7 @@ from ronde.patching.patches import Patches
 from ronde.plan import Plan, check, read_plan
 from ronde.process import seeds
 from ronde.process.tensor_hash import number_tensors
+from ronde.runtime.recording import start_recording
 from ronde.runtime.session import Session
 from ronde.trace.run_directory import RunDirectory
 
@@ -97,6 +98,9 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     atexit.register(session.close)
     session.install()
     activate(session)
+    start_recording(config, session.tally, session)
+    if session.tally.recorder is not None:
+        atexit.register(session.tally.recorder.close)
 
 
 def deferred() -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from ronde.cluster.own_address import own_address
+from ronde.cluster.own_address import CHOSEN_INTERFACE, own_address
 from ronde.comm.joining import join
 from ronde.comm.lockstep_check import LockstepCheck
 from ronde.comm.process_group import Comm
@@ -51,6 +51,8 @@ def listens_on(config: RankConfig) -> str | None:
     """The address by which the other ranks reach this one; None leaves it to the backend."""
     if config.store.startswith("file://"):
         return "127.0.0.1"
+    if config.address and not os.environ.get(CHOSEN_INTERFACE):
+        return config.address
     several_hosts = config.local_world_size < config.world_size
     return own_address(
         config.master_address, config.master_port, several_hosts=several_hosts, environment=os.environ
@@ -69,8 +71,8 @@ def signal_board(config: RankConfig) -> SignalBoard:
 
 
 def _check(config: RankConfig, name: str, own_file: Callable[[str], bool]) -> LockstepCheck | None:
-    """What compares the ranks of this host; None where there is only one."""
-    if config.local_world_size == 1:
+    """What compares the ranks of this host; None where there is only one, and no agent that looks at it."""
+    if config.local_world_size == 1 and not (config.watched and config.hosts > 1):
         return None
     path = board_path(Path(config.run_dir), name)
     board = LockstepBoard(path, config.local_rank, config.local_world_size)

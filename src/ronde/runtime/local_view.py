@@ -6,6 +6,7 @@ answered last. Rank 0 alone prints and changes files. Ranks do not wait for one 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +19,14 @@ from ronde.comm.process_group import Comm
 from ronde.errors import RondeError, UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import run_id_of
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
 from ronde.runtime import compute, servers, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.memory.meter import MemoryMeter
+from ronde.runtime.traffic import GroupTraffic
 from ronde.server.transport.wire import Operation
 from ronde.tensor.context import Context
 from ronde.trace.notes import Notes
@@ -46,14 +49,16 @@ class LocalView:
         config, plan: what this rank was told.
         retired: the script distributes its work itself, and ronde keeps out.
         files: mediates files.
+        patches: whatever was replaced.
+        tally: counts steps, samples and time.
     """
 
     def __init__(self, config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> None:
         self.config, self.plan = config, plan
         self.retired = False
         self.notes = Notes()
-        self._tally, self._entropy = tally, entropy
-        self._patches = Patches()
+        self.tally, self._entropy = tally, entropy
+        self.patches = Patches()
         client = servers.connect(config, plan)
         assert client is not None
         self._client = client
@@ -63,7 +68,7 @@ class LocalView:
         self.files = ScriptFiles(
             comm=self._others,
             paths=paths_of_rank(config.run_dir),
-            temporary=TemporaryFolders(config.temporary, config.run_dir),
+            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
             apart=True,
         )
         alone = Comm(Alone(on_cuda=config.device == "cuda"), rank=0, world_size=1, store=dist.HashStore())
@@ -78,7 +83,7 @@ class LocalView:
         return Publishing(self.config, self.plan, around=self.files.unmediated, say=self.notes.say)
 
     def install(self) -> None:
-        patches, plan, client, config = self._patches, self.plan, self._client, self.config
+        patches, plan, client, config = self.patches, self.plan, self._client, self.config
         parameters = ServedParameters(client)
         parameters.install(patches)
         if plan.update.rule == "geo":
@@ -104,7 +109,7 @@ class LocalView:
             )
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        self._tally.step(optimizer)
+        self.tally.step(optimizer)
         self._meter.stepped(optimizer)
         if not self._stepped:
             self._stepped = True
@@ -115,7 +120,7 @@ class LocalView:
         """Take everything back; from here on the script is on its own."""
         self.retired = True
         self.files.uninstall()
-        self._patches.restore()
+        self.patches.restore()
         self._entropy.restore()
 
     def adopt(self, thing: Any) -> None:
@@ -123,6 +128,10 @@ class LocalView:
 
     def deferred(self) -> Any:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
+
+    def traffic(self) -> GroupTraffic:
+        """What this rank exchanges with servers."""
+        return GroupTraffic((), self._client)
 
     def finish(self) -> None:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
@@ -132,7 +141,7 @@ class LocalView:
 
     def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]
-        return summarize(self.config, self._tally, algorithm="", notes=notes, memory=self._meter.memory())
+        return summarize(self.config, self.tally, algorithm="", notes=notes, memory=self._meter.memory())
 
     def close(self) -> None:
         """Leave the servers: nobody waits for this rank any more."""

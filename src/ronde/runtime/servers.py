@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
+from ronde.launch.announce import say
 from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import run_id_of
+from ronde.launch.server_config import rule_of_servers
 from ronde.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,8 +22,9 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
     """Meet all servers; None where the plan has none.
 
     Raises:
-        UsageError: nobody has said where they are; a package that they need is not installed.
+        UsageError: nobody has said where they are, or not so; a package that they need is not installed.
         PeerLost: one did not come.
+        ServerRefused: one is of another run, or was started for another plan.
     """
     count = plan.state.server_count
     if not count:
@@ -41,4 +46,7 @@ def connect(config: RankConfig, plan: Plan) -> Client | None:
         worker=config.rank,
         workers=config.world_size,
         timeout=config.timeout,
+        run=run_id_of(config, os.environ),
+        expects={"update": rule_of_servers(plan), "staleness": plan.update.staleness or 0},
+        say=say if config.rank == 0 else lambda words: None,
     )

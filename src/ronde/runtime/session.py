@@ -18,7 +18,7 @@ from ronde.comm.process_group import Comm
 from ronde.errors import UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
-from ronde.launch.rank_environment import RUN_ID_KEY
+from ronde.launch.rank_environment import run_id_of
 from ronde.modules import (
     batch_norm,
     compiled,
@@ -48,8 +48,10 @@ from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_b
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.optimizers import Optimizers
 from ronde.runtime.sharding import Sharding
+from ronde.runtime.traffic import GroupTraffic
 from ronde.runtime.type_questions import questions_of_script
 from ronde.runtime.uncut import why_uncut
+from ronde.sync.finite import Watch
 from ronde.sync.reducer import Reducer
 from ronde.tensor import autograd, loss_scale, rules, tensor_class
 from ronde.tensor.context import Context, Region
@@ -61,6 +63,7 @@ from ronde.trace.tally import Tally
 from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
+    from ronde.runtime.checkpoints import Checkpoints
     from ronde.runtime.publishing import Publishing
 
 __all__ = ["Session"]
@@ -114,6 +117,8 @@ class Session:
             rows=self._sharding.rows,
             allocate=self._sharding.allocate,
         )
+        if self.tally.vitals is not None:
+            self.reducer.on_first = Watch(self.tally.vitals.finite)
         self.context = Context(comm=comm, adopt=self.reducer.adopt, clock=clock)
         self._sharding.bind(self.context)
         data, pieces = plan.data, plan.compute.micro_batches
@@ -126,7 +131,7 @@ class Session:
             paths=self._paths,
             whole=materialize,
             shared=config.temporary or config.run_dir,
-            temporary=TemporaryFolders(config.temporary, _run_id(config)),
+            temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
         )
         # What the script finds around it asks `_in_step`, and that asks the files: these come first.
         self._console = Console(
@@ -149,6 +154,7 @@ class Session:
             sampled=plan.compute.recompute != "none",
         )
         self._publishing = self._published()
+        self.checkpoints = self._saved()
         self._waited_before = self._waited_ns()
         if config.world_size > 1 and config.device == "cpu":  # a CUDA device computes while the host goes on
             clock.start(self._waited_ns)
@@ -177,6 +183,21 @@ class Session:
             in_script=self._in_script,
             inside=lambda: self.context.enter(Region.REPLICATED),
             around=self.files.unmediated,
+            say=self.notes.say,
+        )
+
+    def _saved(self) -> Checkpoints | None:
+        if not self.config.checkpoint:
+            return None
+        from ronde.runtime.checkpoints import Checkpoints
+
+        return Checkpoints(
+            self.config,
+            comm=self.context.comm,
+            in_script=self._in_script,
+            files=self.files,
+            agreement=self.agreement,
+            keeps_gradients=self._sharding.gradients is None,
             say=self.notes.say,
         )
 
@@ -226,6 +247,8 @@ class Session:
         self._install_steps()
         if self._publishing is not None:
             self._publishing.install(self.patches)
+        if self.checkpoints is not None:
+            self.checkpoints.install(self.patches)
         # Last: it takes back all of these.
         take_over.install(self.patches, self.config, self.retire)
 
@@ -333,6 +356,8 @@ class Session:
 
     def finish(self) -> None:
         """The script is at its end, on all ranks: publish what it ends with."""
+        if self.checkpoints is not None:
+            self.checkpoints.finish()
         if self._publishing is not None:
             self._publishing.finish()
 
@@ -371,6 +396,10 @@ class Session:
             waited += group.waited_ns
         return waited
 
+    def traffic(self) -> GroupTraffic:
+        """What this rank exchanges with others."""
+        return GroupTraffic(self._groups, self.client)
+
     def close(self) -> None:
         """Leave the ranks' groups; the last thing that a rank does."""
         self.files.uninstall()
@@ -378,8 +407,3 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
-
-
-def _run_id(config: RankConfig) -> str:
-    """A script that calls `ronde.init` has not been told; its run directory has that name."""
-    return os.environ.get(RUN_ID_KEY) or os.path.basename(config.run_dir)

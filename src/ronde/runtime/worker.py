@@ -9,7 +9,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import atexit
-import faulthandler
 import importlib
 import json
 import os
@@ -21,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ronde.errors import DivergedError, PeerLost, RondeError
-from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
+from ronde.launch.rank_config import RankConfig
 from ronde.runtime.account import give_account, open_tally, summarize
 from ronde.runtime.ending import exit_code, groups_have_threads, leave
 from ronde.runtime.hints import hint
 from ronde.runtime.script import execute
 from ronde.runtime.torchrun import torchrun_environment
 from ronde.runtime.tracebacks import formatted, show, show_those_of_threads
+from ronde.runtime.vital_signs import show_signs_of_life
 from ronde.trace.tally import Tally
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
         _end_diverged(config, diverged)
     except PeerLost as lost:
         _report(config, "peer", lost, str(lost))
-        ours = config.store.startswith("file://")
+        ours = config.has_launcher
         if not ours:
             own = f"rank {config.rank} lost"
             told = str(lost) if str(lost).startswith(own) else f"{own} its peers ({lost})"
@@ -105,7 +105,7 @@ def _run_and_report(config: RankConfig, joined: list[Session | LocalView]) -> No
 
 def _end_diverged(config: RankConfig, diverged: DivergedError) -> NoReturn:
     _report(config, "diverged", diverged, str(diverged))
-    if not config.store.startswith("file://"):  # there is no launcher of ours to say it
+    if not config.has_launcher:
         print(f"ronde: error: {diverged}", file=sys.stderr)
     # Exit handlers might meet the other ranks again.
     _end_without_handlers(1)
@@ -132,6 +132,7 @@ def _end_without_handlers(code: int) -> NoReturn:
 
 def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     """Run the script; a session that joins it to other ranks is added to `joined`."""
+    vitals = show_signs_of_life(config)
     if config.native:
         os.environ.update(torchrun_environment(config))
         _hear_interrupts()
@@ -147,27 +148,42 @@ def _run(config: RankConfig, joined: list[Session | LocalView]) -> None:
     entropy = Patches()
     seeds.install(entropy, config.seed)
     tally = open_tally(config)
+    tally.vitals = vitals
     notes: dict[str, None] = {}
     session = _session(config, tally, entropy, notes)
     publishing = _publish_alone(config, notes) if session is None else None
     if session is not None:
         joined.append(session)
     meter = _count_steps(config, tally) if session is None else None
+    from ronde.runtime.recording import start_recording
+
+    readers = start_recording(config, tally, session)
+    # Over all else: whoever records what the script reads wants to see the script's own line.
     for extension in config.extensions:
         name, _, function = extension.partition(":")
         getattr(importlib.import_module(name), function)(session)
     _hear_interrupts()
     show_those_of_threads(lambda error: _end_from_a_thread(config, error))
     tally.begin()
+    checkpoints = getattr(session, "checkpoints", None)
+    if checkpoints is not None:
+        for name, reader in readers.items():
+            checkpoints.hear_through(reader, name)
+        checkpoints.begin()
     try:
         execute(config.script, config.arguments, module=config.module)
     except BaseException as end:
+        if checkpoints is not None:
+            checkpoints.abandon()
         if session is not None:
             session.files.stop_waiting()
         if isinstance(end, SystemExit) and end.code in (None, 0):
             _finish(publishing)
             _conclude(config, tally, session, meter, notes)
         raise
+    finally:
+        if tally.recorder is not None:
+            tally.recorder.close()
     _finish(publishing)
     _conclude(config, tally, session, meter, notes)
 
@@ -189,11 +205,12 @@ def _session(
     from ronde.plan import Compute, Plan, State
 
     plan = Plan.parse(config.plan)
-    if config.world_size == 1 and plan.compute == Compute() and plan.state.on(1) == State():
+    alone = config.world_size == 1 and not config.checkpoint
+    if alone and plan.compute == Compute() and plan.state.on(1) == State():
         return None
     from ronde.runtime import compute
 
-    if config.world_size == 1 and not plan.state.server_count and not compute.needs_boundary(plan):
+    if alone and not plan.state.server_count and not compute.needs_boundary(plan):
         compute.install_alone(plan, notes.setdefault)
         return None
     from ronde.runtime.api import activate
@@ -203,8 +220,6 @@ def _session(
     else:
         from ronde.runtime.session import Session as kind
 
-    if config.store.startswith("file://"):
-        _write_stack_when_asked(config)
     session = kind(config, plan, tally, entropy)
     # First registered, last run: the script's own exit handlers may still write files.
     atexit.register(session.close)
@@ -245,13 +260,6 @@ def _count_steps(config: RankConfig, tally: Tally) -> MemoryMeter:
 
     register_optimizer_step_post_hook(after_step)
     return meter
-
-
-def _write_stack_when_asked(config: RankConfig) -> None:
-    """Let the launcher ask where this rank is; answered even while the interpreter is held up."""
-    path = Path(config.run_dir) / f"rank-{config.rank}.stack"
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    faulthandler.register(STACK_SIGNAL, file=target, all_threads=False)
 
 
 def _conclude(

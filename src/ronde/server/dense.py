@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -155,6 +155,12 @@ class DenseShard:
         self._tell_state(stepped, message.meta["keys"], entries, arrays)
         return {"entries": entries}, arrays
 
+    def freeze(self) -> None:
+        """All is in memory, which a forked process has."""
+
+    def thaw(self) -> None:
+        """Nothing was kept for it."""
+
     def state(self) -> Answer:
         entries: list[list[Any]] = []
         arrays: list[Array] = []
@@ -209,16 +215,10 @@ class DenseShard:
         """A step by the sum of what workers pushed."""
         keys = meta["keys"]
         stepped = self._stepped(meta["optimizer"], meta["class"], keys)
-        self._take_groups(stepped, [{"keys": keys, "options": meta["options"]}])
-        values = [self._values[key] for key in keys]
         gradients = tensor_of(array, DTYPES[meta["dtype"]]).split(meta["sizes"])
-        for value, gradient in zip(values, gradients, strict=True):
-            value.grad = gradient
-        stepped.torch_optimizer.step()
-        for value in values:
-            value.grad = None
+        groups = [{"keys": keys, "options": meta["options"]}]
+        self._make_step(stepped, groups, dict(zip(keys, gradients, strict=True)))
 
-    @torch.no_grad()
     def _step(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
         left = iter(arrays)
         for key, name, dtype, _ in meta["values"]:
@@ -236,13 +236,18 @@ class DenseShard:
         if meta["anew"]:
             stepped.torch_optimizer.state.clear()
         self._give_state(stepped, meta["state"], left)
-        self._take_groups(stepped, meta["groups"])
-        for key in keys:
-            value = self._values[key]
-            value.grad = self._gradients[key]
         with _default_dtype(DTYPES[meta["default"]]):
-            stepped.torch_optimizer.step()
-        for key in keys:
+            self._make_step(stepped, meta["groups"], {key: self._gradients[key] for key in keys})
+
+    @torch.no_grad()
+    def _make_step(
+        self, stepped: _Stepped, groups: Sequence[dict[str, Any]], gradients: Mapping[int, torch.Tensor]
+    ) -> None:
+        self._take_groups(stepped, groups)
+        for key, gradient in gradients.items():
+            self._values[key].grad = gradient
+        stepped.torch_optimizer.step()
+        for key in gradients:
             self._values[key].grad = None
 
     def _stepped(self, number: int, kind: str, keys: list[int]) -> _Stepped:

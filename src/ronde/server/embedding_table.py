@@ -17,6 +17,7 @@ from ronde.server.exchange import Alone, Exchange
 from ronde.server.table.admission import Admission
 from ronde.server.table.eviction import Eviction
 from ronde.server.table.initial import Initial
+from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adagrad, RowOptimizer
 from ronde.server.table.table import Table, TableConfig
 
@@ -55,9 +56,12 @@ class EmbeddingTable(nn.Module):
         max_rows: rows at most; None is as many as the memory of this machine holds.
         half_rows: rows and gradients travel between ranks and parameter servers as float16, in half the bytes
             of float32, rounded; the servers keep them whole. Without servers it changes nothing.
+        cold: `ronde.table.OnDisk(memory_rows=n)`: rows beyond n are on disk, those that were not asked for
+            longest; None is all rows in memory. Numbers are the same.
 
     Raises:
-        UsageError: one of these has a value that is not possible; numba is not installed.
+        UsageError: one of these has a value that is not possible; numba is not installed; cold rows, and
+            rocksdict is not.
     """
 
     #: How tables of several ranks are one; replaced under `ronde run`.
@@ -76,6 +80,7 @@ class EmbeddingTable(nn.Module):
         seed: int = 0,
         max_rows: int | None = None,
         half_rows: bool = False,
+        cold: OnDisk | None = None,
     ) -> None:
         super().__init__()
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -93,6 +98,7 @@ class EmbeddingTable(nn.Module):
             seed=seed,
             max_rows=max_rows,
             half_rows=half_rows,
+            cold=cold,
         )
         self.dim, self.pooling = dim, pooling
         self.anchor = nn.Parameter(torch.zeros(1, dtype=dtype))

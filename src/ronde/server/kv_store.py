@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ronde.errors import UsageError
+from ronde.launch.rank_environment import RUN_ID_KEY
 from ronde.launch.server_config import SERVERS_KEY, read_token
 from ronde.server.dense import array_of, tensor_of
 from ronde.server.dense_checks import name_of
@@ -33,6 +34,7 @@ Kind = Literal["local", "dist_sync", "dist_async"]
 Value = Any
 _RULES = {"dist_sync": ("sync",), "dist_async": ("async", "geo")}
 _MOST_PENDING = 64
+_TICK_S = 0.01
 _SMALL = 16 << 10  # elements
 
 
@@ -89,7 +91,13 @@ class KVStore:
             )
         known = token if token is not None else read_token(os.environ)
         self._client = Client(
-            list(endpoints), bytes.fromhex(known), worker=self.rank, workers=self.num_workers, timeout=timeout
+            list(endpoints),
+            bytes.fromhex(known),
+            worker=self.rank,
+            workers=self.num_workers,
+            incarnation=_incarnation(),
+            timeout=timeout,
+            run=os.environ.get(RUN_ID_KEY, ""),
         )
         self._check_rule()
         atexit.register(self.close)
@@ -397,6 +405,15 @@ class KVStore:
 
 def _keys(key: Key | Sequence[Key]) -> list[Key]:
     return [key] if isinstance(key, (int, str)) else list(key)
+
+
+def _incarnation() -> int:
+    """By which servers know the later one of a worker's stores, in one program or after a restart.
+
+    They number their changes alike, so servers must listen to one of them.
+    """
+    time.sleep(_TICK_S)  # that no two have the same
+    return int(time.time() / _TICK_S) % 2**32
 
 
 def _number(name: str, given: int | None, variable: str) -> int:

@@ -9,11 +9,13 @@ again and changes nothing; one that is out of turn is refused, and comes again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ronde.errors import RondeError
+from ronde.server.greeting import misfit
 from ronde.server.presence import Presence
 from ronde.server.record import Record
 from ronde.server.shard import Shard
@@ -24,6 +26,7 @@ __all__ = ["Counts", "Journal", "ParameterServer", "Rule"]
 
 # Answers that wait for their time; each holds a message.
 _MOST_DEFERRED = 65_536
+_LONGEST_RUN = 256
 
 Rule = Literal["sync", "async", "bounded"]
 
@@ -97,7 +100,7 @@ class ParameterServer:
         self._accepted: dict[int, int] = {}
         # What waits until the state is new enough, by worker and request.
         self._deferred: dict[tuple[int, int], tuple[Message, Reply]] = {}
-        self._presence = Presence(workers)
+        self._presence = Presence(workers, shard.marks)
         # How often each worker was started before: what an earlier life of it had sent may still arrive.
         self._incarnations: dict[int, int] = {}
 
@@ -113,6 +116,8 @@ class ParameterServer:
                 "incarnation", f"worker {message.worker} has been started again since it sent this"
             )
         if message.operation in (Operation.HELLO, Operation.STATUS, Operation.LEAVE, Operation.STOP):
+            if message.operation is Operation.STATUS and message.worker < self._workers:
+                self._presence.heard(message.worker)
             self._administer(message, reply)
         elif not 0 <= message.worker < self._workers:
             raise WireError("worker", f"there is no worker {message.worker} among {self._workers}")
@@ -128,7 +133,12 @@ class ParameterServer:
 
     def tick(self) -> None:
         """Do not wait for workers who have gone, and let the journal make a snapshot."""
-        if self._presence.look():
+        gone = self._presence.look()
+        if gone:
+            if self._rule == "bounded":  # who is started again must not wait for them either
+                marks = {worker: self.shard.marks.get(worker, 0) for worker in gone}
+                with contextlib.suppress(WireError):  # a full disk; then they are waited for a minute
+                    self._write_and_apply(Record(Operation.LEAVE, {}, [], marks))
             self._wake()
         if self._journal is not None:
             self._journal.tick()
@@ -143,12 +153,9 @@ class ParameterServer:
             self._write_and_apply(Record(message.operation, {}, [], {message.worker: message.sequence}))
             self._wake()
         elif message.operation is Operation.HELLO:
+            self._admit(message)
             process = message.meta.get("process")
             self._presence.met(message.worker, process if type(process) is int else None)
-            asked = message.meta.get("workers")
-            if asked != self._workers:
-                reply(message.refuse(f"this run has {self._workers} workers, not {asked}", "workers"))
-                return
             self.shard.left.discard(message.worker)
             self._incarnations[message.worker] = message.incarnation
         mark = self.shard.marks.get(message.worker, 0)
@@ -158,6 +165,20 @@ class ParameterServer:
                 {**told, "clocks": [[worker, clock] for worker, clock in self.shard.clocks.items()]}
             )
         )
+
+    def _admit(self, message: Message) -> None:
+        """See that a worker is of the run that this server is for, and remember which that is.
+
+        Raises:
+            WireError: it is not.
+        """
+        about = {**self._about, "workers": self._workers}
+        why = misfit(about, self.shard.run, message.meta)
+        if why:
+            raise WireError("run", why)
+        run = message.meta.get("run")
+        if isinstance(run, str) and run and not self.shard.run:
+            self._write_and_apply(Record(message.operation, {"run": run[:_LONGEST_RUN]}, [], {}))
 
     def _change(self, message: Message, reply: Reply) -> None:
         worker, sequence = message.worker, message.sequence

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from ronde.launch.linux_process import is_alive
 
 __all__ = ["Presence"]
 
@@ -19,13 +21,16 @@ class Presence:
 
     Args:
         workers: how many there are.
+        known: who has been there when this server was killed; one of them may have died meanwhile.
     """
 
-    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, workers: int, known: Iterable[int] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._workers = workers
         self._clock = clock
         self._processes: dict[int, int] = {}
-        self._heard: dict[int, float] = {}
+        self._heard = dict.fromkeys(known, clock())
         self._left: set[int] = set()
         self._looked = clock()
 
@@ -50,26 +55,18 @@ class Presence:
         """A worker has said that it goes."""
         self._left.add(worker)
 
-    def look(self) -> bool:
-        """Whether somebody has gone since; looks now and then only."""
+    def look(self) -> set[int]:
+        """Who has gone since; looks now and then only."""
         now = self._clock()
         if now - self._looked < _LOOK_EVERY_S:
-            return False
+            return set()
         self._looked = now
         gone = {worker for worker in self.there if self._is_gone(worker, now)}
         self._left |= gone
-        return bool(gone)
+        return gone
 
     def _is_gone(self, worker: int, now: float) -> bool:
         process = self._processes.get(worker)
         if process is not None:
-            return not _lives(process)
+            return not is_alive(process)
         return worker in self._heard and now - self._heard[worker] > _SILENCE_S
-
-
-def _lives(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
-        return False

@@ -13,6 +13,7 @@ import torch
 
 from ronde.errors import RondeError
 from ronde.launch.server_config import ServerConfig
+from ronde.launch.servers import CANNOT_SERVE
 from ronde.server.dense import DenseShard
 from ronde.server.journal import Sync, open_directory
 from ronde.server.parameter_server import ParameterServer, Rule
@@ -20,6 +21,7 @@ from ronde.server.shard import Shard
 from ronde.server.snapshot import snapshots
 from ronde.server.sparse import SparseShard
 from ronde.server.storage import Storage, forget
+from ronde.server.table.cold_folder import remove_stale
 from ronde.server.taking_over import take_tables
 from ronde.server.transport.service import Service
 
@@ -33,19 +35,21 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     """Listen and answer until SIGTERM comes, or a worker says that it is over.
 
     Args:
-        by_hand: Ctrl-C is for this process; else it is for the ranks, and servers end after them.
+        by_hand: nobody sees this process through: it goes on from what its directory has, and Ctrl-C is for
+            it; else Ctrl-C is for the ranks, servers end after them, and `started` says what to go on from.
 
     Raises:
         UsageError: it cannot listen at its endpoint.
         RondeError: what it has left on the disk does not make a state.
     """
-    shard = Shard({"dense": DenseShard(), "sparse": SparseShard()})
-    storage = _storage(config, shard)
+    shard = Shard({"dense": DenseShard(), "sparse": SparseShard(directory=_directory(config))})
+    storage = _storage(config, shard, goes_on=by_hand or config.started > 0)
     about: dict[str, Any] = {
         "server": config.index,
         "servers": config.servers,
         "started": config.started,
         "update": config.update,
+        "staleness": config.staleness,
     }
     server = ParameterServer(
         shard,
@@ -78,12 +82,21 @@ def serve(config: ServerConfig, *, by_hand: bool = False) -> None:
     )
 
 
-def _storage(config: ServerConfig, shard: Shard) -> Storage | None:
-    """What the shard had before this process was started is in it on return."""
+def _directory(config: ServerConfig) -> str | None:
+    """Where rows of tables lie that are on disk; what an earlier life of this server has left is removed."""
+    if not config.directory:
+        return None
+    open_directory(Path(config.directory))
+    remove_stale(config.directory)
+    return config.directory
+
+
+def _storage(config: ServerConfig, shard: Shard, *, goes_on: bool) -> Storage | None:
+    """What the shard had before this process was started is in it on return, if it goes on from that."""
     if config.durability == "none" or not config.directory:
         return None
     directory = Path(config.directory)
-    if not config.started:
+    if not goes_on:
         forget(directory)  # a run that was given an old directory numbers its changes anew
     if config.source and not snapshots(open_directory(directory)):
         take_tables(Path(config.source), directory, index=config.index, servers=config.servers, tell=_tell)
@@ -105,7 +118,7 @@ def main() -> None:
         serve(ServerConfig.take_from(os.environ))
     except RondeError as error:
         _tell(f"ronde: {error}")
-        raise SystemExit(1) from None
+        raise SystemExit(CANNOT_SERVE) from None
 
 
 def _tell(words: str) -> None:

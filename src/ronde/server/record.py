@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ronde.server.transport.wire import Message, Operation
 
-__all__ = ["Answer", "Array", "Part", "Record"]
+__all__ = ["Answer", "Array", "LaterArray", "Part", "Record", "StateOfPart"]
 
 Array = np.ndarray[Any, Any]
 Answer = tuple[dict[str, Any], list[Array]]
+#: An array that is made when it is called for; once, and in the order of its state.
+LaterArray = Callable[[], Array]
+StateOfPart = tuple[dict[str, Any], Sequence[Array | LaterArray]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +64,20 @@ class Part(Protocol):
         """What a worker asks for that changes nothing."""
         ...
 
-    def state(self) -> Answer:
+    def state(self) -> StateOfPart:
         """All of it."""
+        ...
+
+    def freeze(self) -> None:
+        """A process is forked next, and asks for `state`: have what it needs that no fork passes on.
+
+        Raises:
+            RondeError: that cannot be.
+        """
+        ...
+
+    def thaw(self) -> None:
+        """That process has ended."""
         ...
 
     def load(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:

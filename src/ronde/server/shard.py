@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ronde.errors import RondeError
-from ronde.server.record import Answer, Array, Part, Record
+from ronde.server.record import Answer, Array, LaterArray, Part, Record
 from ronde.server.transport.wire import Message, Operation, WireError
 
 __all__ = ["Shard"]
@@ -22,6 +22,7 @@ class Shard:
         marks: for each worker, the sequence of its last change.
         clocks: steps that each worker has made.
         left: workers that make no more.
+        run: of whose workers it is; "" before they have come.
     """
 
     def __init__(self, parts: dict[str, Part]) -> None:
@@ -31,6 +32,7 @@ class Shard:
         self.marks: dict[int, int] = {}
         self.clocks: dict[int, int] = {}
         self.left: set[int] = set()
+        self.run = ""
 
     def is_change(self, operation: Operation) -> bool:
         return operation in self._changes
@@ -53,6 +55,9 @@ class Shard:
         """Make a change, and remember whose it is, also where it fails: it will fail again."""
         if record.operation is Operation.LEAVE:
             self.left |= record.marks.keys()
+            return
+        if record.operation is Operation.HELLO:
+            self.run = record.meta["run"]
             return
         try:
             self._changes[record.operation].apply(record)
@@ -77,14 +82,29 @@ class Shard:
             raise WireError("request", f"{message.operation.name.lower()} is nothing that this server knows")
         return self._asked(part.read, message)
 
-    def state(self) -> tuple[dict[str, Any], list[Array]]:
+    def freeze(self) -> None:
+        """A process is forked next, which asks for `state`.
+
+        Raises:
+            RondeError: what it needs cannot be had.
+        """
+        for part in self._parts.values():
+            part.freeze()
+
+    def thaw(self) -> None:
+        """That process has ended."""
+        for part in self._parts.values():
+            part.thaw()
+
+    def state(self) -> tuple[dict[str, Any], list[Array | LaterArray]]:
         """All of it, marks included."""
         told: dict[str, Any] = {
             "marks": [[worker, mark] for worker, mark in self.marks.items()],
             "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
             "left": sorted(self.left),
+            "run": self.run,
         }
-        arrays: list[Array] = []
+        arrays: list[Array | LaterArray] = []
         for name, part in self._parts.items():
             meta, own = part.state()
             told[name] = [meta, len(own)]
@@ -96,6 +116,7 @@ class Shard:
         self.marks = dict(told["marks"])
         self.clocks = dict(told["clocks"])
         self.left = set(told["left"])
+        self.run = told["run"]
         begin = 0
         for name, part in self._parts.items():
             meta, count = told[name]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ronde.server.framing import DamagedFrame, frame, frames_of, write
 from ronde.server.journal import segments, sync_directory
-from ronde.server.record import Answer, Array
+from ronde.server.record import Answer, Array, StateOfPart
 
 __all__ = [
     "commit",
@@ -38,7 +38,7 @@ def name_of(records: int) -> str:
     return f"snapshot-{records:012d}"
 
 
-def write_snapshot(directory: Path, records: int, state: Answer) -> int:
+def write_snapshot(directory: Path, records: int, state: StateOfPart) -> int:
     """Write a state beside the finished snapshots, have the disk take it, and return its bytes.
 
     Raises:
@@ -51,9 +51,9 @@ def write_snapshot(directory: Path, records: int, state: Answer) -> int:
         head = {"version": _VERSION, "records": records, "arrays": len(arrays), "state": told}
         nbytes = write(descriptor, frame(head))
         for array in arrays:
-            nbytes += write(descriptor, frame(None, [array]))
+            nbytes += write(descriptor, frame(None, [array() if callable(array) else array]))
         os.fsync(descriptor)
-    except OSError:
+    except BaseException:
         path.unlink(missing_ok=True)
         raise
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ronde.server.record import Answer, Array, Record
+from ronde.server.cold_pages import page_arrays, pages_in, rows_now
+from ronde.server.record import Answer, Array, LaterArray, Record, StateOfPart
 from ronde.server.sparse_checks import check_rows, check_update
 from ronde.server.table.half import to_half
 from ronde.server.table.spelling import read_config, write_config
@@ -28,6 +30,7 @@ class SparseShard:
 
     Args:
         page_bytes: of embeddings in an answer, about.
+        directory: where rows lie that are on disk; None is the folder for temporary files.
     """
 
     changes = frozenset({Operation.MAKE_TABLE, Operation.UPDATE, Operation.PUT_ROWS})
@@ -35,9 +38,12 @@ class SparseShard:
         {Operation.LOOK_UP, Operation.COUNT, Operation.ROWS, Operation.CHANGES, Operation.EMBEDDINGS}
     )
 
-    def __init__(self, page_bytes: int = PAGE_BYTES) -> None:
+    def __init__(self, page_bytes: int = PAGE_BYTES, directory: str | None = None) -> None:
         self.tables: dict[int, Table] = {}
-        self._page_bytes = page_bytes
+        self._page_bytes, self._directory = page_bytes, directory
+        # Of each table, where its rows on disk are kept for a process that is forked from this one.
+        self._frozen: dict[int, tuple[str, int]] = {}
+        self._process = os.getpid()
         # No part of the state: it comes with the first question, and goes with this process.
         self._told: dict[int, ToldIds] = {}
 
@@ -57,6 +63,8 @@ class SparseShard:
             check_update(message, table)
             if message.meta["table"] != number or message.meta["lr"] != first["lr"]:
                 raise ValueError(f"worker {message.worker} updates another table, or by another rate")
+        # Now, as nothing has been written to the log yet: a full disk refuses the change.
+        table.make_ready(np.concatenate([message.arrays[0] for message in messages]))
         # Copies, as the record outlives the messages.
         arrays = [np.concatenate([message.arrays[place] for message in messages]) for place in range(3)]
         arrays[1] = arrays[1].astype(table.dtype, copy=False)
@@ -70,7 +78,7 @@ class SparseShard:
             case Operation.MAKE_TABLE:
                 config = read_config(record.meta["config"])
                 if number not in self.tables or self.tables[number].config != config:
-                    self.tables[number] = Table(config)
+                    self.tables[number] = Table(config, self._directory)
                     self._told.pop(number, None)
             case Operation.PUT_ROWS:
                 self.tables[number].load(_state(record.meta, record.arrays))
@@ -115,24 +123,44 @@ class SparseShard:
     def _rows_of_page(self, table: Table) -> int:
         return max(1, self._page_bytes // (8 + table.config.dim * table.dtype.itemsize))
 
-    def state(self) -> Answer:
+    def state(self) -> StateOfPart:
         told: list[dict[str, Any]] = []
-        arrays: list[Array] = []
+        arrays: list[Array | LaterArray] = []
         for number, table in self.tables.items():
-            meta, own = _told(table.state())
-            told.append({"table": number, "config": write_config(table.config), "entries": meta["entries"]})
-            arrays += own
+            meta, own = _told(table.state_in_memory())
+            frozen = self._frozen.get(number) if os.getpid() != self._process else None
+            pages = page_arrays(rows_now(table, frozen), table.on_disk)
+            told.append(
+                {
+                    "table": number,
+                    "config": write_config(table.config),
+                    "entries": meta["entries"],
+                    "pages": len(pages),
+                }
+            )
+            arrays += [*own, *pages]
         return {"tables": told}, arrays
+
+    def freeze(self) -> None:
+        for number, table in self.tables.items():
+            self._frozen[number] = table.freeze()
+
+    def thaw(self) -> None:
+        self._frozen.clear()
+        for table in self.tables.values():
+            table.thaw()
 
     def load(self, meta: dict[str, Any], arrays: Sequence[Array]) -> None:
         self.tables.clear()
         self._told.clear()
         begin = 0
         for each in meta["tables"]:
-            table = self.tables[each["table"]] = Table(read_config(each["config"]))
+            table = self.tables[each["table"]] = Table(read_config(each["config"]), self._directory)
             end = begin + len(each["entries"])
             table.load(_state(each, arrays[begin:end]))
-            begin = end
+            begin = end + each.get("pages", 0)  # snapshots of before there were any have none
+            for page in pages_in(arrays[end:begin]):
+                table.put(page)
 
 
 def _told(state: State) -> Answer:

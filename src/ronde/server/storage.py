@@ -9,6 +9,8 @@ of a server that is killed meanwhile would stay in use; and it dies with its par
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import time
@@ -39,6 +41,7 @@ SNAPSHOT_BYTES = 64 << 20
 """Changes of fewer bytes than this, or than the state, make no snapshot."""
 
 _KEPT = 2
+_LOCK_S = 3.0  # a killed server's snapshot has it for a moment longer
 
 
 class Storage:
@@ -57,7 +60,7 @@ class Storage:
         pause: seconds that the last snapshot held the server up.
 
     Raises:
-        RondeError: what is in the directory does not make a state.
+        RondeError: what is in the directory does not make a state, or another server uses it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Storage:
         self._directory, self._shard, self._tell = directory, shard, tell
         self._least, self._keep = least, keep
         open_directory(directory)
+        self._lock = _locked(directory)
         remove_unfinished(directory)
         begun = time.monotonic()
         self._records, replayed = recover(directory, shard, tell)
@@ -117,12 +121,15 @@ class Storage:
         try:
             if self._journal is not None:
                 self._journal.begin_segment()
+            self._shard.freeze()
             with warnings.catch_warnings():  # newer Pythons warn of ZeroMQ's threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 parent = os.getpid()
                 process = os.fork()
-        except OSError as error:
-            self._tell(f"no snapshot could be begun: {error.strerror}; the log goes on")
+        except (OSError, RondeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._tell(f"no snapshot could be begun: {why}; the log goes on")
+            self._shard.thaw()
             return
         if not process:
             self._write_and_exit(parent)
@@ -136,6 +143,12 @@ class Storage:
 
     def close(self) -> None:
         """The server ends: without a log, its last changes go into a snapshot."""
+        try:
+            self._close()
+        finally:
+            os.close(self._lock)
+
+    def _close(self) -> None:
         if self._journal is None:
             self.wait()
             if self._grown:
@@ -168,6 +181,7 @@ class Storage:
         if not ended:
             return
         self._child = None
+        self._shard.thaw()
         code = os.waitstatus_to_exitcode(status)
         try:
             if code:
@@ -222,6 +236,35 @@ def recover(
             shard.apply(record)
         records += 1
     return records, records - begun
+
+
+def _locked(directory: Path) -> int:
+    """Keep other servers out of a directory until the descriptor that this returns is closed.
+
+    Raises:
+        RondeError: one uses it; it cannot be written to.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise RondeError(f"{directory}, for the log of a server, cannot be used: {error.strerror}") from None
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise RondeError(
+                    f"another server uses {directory}: end it, or give each server a directory of its own"
+                ) from None
+            time.sleep(0.05)
+        except OSError:
+            return descriptor  # a file system that knows no locks
+        else:
+            return descriptor
 
 
 def forget(directory: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ronde.errors import RondeError, UsageError
 from ronde.server.dense import DenseShard
+from ronde.server.record import Array
 from ronde.server.shard import Shard
 from ronde.server.snapshot import commit, write_snapshot
 from ronde.server.sparse import SparseShard
@@ -45,18 +46,27 @@ def take_tables(
     folders = _folders(source)
     parts: dict[int, list[State]] = {}
     configs: dict[int, TableConfig] = {}
+    sources: list[SparseShard] = []
+
+    def mine(ids: Array) -> Array:
+        return owners_of(ids, servers) == index
+
     for folder in folders:
-        sparse = SparseShard()
+        sparse = SparseShard(directory=str(directory))
+        sources.append(sparse)
         recover(folder, Shard({"dense": DenseShard(), "sparse": sparse}), tell, mend=False)
         for number, table in sparse.tables.items():
             if configs.setdefault(number, table.config) != table.config:
                 raise RondeError(f"the servers in {source} have made table {number} with different values")
-            mine = divide(table.state(), lambda ids: owners_of(ids, servers) == index)
-            parts.setdefault(number, []).append(mine)
-    taken = SparseShard()
+            parts.setdefault(number, []).append(divide(table.state_in_memory(), mine))
+    taken = SparseShard(directory=str(directory))
     for number, states in parts.items():
-        taken.tables[number] = Table(configs[number])
-        taken.tables[number].load(_joined(states))
+        table = taken.tables[number] = Table(configs[number], str(directory))
+        table.load(_joined(states))
+        for source_tables in sources:
+            if number in source_tables.tables:
+                for page in source_tables.tables[number].rows_on_disk():
+                    table.put(page.of(mine(page.ids)))
     state = Shard({"dense": DenseShard(), "sparse": taken}).state()
     try:
         write_snapshot(directory, 0, state)

@@ -86,6 +86,7 @@ class Reducer:
         hooks: the user's own on accumulated gradients.
         memory: knows which gradients lie in buckets.
         on_finish: hears, while it is set, that a backward has computed all gradients; averages come next.
+        on_first: is given, while it is set, the leaf whose gradient a backward has accumulated first.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class Reducer:
         self.hooks = GradientHooks()
         self.memory = GradientMemory()
         self.on_finish: Callable[[], object] | None = None
+        self.on_first: Callable[[torch.Tensor], object] | None = None
+        self._first: Callable[[torch.Tensor], object] | None = None
         # Held here, because a session replaces the method for scripts.
         self._register: Any = torch.Tensor.register_post_accumulate_grad_hook
 
@@ -211,6 +214,7 @@ class Reducer:
                 self._depth -= 1
             return
         self._prepare()
+        self._first = self.on_first
         rounded = casts is not None and bool(casts) and self._parts is not None and self._parts.away
         for parts in (self._parts, self._rows):
             if parts is not None and (graph or (rounded and parts.away)):
@@ -332,6 +336,9 @@ class Reducer:
         if group.arrival is not None:
             group.arrival.append(id(tensor))
         bucket.mark(tensor)
+        if self._first is not None:
+            self._first(tensor)
+            self._first = None
         while group.next < len(group.buckets) and group.buckets[group.next].early:
             group.under_way = [launched for launched in group.under_way if not launched.advance()]
             group.buckets[group.next].launch()

@@ -95,7 +95,11 @@ def _carried_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if isinstance(first, DeferredScalar) and first._plain is None and not kwargs:
         if func in _METADATA:
             return func(first._stand_in, *args[1:])
-        if func in _READING and first._number is not None and first._arrived is None:
+        if (
+            getattr(func, "__wrapped__", func) in _READING
+            and first._number is not None
+            and first._arrived is None
+        ):
             return func(first._number(), *args[1:])
         if first._depth >= _LONGEST_CHAIN:
             resolve(first)

@@ -5,8 +5,11 @@ all ranks. Whoever comes to a number second finds its peer's entry there and com
 no message. The file lies in the run directory, so the launcher reads who waits where without any
 help of the ranks, also when they are stopped or dead.
 
-    per rank:  header (number waited for, since, state), then SLOTS entries (number, time, text)
+    per rank:  header (number waited for, since, state), then SLOTS entries (number, entered, left, text)
     text:      what, a zero byte, where
+
+A rank enters when it notes an entry, and leaves when it has waited for its peers; what nobody waits for is
+never left.
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ __all__ = ["Entry", "LockstepBoard", "Standing", "State", "board_path"]
 
 SLOTS = 64
 _HEADER = struct.Struct("<QdQ")
-_STAMP = struct.Struct("<Qd")
+_STAMP = struct.Struct("<Qdd")
+_TIME = struct.Struct("<d")
+_LEFT = 16
 _NUMBER = struct.Struct("<Q")
 _HEADER_SIZE = 64
-_TEXT_SIZE = 240
+_TEXT_SIZE = 232
 _ENTRY_SIZE = _STAMP.size + _TEXT_SIZE
 _RANK_SIZE = _HEADER_SIZE + SLOTS * _ENTRY_SIZE
 _MOST_TEXTS = 4096
 # A peer may be in the middle of writing what is read here: a difference counts when it is still there.
 _SETTLE_S = 0.002
+# What a stamp begins with, as a peer reads it.
+_ARRIVAL = struct.Struct("<Qd")
 
 
 class State(enum.IntEnum):
@@ -47,13 +54,19 @@ class State(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What a rank (numbered on its host) did under a number, and on which line of the script."""
+    """What a rank (numbered on its host) did under a number, and on which line of the script.
+
+    Attributes:
+        time: when it came there, by the monotonic clock.
+        left: when it had met its peers there; 0 where it has not, or does not wait.
+    """
 
     rank: int
     number: int
     time: float
     what: str
     where: str
+    left: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +99,7 @@ class LockstepBoard:
         self._memory = shared_file(path, ranks * _RANK_SIZE, make=rank is not None)
         self._ranks = ranks
         self._rank = rank
-        self._number = 0
+        self._number = self._waited_for = 0
         self._texts: dict[tuple[str, str], bytes] = {}
         self._peers = [each * _RANK_SIZE + _HEADER_SIZE for each in range(ranks) if each != rank]
         self._header = (rank or 0) * _RANK_SIZE
@@ -113,6 +126,21 @@ class LockstepBoard:
                     return True
         return False
 
+    def lateness(self, number: int) -> float | None:
+        """How many seconds the last but one has been at `number`; None where somebody has yet to come."""
+        if not self._peers:
+            return None
+        latest = 0.0
+        offset, before = number % SLOTS * _ENTRY_SIZE, (number - 1) % SLOTS * _ENTRY_SIZE
+        for peer in self._peers:
+            theirs, since = _ARRIVAL.unpack_from(self._memory, peer + offset)
+            if theirs != number:
+                return None
+            if since < _ARRIVAL.unpack_from(self._memory, peer + before)[1]:
+                return 0.0  # its time is being written: it has come just now
+            latest = max(latest, since)
+        return max(0.0, monotonic() - latest)
+
     def differing(self, number: int) -> tuple[Entry, ...]:
         """The entries of all ranks under `number` when they are not alike, else nothing."""
         if not self.differs(number):
@@ -133,10 +161,15 @@ class LockstepBoard:
 
     def waits(self, number: int) -> None:
         """This rank waits for its peers to come to `number`."""
+        self._waited_for = number
         self._stand(State.WAITING, number)
 
     def goes_on(self) -> None:
-        self._stand(State.RUNNING, self._number)
+        now, number = monotonic(), self._waited_for
+        place = self._ring + number % SLOTS * _ENTRY_SIZE
+        if _NUMBER.unpack_from(self._memory, place)[0] == number:
+            _TIME.pack_into(self._memory, place + _LEFT, now)
+        _HEADER.pack_into(self._memory, self._header, self._number, now, State.RUNNING)
 
     def ends(self) -> None:
         """This rank has come to its end and will not meet the others again."""
@@ -154,6 +187,13 @@ class LockstepBoard:
             found.append(Standing(rank=rank, state=State(state), since=since, entry=latest))
         return found
 
+    def entries(self, rank: int) -> Sequence[Entry]:
+        """What is left of a rank's ring, the oldest first."""
+        latest = self._latest(rank)
+        numbers = range(max(1, latest.number - SLOTS + 1), latest.number + 1) if latest is not None else ()
+        found = (self._entry(rank, number) for number in numbers)
+        return [entry for entry in found if entry is not None]
+
     def close(self) -> None:
         self._memory.close()
 
@@ -165,16 +205,16 @@ class LockstepBoard:
         # The text before the number: an entry counts when its number is there.
         text = place + _STAMP.size
         self._memory[text : text + _TEXT_SIZE] = self._text(what, where)
-        _STAMP.pack_into(self._memory, place, number, monotonic())
+        _STAMP.pack_into(self._memory, place, number, monotonic(), 0.0)
 
     def _entry(self, rank: int, number: int) -> Entry | None:
         place = rank * _RANK_SIZE + _HEADER_SIZE + number % SLOTS * _ENTRY_SIZE
-        found, when = _STAMP.unpack_from(self._memory, place)
+        found, when, left = _STAMP.unpack_from(self._memory, place)
         if found != number or number == 0:
             return None
         text = self._memory[place + _STAMP.size : place + _ENTRY_SIZE].rstrip(b"\0")
         what, _, where = text.decode("utf-8", "replace").partition("\0")
-        return Entry(rank=rank, number=number, time=when, what=what, where=where)
+        return Entry(rank=rank, number=number, time=when, what=what, where=where, left=left)
 
     def _latest(self, rank: int) -> Entry | None:
         ring = rank * _RANK_SIZE + _HEADER_SIZE

@@ -3,13 +3,21 @@
     ~/.local/state/ronde/runs/20261121-035133-5f0c2a/
         rank-0.log            what rank 0 printed (also shown), rank-1.log, ...
         rank-1.error.json     why rank 1 failed
-        rank-1.stack          where rank 1 was when its launcher asked
+        rank-1.stack          where rank 1 was when its launcher asked; rank-1.crash: when it crashed
+        rank-1.vitals         its beat and its steps
+        rank-1.attempt-1.log  the same of ranks that were started again, with their error reports
+        launch.json           who has started what, for `ronde doctor`
+        evidence/             what was known when the run stalled or failed, and what was made of it
         rank-0.summary.json   what rank 0 was busy with
+        rank-0.steps          what its steps were; rank-0.spans with --trace
+        events.jsonl          start, notices and end of the run
         server-0.log          what parameter server 0 said
         server-0/             its log of changes and its snapshots, while the run needs them
         pulse                 how far the run is, for the progress line
         boundary.board        what ranks do in step, and where each waits; reducer.board for gradients
         store                 the file store of local ranks
+        store.log             of ranks on several hosts: what the process said that serves them
+        host-1/               of ranks on several hosts, where the user has chosen DIR: that host's own files
         lock                  held by whoever uses the directory
 
 Runs live in the user's state directory, so that the project of the user stays clean.
@@ -34,8 +42,14 @@ __all__ = ["RUN_ID", "RunDirectory", "default_root", "new_run_id", "prune"]
 
 KEPT_RUNS = 20
 LEAST_FREE_BYTES = 4 * 1024 * 1024
-RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun)-[0-9a-f]{6,}")
-OWN_FILE = re.compile(r"rank-\d+\.(log|error\.json|summary\.json|stack)|\w+\.board|store|pulse")
+RUN_ID = re.compile(r"(\d{8}-\d{6}|torchrun|joined)-[0-9a-f]{6,}")
+OWN_FILE = re.compile(
+    r"rank-\d+(\.attempt-\d+)?\.(log|error\.json|summary\.json|stack|crash|vitals|steps|spans)|\w+\.board"
+    r"|store|store\.log|pulse|launch\.json|events\.jsonl"
+)
+_KEPT = re.compile(r"(rank-\d+)\.(log|error\.json)")
+
+OWN_EVIDENCE = re.compile(r"(stall|failure|explanation)(\.json|-rank-\d+\.(stack|crash)\.txt)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +93,34 @@ class RunDirectory:
             os.set_inheritable(lock, True)
         return cls(path=directory, run_id=run_id, lock=lock)
 
+    @classmethod
+    def of_host(
+        cls, path: Path | None, run_id: str, host: int, environment: Mapping[str, str]
+    ) -> RunDirectory:
+        """The directory of one host's part of a run on several: DIR/host-N where the user has chosen DIR.
+
+        `run_id` is that host's own, for several hosts may share a file system, or be one machine.
+        """
+        if path is not None:
+            directory = _make_writable(path.absolute() / f"host-{host}")
+            lock = _lock(directory, fcntl.LOCK_EX)
+            _remove_own_files(directory)
+            return cls(path=directory, run_id=run_id, lock=lock)
+        root = _usable_root(environment)
+        directory = _make_writable(root / run_id)
+        lock = _lock(directory, fcntl.LOCK_EX)
+        prune(root, keep=KEPT_RUNS)
+        return cls(path=directory, run_id=run_id, lock=lock)
+
     @property
     def store(self) -> str:
         """Where local ranks meet, in the form that `RankConfig.store` takes."""
         return f"file://{self.path / 'store'}"
+
+    @property
+    def store_log(self) -> Path:
+        """What the process of a store for several hosts said."""
+        return self.path / "store.log"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
@@ -93,6 +131,19 @@ class RunDirectory:
     def server_state(self, server: int) -> Path:
         """Where a parameter server keeps its log and snapshots."""
         return self.path / f"server-{server}"
+
+    def begin_attempt(self, number: int) -> None:
+        """Ranks are started again: what attempt `number` left is kept under other names, or removed."""
+        for entry in list(os.scandir(self.path)):
+            match = _KEPT.fullmatch(entry.name)
+            if match is not None:
+                os.rename(entry.path, self.path / f"{match[1]}.attempt-{number}.{match[2]}")
+            elif (
+                OWN_FILE.fullmatch(entry.name)
+                and "attempt" not in entry.name
+                and entry.name != "events.jsonl"
+            ):
+                os.unlink(entry.path)
 
     @property
     def is_default(self) -> bool:
@@ -110,6 +161,13 @@ class RunDirectory:
 
     def stack(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.stack"
+
+    def crash(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.crash"
+
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch.json"
 
     def summary(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.summary.json"
@@ -205,6 +263,9 @@ def _lock(directory: Path, kind: int) -> int:
 
 
 def _remove_own_files(directory: Path) -> None:
+    for entry in (directory / "evidence").glob("*"):
+        if OWN_EVIDENCE.fullmatch(entry.name):
+            entry.unlink()
     for entry in os.scandir(directory):
         if OWN_FILE.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)

@@ -7,7 +7,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from ronde.trace.pulse import Pulse
+from ronde.trace.recorder import Recorder
 from ronde.trace.step_clock import StepClock
+from ronde.trace.vitals import Vitals
 
 __all__ = ["Tally"]
 
@@ -30,7 +32,9 @@ class Tally:
         data_ns: nanoseconds in which the script waited for a loader's next batch.
         sharded: how often modules of each class were called on shards.
         pulse: what the launcher sees of it; only rank 0 has one.
+        vitals: what others see of this rank.
         clock: knows what the time of a step goes into.
+        recorder: writes steps down, where it is set.
     """
 
     __slots__ = (
@@ -49,9 +53,11 @@ class Tally:
         "clock",
         "data_ns",
         "pulse",
+        "recorder",
         "samples",
         "sharded",
         "steps",
+        "vitals",
     )
 
     def __init__(self, pulse: Pulse | None = None) -> None:
@@ -61,7 +67,9 @@ class Tally:
         self.data_ns = 0
         self.sharded: dict[str, int] = {}
         self.pulse = pulse
+        self.vitals: Vitals | None = None
         self.clock = StepClock()
+        self.recorder: Recorder | None = None
         # What comes next is another batch; and a loader has delivered one that no module was called on.
         self._fresh = True
         self._delivered = False
@@ -79,6 +87,8 @@ class Tally:
     def begin(self) -> None:
         """The script starts now."""
         self.begun_ns = perf_counter_ns()
+        if self.recorder is not None:
+            self.recorder.begin()
 
     def deliver(self, spent_ns: int, rows: int | None = None) -> None:
         """A loader has handed out a batch, of so many rows if that is known, for which the script waited."""
@@ -146,7 +156,11 @@ class Tally:
             self._first = self._last
         if self.pulse is not None:
             self.pulse.beat(self.steps, self.samples)
+        if self.vitals is not None:
+            self.vitals.step(self.steps)
         self.clock.stepped(self.steps)
+        if self.recorder is not None:
+            self.recorder.stepped(self.steps, self.samples)
 
     def step_beside(self) -> None:
         """An optimizer has stepped in a thread of the script's own, on samples that nobody counts."""

@@ -18,6 +18,7 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.mark.soak
 def test_ours_against_gloo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
     words = "--against gloo --algorithms shared-memory,ring --sizes 4KB --pairs 1".split()

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from ronde.server.serving.http import MOST_BYTES, MOST_IDS, application
+from ronde.server.serving.http import application
+from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
 from server.serving.published import Run, inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import textwrap
 import urllib.request
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+import ronde
 from ronde.server.serving.manifest import Manifest, path_of
 from ronde.server.serving.program import NoProgram
 from ronde.server.serving.published import Published
@@ -127,6 +129,7 @@ def trained(place: Path) -> tuple[Replica, Any, Any, Any, Any]:
     return replica, ids, x, predicted, rows
 
 
+@pytest.mark.soak
 def test_a_killed_server_loses_no_row_of_a_version(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     options = ["--ranks", "2", "--plan", "hybrid,servers=2", "--publish", "0.05", "--run-dir", "run"]
@@ -187,21 +190,31 @@ def test_served_and_exported(tmp_path: Path) -> None:
     train(tmp_path, SCRIPT, 1, "ddp", publish=60)
     done = forked.run(["export", "run", "--rows", "int8"], directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "ronde: version 1 is in run/export-1\n")
-    port = _free_port()
-    serving = forked.ForkedCommand(["serve", "run/export-1", "--port", str(port)], directory=tmp_path)
+    port, token = _free_port(), os.urandom(16).hex()
+    endpoint = f"ipc://@ronde-test-{token}"
+    serving = forked.ForkedCommand(
+        ["serve", "run/export-1", "--port", str(port), "--binary", endpoint],
+        directory=tmp_path,
+        environment={**os.environ, "RONDE_SERVER_TOKEN": token},
+    )
     try:
         address = _await(port)
         answer = _ask(f"{address}/v1/lookup", {"table": "user", "ids": [3, 5]})
         expected = torch.load(tmp_path / "said.pt")[3][[3, 5]].numpy()
         assert answer["version"] == 1
         assert np.abs(np.array(answer["rows"]) - expected).max() < 0.01
-        assert isinstance(
-            _ask(f"{address}/v1/predict", {"inputs": [[[1, 2, 3]], [[0.5]]]})["outputs"][0], float
-        )
+        (predicted,) = _ask(f"{address}/v1/predict", {"inputs": [[[1, 2, 3]], [[0.5]]]})["outputs"]
+        with ronde.ReplicaClient(endpoint, token=token) as client:
+            assert np.array_equal(client.look_up("user", [3, 5]).rows, np.float32(answer["rows"]))
+            outputs, version = client.predict([[[1, 2, 3]], [[0.5]]])
+        assert (version, outputs.tolist()) == (1, [predicted])
     finally:
         serving.terminate()
         _, said = serving.communicate(30)
-    assert said == f"ronde: serves version 1 at {address}\n"
+    assert said == (
+        f"ronde: serves version 1 at {address}\n"
+        f"ronde: answers the binary protocol at {endpoint}, to whoever has the token\n"
+    )
 
 
 def _free_port() -> int:
@@ -239,6 +252,10 @@ def _ask(url: str, body: Any) -> Any:
         (
             ["run", "--publish", "1", "--native", "train.py"],
             "--publish needs a script that ronde distributes; leave out --native",
+        ),
+        (
+            ["serve", ".", "--binary", "99999"],
+            "--binary 99999 is no port, which are at most 65535; try --binary 8766",
         ),
     ],
 )

@@ -260,7 +260,7 @@ def state_hash(shard: Shard) -> str:
     told, arrays = shard.state()
     digest = xxhash.xxh3_128(json.dumps(told, sort_keys=True).encode())
     for array in arrays:
-        digest.update(array.tobytes())
+        digest.update((array() if callable(array) else array).tobytes())
     return digest.hexdigest()
 
 

@@ -6,17 +6,21 @@ be sent: a server that stalls is charged for all who wait.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, sleep, time
+from typing import Any
 
 __all__ = ["Load", "Seen", "main", "make"]
 
 _CONNECTIONS = 8
+_REQUESTS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,9 @@ class Load:
     """What is asked for.
 
     Attributes:
-        port: of a server on this host.
+        port: of HTTP, on this host.
+        endpoint: of the binary protocol, by which is asked where it is named; its token is that of the
+            environment.
         table: its name.
         rate: requests a second, of all connections together.
         seconds: how long.
@@ -38,6 +44,7 @@ class Load:
     seconds: float
     ids: int = 100
     below: int = 1_000_000
+    endpoint: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class Seen:
     Attributes:
         milliseconds: of each request.
         first: when the first answer of each version was there; seconds since 1970.
-        failed: requests with another status than 200.
+        failed: requests that were refused.
     """
 
     milliseconds: list[float]
@@ -73,32 +80,69 @@ def make(load: Load) -> Seen:
 
 def _ask(load: Load, number: int, begin: float, seen: Seen, failed: list[int]) -> None:
     draw = random.Random(number)
-    connection = socket.create_connection(("127.0.0.1", load.port))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    requests = [_request(load, draw) for _ in range(64)]
+    asked = [[draw.randrange(load.below) for _ in range(load.ids)] for _ in range(_REQUESTS)]
     every = _CONNECTIONS / load.rate
-    for turn in range(int(load.seconds / every)):
-        due = begin + turn * every + number * every / _CONNECTIONS
-        request = requests[turn % len(requests)]
-        wait = due - perf_counter()
-        if wait > 0:
-            sleep(wait)
-        connection.sendall(request)
-        answer = _answer(connection)
-        done = perf_counter()
-        if not answer.startswith(b"HTTP/1.1 200"):
-            failed.append(1)
-            continue
-        seen.milliseconds.append((done - due) * 1e3)
-        body = answer.find(b'{"version":') + len(b'{"version":')
-        version = int(answer[body : answer.find(b",", body)])
-        if version not in seen.first:
-            seen.first[version] = time()
-    connection.close()
+    with (_binary if load.endpoint else _http)(load, asked) as ask:
+        for turn in range(int(load.seconds / every)):
+            due = begin + turn * every + number * every / _CONNECTIONS
+            wait = due - perf_counter()
+            if wait > 0:
+                sleep(wait)
+            answer = ask(turn % _REQUESTS)
+            done = perf_counter()
+            version = None if answer is None else _version(answer)
+            if version is None:
+                failed.append(1)
+                continue
+            seen.milliseconds.append((done - due) * 1e3)
+            if version not in seen.first:
+                seen.first[version] = time()
 
 
-def _request(load: Load, draw: random.Random) -> bytes:
-    ids = [draw.randrange(load.below) for _ in range(load.ids)]
+@contextlib.contextmanager
+def _http(load: Load, asked: Sequence[list[int]]) -> Iterator[Callable[[int], Any]]:
+    """Asks by number for one of these; gives what came, None for a refusal."""
+    requests = [_request(load, ids) for ids in asked]
+    with socket.create_connection(("127.0.0.1", load.port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def ask(number: int) -> bytes | None:
+            connection.sendall(requests[number])
+            answer = _answer(connection)
+            return answer if answer.startswith(b"HTTP/1.1 200") else None
+
+        yield ask
+
+
+@contextlib.contextmanager
+def _binary(load: Load, asked: Sequence[list[int]]) -> Iterator[Callable[[int], Any]]:
+    """As `_http`."""
+    import numpy as np
+
+    from ronde.errors import RondeError
+    from ronde.server.serving.client import ReplicaClient
+
+    arrays = [np.array(ids) for ids in asked]
+    with ReplicaClient(load.endpoint) as client:
+
+        def ask(number: int) -> Any:
+            try:
+                return client.look_up(load.table, arrays[number])
+            except RondeError:
+                return None
+
+        yield ask
+
+
+def _version(answer: Any) -> int:
+    """Of what came, when the time has been taken."""
+    if not isinstance(answer, bytes):
+        return answer.version
+    body = answer.find(b'{"version":') + len(b'{"version":')
+    return int(answer[body : answer.find(b",", body)])
+
+
+def _request(load: Load, ids: list[int]) -> bytes:
     body = json.dumps({"table": load.table, "ids": ids}).encode()
     head = f"POST /v1/lookup HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body

@@ -18,11 +18,14 @@ from ronde.bench.machine import Machine
 from ronde.bench.serving.load import Load, Seen
 from ronde.bench.serving.report import ServingFigures, ServingReport
 from ronde.errors import BenchError
+from ronde.launch.server_config import TOKEN_KEY
 
 __all__ = ["measure"]
 
 IDS_OF_A_REQUEST = 100
 _PATIENCE = 120.0
+ROUTES = ("http", "binary")
+_ENDPOINT = re.compile(r"answers the binary protocol at (tcp://127\.0\.0\.1:\d+)")
 _PORT = re.compile(r"serves version \d+ at http://127\.0\.0\.1:(\d+)")
 
 
@@ -36,7 +39,7 @@ def measure(
     environment: Mapping[str, str],
     progress: Callable[[str, float], None],
 ) -> ServingReport:
-    """Ask a replica for rows, first while a training publishes, then when it is over.
+    """Ask a replica for rows by HTTP and by the binary protocol, while a training publishes and afterwards.
 
     Args:
         rate: requests a second.
@@ -45,16 +48,17 @@ def measure(
         rounds: of each situation.
         interval: seconds between versions.
         environment: of the processes.
-        progress: hears the situation and the p99 of each round, in milliseconds.
+        progress: hears situation and route, and the p99 of each round, in milliseconds.
 
     Raises:
         BenchError: a process failed.
     """
     machine = Machine.here()
+    environment = {**environment, TOKEN_KEY: os.urandom(16).hex()}
     results: list[ServingFigures] = []
     with tempfile.TemporaryDirectory(prefix="ronde-serving-") as folder:
         work = Path(folder)
-        spent = rounds * (seconds + 3) + 10
+        spent = len(ROUTES) * rounds * (seconds + 3) + 10
         train = [
             *("run", "--ranks", "1", "--threads", "1", "--publish", f"{interval:g}", "--run-dir", folder),
             *(str(Path(__file__).with_name("train.py")), f"{spent:g}", str(rows)),
@@ -63,24 +67,34 @@ def measure(
         serving = None
         try:
             _await((work / "published").is_dir, training, work / "train.txt")
-            serving = _start(["serve", folder, "--port", "0"], work / "serve.txt", environment)
+            serving = _start(
+                ["serve", folder, "--port", "0", "--binary", "0"], work / "serve.txt", environment
+            )
             log = work / "serve.txt"
-            _await(lambda: _PORT.search(log.read_text()) is not None, serving, log)
-            found = _PORT.search(log.read_text())
-            assert found is not None
+            _await(lambda: _ENDPOINT.search(log.read_text()) is not None, serving, log)
+            port, endpoint = _PORT.search(log.read_text()), _ENDPOINT.search(log.read_text())
+            assert port is not None
+            assert endpoint is not None
             load = Load(
-                port=int(found[1]),
+                port=int(port[1]),
                 table="users",
                 rate=rate,
                 seconds=seconds,
                 ids=IDS_OF_A_REQUEST,
                 below=rows,
             )
-            results.append(_ask("beside training", load, rounds, work, environment, progress))
+            loads = {"http": load, "binary": dataclasses.replace(load, endpoint=endpoint[1])}
+
+            def ask(situation: str) -> None:
+                for route in ROUTES:
+                    asked = situation, route
+                    results.append(_ask(asked, loads[route], rounds, work, environment, progress))
+
+            ask("beside training")
             if training.poll() is not None:
                 raise BenchError("the training was over before the requests were; give more --seconds")
             training.wait(_PATIENCE)
-            results.append(_ask("alone", load, rounds, work, environment, progress))
+            ask("alone")
         finally:
             for process in filter(None, [serving, training]):
                 process.terminate()
@@ -98,7 +112,7 @@ def measure(
 
 
 def _ask(
-    situation: str,
+    asked: tuple[str, str],
     load: Load,
     rounds: int,
     work: Path,
@@ -111,8 +125,8 @@ def _ask(
     failed = 0
     first = _newest(work)
     for _ in range(rounds):
-        asked = [sys.executable, "-m", "ronde.bench.serving.load", json.dumps(dataclasses.asdict(load))]
-        done = subprocess.run(asked, env=environment, capture_output=True, text=True)
+        words = [sys.executable, "-m", "ronde.bench.serving.load", json.dumps(dataclasses.asdict(load))]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise BenchError(f"requests could not be made: {done.stderr[-500:]}")
         seen = Seen(**json.loads(done.stdout))
@@ -123,10 +137,11 @@ def _ask(
         tails.append(took[int(len(took) * 0.99)])
         failed += seen.failed
         lags |= _lags({int(version): when for version, when in seen.first.items()}, work, after=first)
-        progress(situation, tails[-1])
+        progress(", ".join(asked), tails[-1])
         first = _newest(work)
     return ServingFigures(
-        situation=situation,
+        situation=asked[0],
+        route=asked[1],
         median=tuple(medians),
         p99=tuple(tails),
         lags=tuple(lags.values()),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from ronde.bench.columns import columns
+from ronde.bench.figures_report import read, written
 from ronde.bench.machine import Machine
-from ronde.bench.reading import reading
 from ronde.bench.spread import Spread
 
 __all__ = ["KIND", "ServingFigures", "ServingReport", "table"]
@@ -23,6 +22,7 @@ class ServingFigures:
 
     Attributes:
         situation: "beside training", which publishes, or "alone", when it is over.
+        route: by which was asked, "http" or "binary".
         median: milliseconds of a request, from when it was due until it was answered; by round.
         p99: 99 in 100 take no longer; by round.
         lags: seconds from the end of a training step until an answer had its version; by version.
@@ -36,6 +36,7 @@ class ServingFigures:
     lags: tuple[float, ...]
     load: float
     failed: int
+    route: str = "http"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +62,7 @@ class ServingReport:
     results: tuple[ServingFigures, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"kind": KIND, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return written(KIND, self)
 
     @classmethod
     def from_json(cls, text: str) -> ServingReport:
@@ -70,11 +71,7 @@ class ServingReport:
         Raises:
             UsageError: for anything else.
         """
-        with reading(text):
-            fields = json.loads(text)
-            fields.pop("kind")
-            machine, results = Machine(**fields.pop("machine")), fields.pop("results")
-            return cls(machine=machine, results=tuple(map(_figures, results)), **fields)
+        return read(text, cls, _figures)
 
 
 def _figures(fields: Mapping[str, Any]) -> ServingFigures:
@@ -90,13 +87,14 @@ def table(report: ServingReport) -> str:
         f"{report.ids} ids for {report.seconds:g} s a round, {report.rows:,} rows, versions each "
         f"{report.interval:g} s, HTTP by {report.http}; milliseconds, seconds of lag"
     )
-    rows = [("", "median", "p99", "quartiles", "lag", "longest", "versions", "failed", "load")]
+    rows = [("", "by", "median", "p99", "quartiles", "lag", "longest", "versions", "failed", "load")]
     for each in report.results:
         p99 = Spread.of(each.p99)
         lags = (f"{Spread.of(each.lags).median:.2f}", f"{max(each.lags):.2f}") if each.lags else ("-", "-")
         rows.append(
             (
                 each.situation,
+                each.route,
                 f"{Spread.of(each.median).median:.2f}",
                 f"{p99.median:.2f}",
                 f"{p99.low:.2f} to {p99.high:.2f}",

@@ -30,15 +30,12 @@ from starlette.routing import Route
 from ronde.errors import RondeError
 from ronde.server.serving.durable import DamagedFile
 from ronde.server.serving.json_rows import json_of_rows
+from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
 from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.program import NoProgram, Unfit
 from ronde.server.serving.replica import NoSuchTable, NoSuchVersion, Replica
 
-__all__ = ["MOST_BYTES", "MOST_IDS", "application"]
-
-#: Bytes of a request, ids of a look-up.
-MOST_BYTES = 8 << 20
-MOST_IDS = 100_000
+__all__ = ["application"]
 
 _STATUS = {NoSuchTable: 404, NoSuchVersion: 404, NoProgram: 409, DamagedFile: 409, Unfit: 422}
 
@@ -53,9 +50,13 @@ class _Malformed(RondeError):
         self.status = status
 
 
-def application(replica: Replica) -> Starlette:
-    """What answers requests, for any ASGI server."""
-    metrics = Metrics(replica)
+def application(replica: Replica, metrics: Metrics | None = None) -> Starlette:
+    """What answers requests, for any ASGI server.
+
+    Args:
+        metrics: to count them; None: its own.
+    """
+    metrics = metrics or Metrics(replica)
     json_of_rows(np.zeros((1, 1), np.float32))  # compiled now, not for whoever asks first
     endpoints = _Endpoints(replica)
 
@@ -140,15 +141,13 @@ class _Endpoints:
     async def health(self, request: Request) -> bytes:
         del request
         replica, snapshot = self._replica, self._replica.snapshot
-        program = snapshot.program
-        inputs = [] if program is None else [each for each in program.inputs if each.dtype]
         return _json(
             {
                 "version": snapshot.version,
                 "step": snapshot.step,
                 "trouble": replica.trouble,
-                "tables": {name: table.shape.dim for name, table in snapshot.tables.items()},
-                "inputs": {each.name: {"dtype": each.dtype, "shape": each.shape} for each in inputs},
+                "tables": snapshot.dims,
+                "inputs": snapshot.inputs,
                 "no_program": snapshot.no_program,
             }
         )

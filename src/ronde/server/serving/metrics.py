@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from time import time
 from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ronde.server.serving.replica import Replica
 
@@ -20,10 +20,14 @@ WINDOW = 8192
 
 
 class Metrics:
-    """Counts requests and times them; the rest is asked of the replica when it is wanted."""
+    """Counts requests and times them; the rest is asked of the replica when it is wanted.
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    Args:
+        refused: messages of the binary protocol that were refused, by kind; None where it is not served.
+    """
+
+    def __init__(self, replica: Replica, refused: Mapping[str, int] | None = None) -> None:
+        self._replica, self._refused = replica, refused
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "ronde_requests",
@@ -31,11 +35,11 @@ class Metrics:
             ["endpoint", "status"],
             registry=self._registry,
         )
-        self._children: dict[tuple[str, int], Any] = {}
+        self._children: dict[tuple[str, int | str], Any] = {}
         self._seconds: dict[str, deque[float]] = {}
         self._registry.register(self)  # pyright: ignore[reportArgumentType]
 
-    def add(self, endpoint: str, status: int, seconds: float) -> None:
+    def add(self, endpoint: str, status: int | str, seconds: float) -> None:
         """Count a request that took so long, from its last byte until there was an answer."""
         key = (endpoint, status)
         child = self._children.get(key)
@@ -51,7 +55,7 @@ class Metrics:
         """All, in the form that Prometheus reads."""
         return generate_latest(self._registry)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """What has a value of its own at each moment; Prometheus' library calls this."""
         replica, snapshot = self._replica, self._replica.snapshot
         counts = replica.counts
@@ -70,6 +74,15 @@ class Metrics:
         for name, table in snapshot.tables.items():
             rows.add_metric([name], len(table))
         yield rows
+        if self._refused is not None:
+            refused = CounterMetricFamily(
+                "ronde_refused_messages",
+                "Refused messages by kind.",
+                labels=["kind"],
+            )
+            for kind, count in list(self._refused.items()):
+                refused.add_metric([kind], count)
+            yield refused
         quantiles = GaugeMetricFamily(
             "ronde_request_seconds", "Quantiles of late requests.", labels=["endpoint", "quantile"]
         )

@@ -67,6 +67,7 @@ class Replica:
         self._following: threading.Thread | None = None
         self._ends = threading.Event()
         self.counts = Counts()
+        self._counting = threading.Lock()
         self.lag: float | None = None
         self.trouble = ""
         self._snapshot = source.load(self._known(version))
@@ -109,8 +110,9 @@ class Replica:
             names = ", ".join(sorted(tables)) or "none"
             raise NoSuchTable(f"there is no table {table!r}; the model has {names}")
         rows, found = tables[table].look_up(np.ascontiguousarray(ids, np.int64))
-        self.counts.asked += len(ids)
-        self.counts.found += found
+        with self._counting:
+            self.counts.asked += len(ids)
+            self.counts.found += found
         return rows
 
     def predict(self, inputs: Mapping[str, Any] | Sequence[Any], snapshot: Snapshot | None = None) -> Any:

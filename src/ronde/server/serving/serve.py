@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -15,9 +16,13 @@ from ronde.errors import LaunchError, UsageError
 from ronde.server.serving.exported import MANIFEST, Exported
 from ronde.server.serving.http import application
 from ronde.server.serving.manifest import FOLDER
+from ronde.server.serving.metrics import Metrics
 from ronde.server.serving.published import Published
 from ronde.server.serving.replica import Replica
 from ronde.server.serving.snapshot import Source
+
+if TYPE_CHECKING:
+    from ronde.server.serving.binary import BinaryReplica
 
 __all__ = ["serve", "source_of"]
 
@@ -45,6 +50,7 @@ def serve(
     port: int,
     version: int | None,
     interval: float,
+    binary: tuple[str, bytes] | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Serve until a signal ends it.
@@ -55,12 +61,14 @@ def serve(
         port: 0 is any that is free.
         version: the only one that is served; None is the newest, and those that come.
         interval: seconds between looks for a newer one.
+        binary: endpoint and token of the binary protocol; None: it is not served.
         say: hears where it is served, and what goes wrong.
 
     Raises:
         UsageError: the path is neither, or nobody can listen there.
     """
     listening = _listen(host, port)
+    answering = None if binary is None else _binary(*binary)
     source = source_of(path)
     if not source.versions():
         say(f"waits for the first version in {path}; a run makes them with --publish")
@@ -77,11 +85,28 @@ def serve(
     # What is there now stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
-    config = uvicorn.Config(application(replica), log_level="warning", access_log=False, lifespan="off")
+    metrics = Metrics(replica, None if answering is None else answering.refused)
+    made = application(replica, metrics)
+    config = uvicorn.Config(made, log_level="warning", access_log=False, lifespan="off")
+    if answering is not None:
+        answering.start(replica, metrics)
+        say(f"answers the binary protocol at {answering.endpoint}, to whoever has the token")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:
+        if answering is not None:
+            answering.close()
         replica.close()
+
+
+def _binary(endpoint: str, token: bytes) -> BinaryReplica:
+    try:
+        from ronde.server.serving.binary import BinaryReplica
+    except ImportError as error:
+        raise UsageError(
+            f"--binary needs a package that is missing ({error}): pip install 'ronde[serve,server]'"
+        ) from None
+    return BinaryReplica(endpoint, token)
 
 
 def _listen(host: str, port: int) -> socket.socket:

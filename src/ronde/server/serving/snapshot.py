@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,6 +33,17 @@ class Snapshot:
     dense: Mapping[str, torch.Tensor]
     program: Program | None
     no_program: str = ""
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Floats of a row, by table."""
+        return {name: table.shape.dim for name, table in self.tables.items()}
+
+    @property
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """Type and shape of each input of the program, by name, as JSON has them."""
+        inputs = () if self.program is None else self.program.inputs
+        return {each.name: {"dtype": each.dtype, "shape": each.shape} for each in inputs if each.dtype}
 
 
 class Source(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ronde.server.table.admission import AdmitAfter, AdmitByBloomFilter, AdmitWithProbability
 from ronde.server.table.eviction import EvictByAge, EvictByFrequency, EvictByNorm
 from ronde.server.table.initial import Normal, Uniform, Zeros
+from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EvictByFrequency",
     "EvictByNorm",
     "Normal",
+    "OnDisk",
     "RowwiseAdagrad",
     "Uniform",
     "Zeros",

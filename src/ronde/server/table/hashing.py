@@ -11,7 +11,7 @@ import numpy as np
 
 from ronde.server.table.compiled import compiled, inlined
 
-__all__ = ["BUCKETS", "buckets_of", "mix", "owners_of", "uniform"]
+__all__ = ["BUCKETS", "buckets_of", "hashes_of", "mix", "owners_of", "uniform"]
 
 #: Rows move between servers, logs and snapshots by the bucket: the upper 12 bits of the hash.
 BUCKETS = 4096
@@ -40,6 +40,15 @@ def uniform(key: Any, counter: Any) -> Any:
     row draws depends on its id and the seed alone.
     """
     return np.float64(mix(key + np.uint64(counter) * _GOLDEN) >> np.uint64(40)) * 2.0**-24
+
+
+@compiled
+def hashes_of(ids: Any) -> Any:
+    """The mixed hash of each id: int64 [n] to uint64 [n]."""
+    out = np.empty(ids.shape[0], np.uint64)
+    for i in range(ids.shape[0]):
+        out[i] = mix(ids[i])
+    return out
 
 
 @compiled

@@ -15,7 +15,7 @@ from ronde.server.table.compiled import compiled, inlined, prefetch
 from ronde.server.table.hashing import mix
 from ronde.server.table.memory import ReservedMemory
 
-__all__ = ["MAX_ROWS", "SEGMENTS", "Index", "find_chunk"]
+__all__ = ["MAX_ROWS", "SEGMENTS", "Index", "find_chunk", "segments_of"]
 
 #: A row's number takes 32 bits of an entry.
 MAX_ROWS = 2**32 - 2
@@ -180,6 +180,15 @@ def _find(ids: Any, entries: Any, begins: Any, capacities: Any, keys: Any) -> An
     for first in range(0, ids.shape[0], chunk):
         count = min(chunk, ids.shape[0] - first)
         find_chunk(ids, first, count, entries, begins, capacities, keys, out[first : first + count])
+    return out
+
+
+@compiled
+def segments_of(ids: Any) -> Any:
+    """The segment of each id: int64 [n] to int64 [n]."""
+    out = np.empty(ids.shape[0], np.int64)
+    for i in range(ids.shape[0]):
+        out[i] = np.int64(mix(ids[i]) >> _SEGMENT_SHIFT)
     return out
 
 

@@ -42,6 +42,8 @@ class Rows:
         self.values = whole.view(dtype)
         self.keys = whole.view(np.int64)
         self.counters = whole.view(np.uint32)
+        #: And as bytes; uint8 [rows, row_bytes].
+        self.raw = whole
         self.row_bytes = row_bytes
         self._used = 0  # rows ever used
         self._free = np.empty(0, np.int64)  # among them, those that are free again
@@ -101,15 +103,19 @@ class Rows:
         again = self._free[len(self._free) - count :] if count <= len(self._free) else self._free
         fresh = count - len(again)
         if self._used + fresh > self.max_rows:
-            raise TableFull(
-                f"a table holds {len(self)} rows and cannot take {count} more: its `max_rows` is "
-                f"{self.max_rows}, of {self.row_bytes} bytes each; evict rows (`evict=`), or admit fewer "
-                "(`admit=`)"
-            )
+            raise TableFull(self.refusal(len(self), count))
         self._free = self._free[: len(self._free) - len(again)]
         slots = np.concatenate([again, np.arange(self._used, self._used + fresh)])
         self._used += fresh
         return slots
+
+    def refusal(self, held: int, count: int) -> str:
+        """A sentence for who wants more rows than there may be."""
+        return (
+            f"a table holds {held} rows and cannot take {count} more: its `max_rows` is "
+            f"{self.max_rows}, of {self.row_bytes} bytes each; evict rows (`evict=`), or admit fewer "
+            "(`admit=`)"
+        )
 
     def give_back(self, slots: np.ndarray[Any, Any]) -> None:
         """Free rows; int64 [n]. What stood in them is as it was until they are taken again."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.server.table import admission, eviction, initial, optimizers
+from ronde.server.table import admission, eviction, initial, on_disk, optimizers
 from ronde.server.table.table import TableConfig
 
 __all__ = ["read_config", "write_config"]
@@ -18,9 +18,11 @@ _KINDS = {
         initial.Zeros, initial.Uniform, initial.Normal,
         admission.AdmitAfter, admission.AdmitWithProbability, admission.AdmitByBloomFilter,
         eviction.EvictByAge, eviction.EvictByNorm, eviction.EvictByFrequency,
+        on_disk.OnDisk,
     )
 }  # fmt: skip
-_PARTS = ("optimizer", "initial", "admit", "evict")
+_PARTS = ("optimizer", "initial", "admit", "evict", "cold")
+_OF_ONE_PROCESS = {"directory"}  # each has its own
 
 
 def write_config(config: TableConfig) -> dict[str, Any]:
@@ -39,7 +41,10 @@ def write_config(config: TableConfig) -> dict[str, Any]:
                 f"EmbeddingTable({name}={type(part).__name__}(...)): servers and files know the classes of "
                 "ronde.table only"
             )
-        told[name] = [type(part).__name__, dataclasses.asdict(part)]
+        options = dataclasses.asdict(part)
+        told[name] = [
+            type(part).__name__, {key: options[key] for key in options if key not in _OF_ONE_PROCESS}
+        ]  # fmt: skip
     return told
 
 
@@ -56,7 +61,9 @@ def read_config(told: Any) -> TableConfig:
                 kind, options = fields[name]
                 # JSON has lists for tuples, and a config must equal itself.
                 given: dict[str, Any] = {
-                    key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+                    key: tuple(value) if isinstance(value, list) else value
+                    for key, value in options.items()
+                    if key not in _OF_ONE_PROCESS
                 }
                 fields[name] = _KINDS[kind](**given)
         return TableConfig(**fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,19 @@ import numpy as np
 
 from ronde.errors import UsageError
 from ronde.server.table.admission import Admission
+from ronde.server.table.cold_tier import ColdTier, RawRows
 from ronde.server.table.combine import Unique, sum_rows, unique
 from ronde.server.table.compiled import compiled, prefetch
 from ronde.server.table.eviction import Eviction
 from ronde.server.table.index import MAX_ROWS, SEGMENTS, Index, find_chunk
 from ronde.server.table.initial import Initial, Uniform, fill
+from ronde.server.table.on_disk import OnDisk
 from ronde.server.table.optimizers import Adagrad, RowOptimizer, TouchedRows
-from ronde.server.table.rows import Rows
+from ronde.server.table.rows import Rows, TableFull
 from ronde.server.table.state import ADMISSION, ROWS, State
 from ronde.server.table.touched import TouchedIds
 
-__all__ = ["RowsOfTable", "Table", "TableConfig"]
+__all__ = ["RowsOfTable", "Table", "TableConfig", "joined"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class TableConfig:
         seed: of first values.
         max_rows: rows at most; None is as many as the memory of this machine holds.
         half_rows: between servers and ranks rows and gradients travel as float16.
+        cold: how many rows are in memory, the others being on disk; None is all.
 
     Raises:
         UsageError: a size is below 1, or the dtype another.
@@ -52,6 +56,7 @@ class TableConfig:
     seed: int = 0
     max_rows: int | None = None
     half_rows: bool = False
+    cold: OnDisk | None = None
 
     def __post_init__(self) -> None:
         if self.dim < 1:
@@ -67,6 +72,7 @@ class TableConfig:
 
     @property
     def rows_at_most(self) -> int:
+        """Of those in memory."""
         if self.max_rows is not None:
             return self.max_rows
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -92,17 +98,28 @@ class RowsOfTable:
     counts: np.ndarray[Any, Any]
     versions: np.ndarray[Any, Any]
 
+    def of(self, which: Any) -> RowsOfTable:
+        """Some of them: a slice, numbers, or bool [n]."""
+        return RowsOfTable(**{name: getattr(self, name)[which] for name in ROWS})
+
+
+def joined(parts: Sequence[RowsOfTable]) -> RowsOfTable:
+    """All of these, one behind another."""
+    return RowsOfTable(**{name: np.concatenate([getattr(each, name) for each in parts]) for name in ROWS})
+
 
 class Table:
     """The rows of one table, or of one server's part of it, in this process.
 
     Args:
         config: what it is made with.
+        directory: where its rows on disk lie, instead of where the config says.
     """
 
     # No `__dict__`: what a model does is not taken to depend on numbers in here.
     __slots__ = (
         "__weakref__",
+        "_cold",
         "_filter",
         "_index",
         "_initial",
@@ -113,7 +130,7 @@ class Table:
         "touched",
     )
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, directory: str | None = None) -> None:
         self.config = config
         self.dtype: np.dtype[Any] = np.dtype(config.dtype)
         #: Updates so far.
@@ -125,13 +142,22 @@ class Table:
         self._rows = Rows(config.dim, config.optimizer.state(config.dim), self.dtype, most)
         self._index = Index(most)
         self._filter = config.admit.filter(config.seed, most) if config.admit is not None else None
+        self._cold = None
+        if config.cold is not None:
+            cold = config.cold if directory is None else OnDisk(config.cold.memory_rows, directory)
+            self._cold = ColdTier(cold, config.evict, self._rows, self._index)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + self.on_disk
+
+    @property
+    def on_disk(self) -> int:
+        """How many of its rows are on disk."""
+        return self._cold.count if self._cold is not None else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows and index."""
+        """Bytes of rows and index in memory."""
         return self._rows.nbytes + self._index.nbytes
 
     def look_up(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -145,8 +171,19 @@ class Table:
         """
         out = np.empty((len(ids), self.config.dim), self.dtype)
         missing = _gather(ids, *self._index.arrays, self._rows.keys, self._rows.values, self._rows.first, out)
+        if self._cold is not None:
+            missing = self._look_up_on_disk(self._cold, ids, missing, out)
         self._fill_first_values(ids, missing, out)
         return out
+
+    def make_ready(self, ids: np.ndarray[Any, Any]) -> None:
+        """Have all rows in memory that an update of these ids touches, so that it writes nothing to disk.
+
+        Raises:
+            ColdRowsFailed: the disk is full, say; no row has changed.
+        """
+        if self._cold is not None:
+            self._cold.bring(unique(ids).ids)
 
     def update(
         self,
@@ -169,6 +206,7 @@ class Table:
 
         Raises:
             UsageError: neither has a learning rate.
+            ColdRowsFailed: rows on disk cannot be had, or the disk is full; nothing has changed.
         """
         rate = self.config.optimizer.lr if self.config.optimizer.lr is not None else lr
         if rate is None:
@@ -198,21 +236,53 @@ class Table:
         ids = unique(ids).ids
         slots = self._index.find(ids, self._rows.keys)
         self._give_up(slots[slots >= 0])
+        if self._cold is not None:
+            self._tell(self._cold.remove(ids[slots < 0]))
 
     def rows(self, ids: np.ndarray[Any, Any] | None = None) -> RowsOfTable:
         """A copy of all rows, or of those of some ids that have one, by rising id."""
-        slots = self._index.slots() if ids is None else self._index.find(unique(ids).ids, self._rows.keys)
-        slots = slots[slots >= 0]
-        keys = self._rows.keys[slots, 0]
-        order = np.argsort(keys)
-        slots = slots[order]
-        return RowsOfTable(
-            ids=keys[order],
-            embeddings=self._rows.embeddings(slots),
-            states=self._rows.states(slots),
-            counts=self._rows.counts[slots],
-            versions=self._rows.versions[slots],
-        )
+        found: list[RawRows] = []
+        if ids is None:
+            slots = self._index.slots()
+            if self._cold is not None:
+                found = list(self._cold.scan())
+        else:
+            ids = unique(ids).ids
+            slots = self._index.find(ids, self._rows.keys)
+            if self._cold is not None:
+                found = [self._cold.find(ids[slots < 0])[1]]
+            slots = slots[slots >= 0]
+        parts = [self._in_memory(slots), *map(_of_raw, found)]
+        if len(parts) == 1:
+            return parts[0]
+        whole = joined(parts)
+        return whole.of(np.argsort(whole.ids))
+
+    def rows_in_memory(self) -> RowsOfTable:
+        """A copy of the rows that are in memory, by rising id."""
+        return self._in_memory(self._index.slots())
+
+    def rows_on_disk(self, batches: Iterator[np.ndarray[Any, Any]] | None = None) -> Iterator[RowsOfTable]:
+        """A copy of the rows that are on disk alone, some at a time.
+
+        Args:
+            batches: all records of what `freeze` has kept, for a process that is forked from this one.
+        """
+        if self._cold is not None:
+            yield from map(_of_raw, self._cold.scan() if batches is None else self._cold.living(batches))
+
+    def freeze(self) -> tuple[str, int]:
+        """Keep rows on disk as they are, for a process that is forked now: where, and bytes of a record.
+
+        Raises:
+            ColdRowsFailed: that cannot be written.
+        """
+        return (self._cold.freeze(), self._cold.record_bytes) if self._cold is not None else ("", 0)
+
+    def thaw(self) -> None:
+        """Remove what `freeze` has kept."""
+        if self._cold is not None:
+            self._cold.thaw()
 
     def embeddings(
         self, ids: np.ndarray[Any, Any]
@@ -227,7 +297,16 @@ class Table:
         """
         slots = self._index.find(ids, self._rows.keys)
         there = slots >= 0
-        return ids[there], self._rows.embeddings(slots[there]), ids[~there]
+        rows = self._rows.embeddings(slots[there])
+        if self._cold is None or there.all():
+            return ids[there], rows, ids[~there]
+        cold, found = self._cold.find(ids[~there])
+        out = np.empty((len(ids), self.config.dim), self.dtype)
+        out[there] = rows
+        places = np.flatnonzero(~there)[cold]
+        out[places] = found.embeddings
+        there[places] = True
+        return ids[there], out[there], ids[~there]
 
     def embeddings_from(
         self, segment: int, most: int
@@ -237,31 +316,53 @@ class Table:
         Returns:
             int64 [n], [n, dim], and the segment that is next; -1 behind the last.
         """
-        found = [self._index.slots_of(segment)]
-        count = len(found[0])
-        while (segment := segment + 1) < SEGMENTS and count < most:
-            found.append(self._index.slots_of(segment))
-            count += len(found[-1])
-        slots = np.concatenate(found)
-        following = segment if segment < SEGMENTS else -1
-        return self._rows.keys[slots, 0], self._rows.embeddings(slots), following
+        ids: list[np.ndarray[Any, Any]] = []
+        rows: list[np.ndarray[Any, Any]] = []
+        count = 0
+        while segment < SEGMENTS and (not ids or count < most):
+            slots = self._index.slots_of(segment)
+            ids.append(self._rows.keys[slots, 0])
+            rows.append(self._rows.embeddings(slots))
+            for each in self._cold.scan(segment) if self._cold is not None else ():
+                ids.append(each.ids)
+                rows.append(each.embeddings)
+            count = sum(map(len, ids))
+            segment += 1
+        return np.concatenate(ids), np.concatenate(rows), segment if segment < SEGMENTS else -1
 
     def put(self, rows: RowsOfTable) -> None:
         """Write rows as they are, in the place of those with the same id."""
-        slots = self._index.find(rows.ids, self._rows.keys)
-        missing = slots < 0
-        slots[missing] = self._enter(rows.ids[missing])
-        if self.touched is not None:
-            self.touched.add(rows.ids)
-        self._rows.write(slots, rows.embeddings, rows.states, rows.counts, rows.versions)
+        self._tell(rows.ids)
+        # So many at once that rows which follow one another do not push each other out of memory.
+        most = len(rows.ids) if self.config.cold is None else max(1, self.config.cold.memory_rows // 2)
+        for begin in range(0, len(rows.ids), max(1, most)):
+            part = slice(begin, begin + most)
+            ids = rows.ids[part]
+            slots = self._find_to_change(ids)
+            missing = slots < 0
+            slots[missing] = self._enter(ids[missing])
+            self._rows.write(
+                slots, rows.embeddings[part], rows.states[part], rows.counts[part], rows.versions[part]
+            )
 
     def clear(self) -> None:
         """Give up all rows."""
+        if self._cold is not None and self.touched is not None:
+            for each in self._cold.scan():
+                self._tell(each.ids)
         self._give_up(self._index.slots())
+        if self._cold is not None:
+            self._cold.clear()
 
     def state(self) -> State:
         """All that the table has learnt, as arrays; the same for the same rows, however they came."""
-        rows = self.rows()
+        return self._state(self.rows())
+
+    def state_in_memory(self) -> State:
+        """As `state`, without the rows that `rows_on_disk` has."""
+        return self._state(self.rows_in_memory())
+
+    def _state(self, rows: RowsOfTable) -> State:
         out = {name: getattr(rows, name) for name in ROWS}
         out["steps"] = np.array(self.steps)
         remembered = {} if self._filter is None else self._filter.state()
@@ -283,15 +384,17 @@ class Table:
         self.clear()
         if self.touched is not None:
             self.touched.lose()
-        self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
         self.steps = int(np.max(state["steps"]))  # of one number, whichever shape it has
+        if self._cold is not None:
+            self._cold.step = self.steps
+        self.put(RowsOfTable(**{name: np.asarray(state[name]) for name in ROWS}))
         if self._filter is not None:
             remembered = {name: value for name, value in state.items() if name.startswith(ADMISSION)}
             self._filter.load({name.removeprefix(ADMISSION): value for name, value in remembered.items()})
 
     def _slots_to_update(self, distinct: Unique) -> np.ndarray[Any, Any]:
         """Row numbers of ids, each of which has been looked up so often; -1 of those that get no row."""
-        slots = self._index.find(distinct.ids, self._rows.keys)
+        slots = self._find_to_change(distinct.ids)
         missing = slots < 0
         self._rows.counts[slots[~missing]] += distinct.counts[~missing].astype(np.uint32)
         if missing.any():
@@ -315,11 +418,52 @@ class Table:
         rows.values[slots, rows.first : rows.first + rows.dim] = values
         return slots
 
+    def _find_to_change(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Row numbers of ids, each of them once, all rows being in memory then; -1 of those without one."""
+        return self._index.find(ids, self._rows.keys) if self._cold is None else self._cold.bring(ids)
+
     def _enter(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if self._cold is not None and len(self) + len(ids) > (self.config.max_rows or math.inf):
+            raise TableFull(self._rows.refusal(len(self), len(ids)))
         slots = self._rows.take(len(ids))
         self._rows.keys[slots, 0] = ids
         self._index.insert(ids, slots)
+        if self._cold is not None:
+            self._cold.touch(slots)
         return slots
+
+    def _look_up_on_disk(
+        self,
+        cold: ColdTier,
+        ids: np.ndarray[Any, Any],
+        missing: np.ndarray[Any, Any],
+        out: np.ndarray[Any, Any],
+    ) -> np.ndarray[Any, Any]:
+        """Fill in rows that are on disk, and return where there is no row still."""
+        asked = unique(ids[missing])
+        there, found = cold.find(asked.ids)
+        if len(found):
+            rows = np.empty((len(asked.ids), self.config.dim), self.dtype)
+            rows[there] = found.embeddings
+            filled = there[asked.inverse]
+            out[missing[filled]] = rows[asked.inverse[filled]]
+            missing = missing[~filled]
+        slots = self._index.find(ids, self._rows.keys)
+        cold.looked_up(slots[slots >= 0], found)
+        return missing
+
+    def _in_memory(self, slots: np.ndarray[Any, Any]) -> RowsOfTable:
+        """A copy of rows, by rising id."""
+        keys = self._rows.keys[slots, 0]
+        order = np.argsort(keys)
+        slots = slots[order]
+        return RowsOfTable(
+            ids=keys[order],
+            embeddings=self._rows.embeddings(slots),
+            states=self._rows.states(slots),
+            counts=self._rows.counts[slots],
+            versions=self._rows.versions[slots],
+        )
 
     def _fill_first_values(
         self, ids: np.ndarray[Any, Any], missing: np.ndarray[Any, Any], out: np.ndarray[Any, Any]
@@ -332,19 +476,31 @@ class Table:
     def _sweep(self) -> None:
         """Judge the segments whose turn it is: each once in `every` steps, by the step alone."""
         evict = self.config.evict
+        if self._cold is not None:
+            self._tell(self._cold.sweep(self.steps))
         if evict is None:
             return
         for segment in segments_due(self.steps, evict.every):
             slots = self._index.slots_of(segment)
             self._give_up(slots[evict.judge(self._rows, slots, self.steps)])
 
+    def _tell(self, ids: np.ndarray[Any, Any]) -> None:
+        """Ids whose rows change, for who wants to know."""
+        if self.touched is not None:
+            self.touched.add(ids)
+
     def _give_up(self, slots: np.ndarray[Any, Any]) -> None:
         if len(slots):
             ids = self._rows.keys[slots, 0]
-            if self.touched is not None:
-                self.touched.add(ids)
+            self._tell(ids)
+            if self._cold is not None:
+                self._cold.forget(ids)
             self._index.remove(ids, slots)
             self._rows.give_back(slots)
+
+
+def _of_raw(raw: RawRows) -> RowsOfTable:
+    return RowsOfTable(**{name: getattr(raw, name) for name in ROWS})
 
 
 def segments_due(step: int, every: int) -> Iterator[int]:

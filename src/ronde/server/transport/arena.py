@@ -142,6 +142,11 @@ class PeerArena(_Arena):
         super().__init__()
         self._described: list[Any] = []
 
+    @property
+    def processes(self) -> set[int]:
+        """Whose memory it is."""
+        return {pid for pid, *_ in self._described}
+
     def follow(self, described: Any) -> None:
         """Open the segments that are new.
 

@@ -1,8 +1,10 @@
 """A worker's end: sends requests to servers, waits for answers, and asks again when none comes.
 
-Asking twice does no harm: a server knows requests that change something by worker and sequence. So a server
-that was killed and started again is waited for, and finds whatever it had not answered. A thread asks again
-for what nobody waits for: another worker may need it, whom this one waits for in a collective.
+What waits long begins with a question: which requests has the server on this connection? Only what it has not
+is sent again. Sending twice does no harm: a server knows requests that change something by worker and
+sequence. So a server that was killed and started again is waited for, and finds whatever it had not answered.
+A thread asks for what nobody waits for: another worker may need it, whom this one waits for in a collective.
+It says now and then that this worker lives, which may be busy with something else for long.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter_ns  # bound here: the module's own is replaced for scripts
 from typing import Any
 
 import numpy as np
 import zmq
 
-from ronde.errors import PeerLost, RondeError
+from ronde.errors import PeerLost, RondeError, UsageError
 from ronde.server.transport.arena import OwnArena
 from ronde.server.transport.wire import BEFORE_TOKEN, NO_TOKEN, Message, Operation, WireError, decode, encode
 
@@ -28,6 +31,9 @@ Array = np.ndarray[Any, Any]
 
 _SLICE_MS = 20
 _SMALL_BYTES = 16 << 10
+_ALIVE_S = 15.0
+_NOTICE_S = 30.0  # a server is started in seconds, by itself or from its log
+_QUESTION_S = 0.05
 # Refusals after which the same request may well be accepted.
 _AGAIN = (
     "token",
@@ -45,7 +51,15 @@ _MOST_AGAIN = 20
 
 
 class ServerRefused(RondeError):
-    """A server cannot do what was asked."""
+    """A server cannot do what was asked.
+
+    Attributes:
+        why: in the server's own words.
+    """
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why or message
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -73,14 +87,25 @@ class Client:
         worker, workers: which of how many.
         incarnation: how often this worker was started before.
         timeout: seconds that a server may be gone.
-        patience: seconds after which what is not answered is asked again; they double up to five times.
+        patience: seconds after which a server is asked whether it has what it has not answered; they double,
+            up to five times as many.
         silence: seconds without a word from a server that was asked, after which it is connected to anew.
+        run: the same word for all workers of a run, and another for each run; "": servers cannot tell runs
+            apart.
+        expects: what servers must have been started for (`update`, `staleness`).
+        say: tells the user of a server that does not answer, and that it does again.
+
+    Attributes:
+        waited_ns: nanoseconds that this worker has waited for answers.
+        exchanged_bytes: of arrays that it has sent and got, whatever way they took.
 
     Raises:
+        UsageError: there can be no server at an endpoint.
         PeerLost: a server did not come within the timeout.
+        ServerRefused: a server is of another run, or was started for another one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says one thing of a connection
         self,
         endpoints: Sequence[str],
         token: bytes,
@@ -91,24 +116,33 @@ class Client:
         timeout: float = 1800.0,
         silence: float = 5.0,
         patience: float = 1.0,
+        run: str = "",
+        expects: Mapping[str, Any] | None = None,
+        say: Callable[[str], object] = lambda words: None,
     ) -> None:
         self.endpoints = list(endpoints)
         self.worker, self.workers = worker, workers
+        self.waited_ns = self.exchanged_bytes = 0
         here = all(endpoint.startswith("ipc://") for endpoint in self.endpoints)
         self.arena = OwnArena() if here else None
         self._token = token
+        self._about = {"run": run, **(expects or {})}
         self._incarnation = incarnation
         self._timeout = timeout
         self._silence, self._patience = silence, patience
+        self._say_so = say
+        # When each server was heard of last, and of whose silence the user was told.
+        self._heard_at = [time.monotonic()] * len(self.endpoints)
+        self._told_of: set[int] = set()
         # For each server since when a question for its state has had no answer.
         self._asked_state: list[float | None] = [None] * len(self.endpoints)
+        # The last such question to each server that has had no answer: its number, and what was asked about.
+        self._questions: dict[int, tuple[int, list[int]]] = {}
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._context = zmq.Context()
-        self._sockets = [self._connect(endpoint) for endpoint in self.endpoints]
+        self._sockets: list[Any] = []
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
         self._waiting: dict[int, Request] = {}
         #: Called by `finish`, for what was asked and not waited for.
         self.before_end: list[Callable[[], None]] = []
@@ -116,10 +150,17 @@ class Client:
         # The last change that each server has confirmed; greetings since, by request; what a server has lost.
         self._confirmed = [0] * len(self.endpoints)
         self._greeted: dict[int, int] = {}
+        # By server, the number of the first change that it has not made, and why.
+        self._refused: dict[int, tuple[int, str]] = {}
         self._lost: dict[int, int] = {}
         self._sequences = [0] * self.servers
         try:
-            greeted = [self.send(server, Operation.HELLO, self._hello()) for server in range(self.servers)]
+            for endpoint in self.endpoints:
+                self._sockets.append(self._connect(endpoint))
+                self._poller.register(self._sockets[-1], zmq.POLLIN)
+            greeted = [
+                self.send(server, Operation.HELLO, self._hello(server)) for server in range(self.servers)
+            ]
             greetings = self.wait(greeted)
         except BaseException:
             self.close()
@@ -151,6 +192,9 @@ class Client:
 
         Args:
             changes: the request changes the server's state, and must not do so twice.
+
+        Raises:
+            ServerRefused: it is larger than a server takes.
         """
         with self._lock:
             self._count += 1
@@ -166,9 +210,15 @@ class Client:
                 clock,
                 self._count,
             )
+            self.exchanged_bytes += sum(array.nbytes for array in arrays)
             request = Request(server, message, patience=self._patience)
             self._waiting[self._count] = request
-            self._ask(request)
+            try:
+                self._ask(request)
+            except WireError as error:
+                del self._waiting[self._count]
+                self._sequences[server] -= changes
+                raise ServerRefused(f"server {server}: {operation.name.lower()}: {error}") from None
             return request
 
     def wait(self, requests: Iterable[Request]) -> list[Message]:
@@ -178,6 +228,13 @@ class Client:
             ServerRefused: a server cannot do it.
             PeerLost: a server did not answer within the timeout.
         """
+        entered = perf_counter_ns()
+        try:
+            return self._answers(requests)
+        finally:
+            self.waited_ns += perf_counter_ns() - entered
+
+    def _answers(self, requests: Iterable[Request]) -> list[Message]:
         answers: list[Message] = []
         for request in requests:
             begun = time.monotonic()
@@ -185,8 +242,14 @@ class Client:
                 with self._lock:
                     self._receive(_SLICE_MS)
                     self._ask_again()
+                    if request.answer is None:
+                        self._tell_of_silence(request.server, begun)
                 if request.answer is None and request.server in self._lost:
                     raise ServerRefused(_lost(request.server, self._lost[request.server]))
+                refused, why = self._refused.get(request.server, (0, ""))
+                is_read = not request.message.sequence
+                if request.answer is None and is_read and 0 < refused <= request.message.clock:
+                    raise ServerRefused(why)  # what is asked must contain that change, which never comes
                 if request.answer is None and time.monotonic() - begun > self._timeout:
                     raise PeerLost(
                         f"server {request.server} at {self.endpoints[request.server]} has not answered for "
@@ -195,9 +258,25 @@ class Client:
                     )
             answer = request.answer
             if answer.operation is Operation.REFUSED:
-                raise ServerRefused(f"server {request.server}: {answer.meta.get('why', 'refused')}")
+                why = str(answer.meta.get("why", "refused"))
+                raise ServerRefused(_refusal(request.server, answer), why)
             answers.append(answer)
         return answers
+
+    def withdraw(self, request: Request) -> None:
+        """Do not ask for this again; of a request that changes nothing."""
+        with self._lock:
+            self._waiting.pop(request.message.request, None)
+
+    def _tell_of_silence(self, server: int, begun: float) -> None:
+        """Once, when somebody has waited for a while for a server that says nothing."""
+        silent = time.monotonic() - max(begun, self._heard_at[server])
+        if silent > _NOTICE_S and server not in self._told_of:
+            self._told_of.add(server)
+            self._say_so(
+                f"server {server} at {self.endpoints[server]} has not answered for {silent:.0f} s; it is "
+                f"waited for up to {self._timeout:g} s (--timeout)"
+            )
 
     def room(self, nbytes: int) -> Array:
         """Memory for what is sent or comes back (uint8 [nbytes]), shared with servers of this host.
@@ -248,11 +327,17 @@ class Client:
                 self.arena.close()
 
     def _keep_asking(self) -> None:
-        while not self._closed.wait(self._patience):
+        heard = time.monotonic()
+        while not self._closed.wait(_QUESTION_S if self._questions else self._patience):
             with self._lock, contextlib.suppress(zmq.ZMQError):  # whoever waits gets to know of it
-                if self._waiting and not self._closed.is_set():
-                    self._receive(0)
-                    self._ask_again()
+                if self._closed.is_set():
+                    return
+                self._receive(0)
+                self._ask_again()
+                if time.monotonic() - heard > _ALIVE_S:  # a server takes who is silent for a minute for dead
+                    heard = time.monotonic()
+                    for server in range(self.servers):
+                        self._say(server, Operation.STATUS, {})
 
     def _connect(self, endpoint: str) -> Any:
         socket = self._context.socket(zmq.DEALER)
@@ -262,11 +347,17 @@ class Client:
         socket.setsockopt(zmq.RCVTIMEO, _SLICE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        socket.connect(endpoint)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise UsageError(
+                f"there can be no server at {endpoint} ({error.strerror}): it listens at tcp://HOST:PORT or "
+                "ipc://NAME"
+            ) from None
         return socket
 
-    def _hello(self) -> dict[str, Any]:
-        hello: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
+    def _hello(self, server: int) -> dict[str, Any]:
+        hello = {"workers": self.workers, "servers": self.servers, "server": server, **self._about}
         if self.arena is not None:
             hello |= {"arena": self.arena.described, "process": os.getpid()}
         return hello
@@ -281,13 +372,31 @@ class Client:
         self._post(request.server, frames)
 
     def _ask_again(self) -> None:
+        """Ask servers about all that waits, where something has waited for long."""
         now = time.monotonic()
-        for request in list(self._waiting.values()):
+        silent: set[int] = set()
+        for request in self._waiting.values():
             if now - request.asked_at > request.patience:
                 request.patience = min(2 * request.patience, 5 * self._patience)
-                if not self._reconnect_if_silent(request.server, now):
-                    self._ask(request, again=True)
-                    self._say(request.server, Operation.STATUS, {})
+                request.asked_at = now
+                silent.add(request.server)
+        for server in silent:
+            if not self._reconnect_if_silent(server, now):
+                asked = [number for number, each in self._waiting.items() if each.server == server]
+                self._say(server, Operation.STATUS, {"asked": asked})
+                self._questions[server] = self._count, asked
+
+    def _send_what_is_missing(self, server: int, asked: list[int], answer: Message) -> None:
+        """Messages of one connection come in order: what the server has not now was lost."""
+        has = [] if answer.operation is Operation.REFUSED else answer.meta.get("waiting")
+        if not isinstance(has, list):  # this connection is a new one to the server
+            self._introduce(server)
+            self._ask_all_again(server)
+            return
+        for number in asked:
+            request = self._waiting.get(number)
+            if request is not None and number not in has:
+                self._ask(request, again=True)
 
     def _reconnect_if_silent(self, server: int, now: float) -> bool:
         """A length that was damaged on its way makes the other end wait for what never comes.
@@ -325,6 +434,7 @@ class Client:
         self._sockets[server] = self._connect(self.endpoints[server])
         self._poller.register(self._sockets[server], zmq.POLLIN)
         self._asked_state[server] = None
+        self._questions.pop(server, None)
 
     def _post(self, server: int, frames: list[Any]) -> None:
         """Send without waiting.
@@ -340,6 +450,10 @@ class Client:
 
     def _take(self, server: int, frames: list[Any]) -> None:
         self._asked_state[server] = None
+        self._heard_at[server] = time.monotonic()
+        if server in self._told_of:
+            self._told_of.discard(server)
+            self._say_so(f"server {server} at {self.endpoints[server]} answers again")
         try:
             answer = decode(frames, self._token, arena=self.arena)
         except WireError as error:
@@ -348,6 +462,10 @@ class Client:
                 return  # damaged on its way: it is asked for again
         if self._greeted.pop(answer.request, None) is not None:
             self._compare(server, answer)
+        number, asked = self._questions.get(server, (0, []))
+        if number == answer.request:
+            self._questions.pop(server, None)
+            self._send_what_is_missing(server, asked, answer)
         request = self._waiting.get(answer.request)
         if request is None or request.server != server:
             return  # the answer to what was asked twice
@@ -357,7 +475,11 @@ class Client:
             self._not_made(request, answer)
         del self._waiting[answer.request]
         request.answer = answer
-        self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
+        self.exchanged_bytes += sum(array.nbytes for array in answer.arrays)
+        if answer.operation is Operation.DONE and request.message.sequence:
+            self._confirmed[server] = max(self._confirmed[server], request.message.sequence)
+            if self._refused.get(server, (0, ""))[0] <= request.message.sequence:
+                self._refused.pop(server, None)  # there is room again, say
 
     def _compare(self, server: int, greeting: Message) -> None:
         """A server that was started again must have what it had confirmed."""
@@ -367,11 +489,12 @@ class Client:
 
     def _not_made(self, request: Request, refusal: Message) -> None:
         """The server has not counted this change, so the next one takes its number."""
-        if (
-            refusal.meta.get("kind") != "failed"
-            and request.message.sequence == self._sequences[request.server]
-        ):
-            self._sequences[request.server] -= bool(request.message.sequence)
+        server, sequence = request.server, request.message.sequence
+        if refusal.meta.get("kind") == "failed" or not sequence:
+            return
+        self._refused.setdefault(server, (sequence, _refusal(server, refusal)))
+        if sequence == self._sequences[server]:
+            self._sequences[server] -= 1
 
     def _may_ask_again(self, request: Request, answer: Message) -> bool:
         request.refusals += 1
@@ -392,7 +515,7 @@ class Client:
 
     def _introduce(self, server: int) -> None:
         """A server that does not know this connection was started again, or the connection was."""
-        self._say(server, Operation.HELLO, self._hello())
+        self._say(server, Operation.HELLO, self._hello(server))
 
     def _say(self, server: int, operation: Operation, meta: dict[str, Any]) -> None:
         """Send what no one waits for an answer to."""
@@ -403,6 +526,10 @@ class Client:
         if operation is Operation.HELLO:
             self._greeted[self._count] = server
         self._post(server, encode(said, self._token))
+
+
+def _refusal(server: int, answer: Message) -> str:
+    return f"server {server}: {answer.meta.get('why', 'refused')}"
 
 
 def _lost(server: int, missing: int) -> str:

@@ -82,6 +82,7 @@ class Operation(enum.IntEnum):
     ADD = 33
     PUSH_STEP = 34
     PULL_ROWS = 35
+    PREDICT = 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,8 +174,14 @@ class NoArena:
 _NO_ARENA = NoArena()
 
 
-def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[Any]:
-    """The frames of a message; arrays are not copied, and must stay as they are until it is answered."""
+def encode(
+    message: Message, token: bytes, arena: Arena | None = None, limits: Limits | None = None
+) -> list[Any]:
+    """The frames of a message; arrays are not copied, and must stay as they are until it is answered.
+
+    Raises:
+        WireError: they are more than the other end takes.
+    """
     places = [None if arena is None else arena.place(array) for array in message.arrays]
     described = [
         [array.dtype.name, list(array.shape)]
@@ -184,6 +191,7 @@ def encode(message: Message, token: bytes, arena: Arena | None = None) -> list[A
     ]
     meta = json.dumps([message.meta, described], separators=(",", ":")).encode()
     frames = [_bytes_of(array) for array, place in zip(message.arrays, places, strict=True) if place is None]
+    _check_size(_HEADER.size + len(meta), frames, len(described), limits or _LIMITS)
     head = _HEADER.pack(
         _MAGIC, _VERSION, message.operation, 0, message.worker, message.incarnation, message.sequence,
         message.clock, message.request, token, 0,
@@ -214,9 +222,7 @@ def decode(
         raise WireError("version", f"version {version} of the protocol; this server speaks {_VERSION}")
     if not hmac.compare_digest(theirs, token):
         raise WireError("token", "the token is not that of this run")
-    total = sum(view.nbytes for view in views)
-    if total > limits.nbytes or meta.nbytes > limits.meta_bytes or len(views) - 1 > limits.arrays:
-        raise WireError("oversized", f"a message of {total} bytes in {len(views)} frames is too large")
+    _check_size(views[0].nbytes, views[1:], len(views) - 1, limits)
     if checksum != _checksum(head[:-_CHECKSUM_BYTES], meta, views[1:]):
         raise WireError("checksum", "the checksum is not that of the message: it was damaged on its way")
     try:
@@ -278,6 +284,15 @@ def _array(described: Any, frames: list[memoryview], arena: Arena, limits: Limit
     if content.nbytes != nbytes:
         raise WireError("arrays", f"an array of {nbytes} bytes came in {content.nbytes}")
     return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _check_size(first: int, frames: Sequence[memoryview], arrays: int, limits: Limits) -> None:
+    total = first + sum(frame.nbytes for frame in frames)
+    if total > limits.nbytes or first - _HEADER.size > limits.meta_bytes or arrays > limits.arrays:
+        raise WireError(
+            "oversized",
+            f"a message of {total} bytes with {arrays} arrays is too large; it is smaller with more servers",
+        )
 
 
 def _bytes_of(array: Array) -> memoryview:

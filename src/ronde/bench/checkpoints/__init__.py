@@ -1,0 +1,1 @@
+"""A training that is killed again and again, and goes on from its checkpoints."""

@@ -1,0 +1,54 @@
+"""All kinds of reports, by the word in their JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TypeAlias
+
+from ronde.bench import first_call, servers, tables
+from ronde.bench.chaos import report as chaos
+from ronde.bench.collectives import report as collectives
+from ronde.bench.memory import report as memory
+from ronde.bench.report import Report
+from ronde.bench.serving import report as serving
+
+__all__ = ["AnyReport", "read_report"]
+
+AnyReport: TypeAlias = (
+    Report
+    | collectives.CollectivesReport
+    | memory.MemoryReport
+    | first_call.FirstCallReport
+    | tables.TablesReport
+    | servers.ServersReport
+    | serving.ServingReport
+    | chaos.ChaosReport
+)
+
+_KINDS = {
+    collectives.KIND: collectives.CollectivesReport,
+    memory.KIND: memory.MemoryReport,
+    first_call.KIND: first_call.FirstCallReport,
+    tables.KIND: tables.TablesReport,
+    servers.KIND: servers.ServersReport,
+    serving.KIND: serving.ServingReport,
+    chaos.KIND: chaos.ChaosReport,
+}
+
+
+def read_report(text: str) -> AnyReport:
+    """The report in a file of `--json`; what names no kind of these is read as one of steps.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return _KINDS.get(_kind(text), Report).from_json(text)
+
+
+def _kind(text: str) -> str:
+    """What kind of report a file holds, "" where it is none."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return ""
+    return str(fields.get("kind", "")) if isinstance(fields, dict) else ""

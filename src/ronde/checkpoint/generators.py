@@ -1,0 +1,65 @@
+"""States of the generators from which a process draws, and whether somebody has drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.journal import Entry
+from ronde.rng.host_generators import HostGenerators
+from ronde.rng.random_state import put_back
+
+__all__ = ["Draws", "put_generators"]
+
+
+class Draws:
+    """Finds the states that must be known to skip what draws.
+
+    What is skipped on the way back draws nothing, so generators stand elsewhere then. That matters where
+    somebody draws afterwards: the state at the end of what was skipped is kept there, and only there.
+    """
+
+    def __init__(self) -> None:
+        self._hosts = HostGenerators()
+        self._entry: Entry | None = None
+        self._after: Any = None
+        self._moved = False
+
+    def before(self) -> Any:
+        """Something begins that will be skipped; the states."""
+        now = self._states()
+        if self._moved and _differ(self._after, now):
+            self.settle()
+        return now
+
+    def settle(self) -> None:
+        """The entries so far are about to be written: who draws after this is not known yet."""
+        if self._moved and self._entry is not None:
+            self._entry.random = self._after
+            self._moved = False
+
+    def after(self, entry: Entry, before: Any) -> None:
+        """It has ended."""
+        now = self._states()
+        self._moved = self._moved or _differ(before, now)
+        self._entry, self._after = entry, now
+
+    def _states(self) -> Any:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return torch.get_rng_state(), cuda, self._hosts.state()
+
+
+def put_generators(states: Any) -> None:
+    """Bring torch's, Python's and numpy's generators into these states."""
+    cpu, cuda, hosts = states
+    torch.set_rng_state(cpu)
+    if cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(cuda[: torch.cuda.device_count()])
+    put_back(hosts)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    if not torch.equal(a[0], b[0]) or HostGenerators.moved(a[2], b[2]):
+        return True
+    return len(a[1]) != len(b[1]) or any(not torch.equal(x, y) for x, y in zip(a[1], b[1]))

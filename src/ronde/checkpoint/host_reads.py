@@ -1,0 +1,117 @@
+"""Hears of every value that the script reads from a tensor, and of operations shaped by values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ronde.trace.script_line import RONDE
+
+__all__ = ["HostReads"]
+
+_READS = frozenset(
+    "item tolist numpy __array__ __bool__ __float__ __int__ __index__ __complex__ __contains__ __format__ "
+    "__repr__ __str__ equal allclose is_nonzero".split()
+)
+_SHAPED_BY_VALUES = frozenset(
+    "nonzero argwhere masked_select unique _unique2 unique_consecutive unique_dim _unique_impl "
+    "_unique_consecutive_impl _return_output _return_inverse _return_counts _consecutive_return_output "
+    "_consecutive_return_inverse _consecutive_return_counts bincount".split()
+)
+_stack: Any = torch._C
+
+
+class HostReads(TorchFunctionMode):
+    """A function mode below all that the script switches on.
+
+    Args:
+        read: is told the name of a reading, and what makes its answer; returns the answer.
+        shaped: the same for an operation whose result's shape depends on values.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[str, Callable[[], Any]], Any],
+        shaped: Callable[[str, Callable[[], Any]], Any],
+    ) -> None:
+        super().__init__()
+        self._read, self._shaped = read, shaped
+        self._through: dict[CodeType, str] = {}
+
+    def hear_through(self, wrapper: Callable[..., Any], name: str) -> None:
+        """`wrapper` is our own and stands for the reading `name`: what it reads by it, the script reads."""
+        self._through[wrapper.__code__] = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        caller = sys._getframe(1).f_code
+        if caller.co_filename.startswith(RONDE) and self._through.get(caller) != name:
+            return func(*args, **kwargs)
+        if name in _READS:
+            return self._read(name, lambda: func(*args, **kwargs))
+        if name in _SHAPED_BY_VALUES or (
+            name in ("__getitem__", "where", "repeat_interleave") and _by_values(name, args)
+        ):
+            return self._shaped(name, lambda: func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+    def begin(self) -> None:
+        """Hear of what this thread does from now on."""
+        above = _taken_off(_stack._len_torch_function_stack())
+        _stack._push_on_torch_function_stack(self)
+        _put_on(above)
+
+    def end(self) -> None:
+        """Hear of nothing any more."""
+        above = self._above()
+        if above is not None:
+            _put_on(above)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Inside nothing is heard."""
+        above = self._above()
+        if above is None:
+            yield
+            return
+        _put_on(above)
+        try:
+            yield
+        finally:
+            self.begin()
+
+    def _above(self) -> list[Any] | None:
+        """Take it off with the modes above it, and return these; None, and no change, if it is not on."""
+        count = _stack._len_torch_function_stack()
+        for index in range(count):
+            if _stack._get_function_stack_at(index) is self:
+                above = _taken_off(count - index - 1)
+                _stack._pop_torch_function_stack()
+                return above
+        return None
+
+
+def _taken_off(count: int) -> list[Any]:
+    return [_stack._pop_torch_function_stack() for _ in range(count)]
+
+
+def _put_on(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        _stack._push_on_torch_function_stack(mode)
+
+
+def _by_values(name: str, args: Any) -> bool:
+    """Whether values of a tensor decide on the shape of the result."""
+    if name == "where":
+        return len(args) == 1
+    if name == "repeat_interleave":
+        return len(args) == 1 or isinstance(args[1], torch.Tensor)
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8) for each in index)

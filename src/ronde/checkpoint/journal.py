@@ -1,0 +1,159 @@
+"""What a script has learnt from its tensors, in order: enough to bring it back to a step without computing.
+
+A script is Python whose course depends on the values that it reads on the host (`loss.item()`, a branch on an
+accuracy), on what models return (structure and shapes), on the clock. With the seed the rest repeats itself.
+The journal records these answers. To resume, the script runs again from its beginning, while models, backward
+and optimizer steps are skipped and every question is answered from the journal; when that ends, the tensors
+of the checkpoint take their places, and the script goes on where it was.
+
+The file is a sequence of blocks, each with its length and checksum, and only grows: a checkpoint names how
+many bytes and entries belong to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ronde.errors import RondeError
+
+__all__ = ["Entry", "Journal", "JournalError", "Mismatch", "read_entries"]
+
+_HEAD = struct.Struct("<QI")
+
+
+class JournalError(RondeError):
+    """The file of a journal is not what was written."""
+
+
+class Mismatch(RondeError):
+    """The script takes another course than the one that its journal tells of."""
+
+
+@dataclasses.dataclass(slots=True)
+class Entry:
+    """One thing that happened.
+
+    Attributes:
+        kind: `call`, `backward`, `grad`, `step`, `read`, `shape`, `agreed`.
+        name: of what was called or asked.
+        payload: the answer; what it is depends on the kind.
+        random: states of generators at its end, where somebody drew from them afterwards; else None.
+    """
+
+    kind: str
+    name: str
+    payload: Any = None
+    random: Any = None
+
+
+class Journal:
+    """Entries of this run, and a place among those of an earlier one.
+
+    Args:
+        entries: of the run that is resumed.
+
+    Attributes:
+        replaying: an earlier run's entries are being answered with.
+    """
+
+    def __init__(self, entries: list[Entry] | None = None) -> None:
+        self._entries = entries or []
+        self._place = 0
+        self._flushed = len(self._entries)
+        self.replaying = entries is not None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all entries of the earlier run have been used."""
+        return self._place == len(self._entries)
+
+    def record(self, kind: str, name: str, payload: Any = None) -> Entry:
+        """Append an entry, whose payload may still be filled in."""
+        entry = Entry(kind, name, payload)
+        self._entries.append(entry)
+        return entry
+
+    def take(self, kind: str, name: str) -> Entry:
+        """The next entry of the earlier run.
+
+        Raises:
+            Mismatch: it is another one.
+        """
+        if self.at_end:
+            raise Mismatch(f"it comes to {_said(kind, name)} where its journal has ended")
+        entry = self._entries[self._place]
+        if (entry.kind, entry.name) != (kind, name):
+            raise Mismatch(
+                f"at entry {self._place + 1} of {len(self._entries)} it comes to {_said(kind, name)}, and "
+                f"came to {_said(entry.kind, entry.name)} before"
+            )
+        self._place += 1
+        return entry
+
+    def begin_recording(self) -> None:
+        """The script has come to where the earlier run was; what happens from now on is new."""
+        self.replaying = False
+
+    def fresh(self) -> bytes:
+        """What was recorded since this was called last, as a block of the file; b"" for nothing."""
+        fresh = self._entries[self._flushed :]
+        self._flushed = len(self._entries)
+        if not fresh:
+            return b""
+        content = zlib.compress(_packed(fresh), 1)
+        return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def read_entries(content: bytes) -> list[Entry]:
+    """The entries of a file.
+
+    Raises:
+        JournalError: it is damaged, or ends in the midst of a block.
+    """
+    return [entry for block in _blocks(content) for entry in _unpacked(block)]
+
+
+def _blocks(content: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(content):
+        if place + _HEAD.size > len(content):
+            raise JournalError(f"it ends in the midst of a block at byte {place}")
+        length, checksum = _HEAD.unpack_from(content, place)
+        begin, place = place + _HEAD.size, place + _HEAD.size + length
+        block = content[begin:place]
+        if len(block) < length or zlib.crc32(block) != checksum:
+            raise JournalError(f"its block at byte {begin} is damaged")
+        yield zlib.decompress(block)
+
+
+def _packed(entries: list[Entry]) -> bytes:
+    stream = io.BytesIO()
+    # One pickler: payloads that are the same object, as forms of outputs are, are written once.
+    pickle.Pickler(stream, protocol=5).dump([(e.kind, e.name, e.payload, e.random) for e in entries])
+    return stream.getvalue()
+
+
+def _unpacked(block: bytes) -> Iterator[Entry]:
+    for values in pickle.loads(block):
+        yield Entry(*values)
+
+
+def _said(kind: str, name: str) -> str:
+    return {
+        "call": f"a call of {name}",
+        "backward": "a backward",
+        "grad": "torch.autograd.grad",
+        "step": f"a step of {name}",
+        "read": f"a reading by {name}",
+        "shape": f"an operation {name}",
+        "agreed": f"a question for {name}",
+    }[kind]

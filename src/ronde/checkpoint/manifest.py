@@ -1,0 +1,79 @@
+"""What is known of a checkpoint without reading it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["Manifest", "checkpoints_in", "latest_manifest"]
+
+_NAME = re.compile(r"step-(\d{8,})")
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What is known of a checkpoint.
+
+    Attributes:
+        step: optimizer steps that the script had made.
+        entries, journal_bytes: what of the journal belongs to it.
+        boundary: what the script was about to do: `call` a model, or take the `next` batch.
+        seed, plan, ranks, script, arguments: of the run.
+        digest: SHA-256 of the state.
+        held_up: seconds for which training stood still.
+        state_bytes: of all tensors of the state.
+        time: when it was cut, in seconds since 1970.
+    """
+
+    step: int
+    entries: int
+    journal_bytes: int
+    boundary: str
+    seed: int
+    plan: str
+    ranks: int
+    script: str
+    arguments: tuple[str, ...] = ()
+    digest: str = ""
+    held_up: float = 0.0
+    state_bytes: int = 0
+    time: float = 0.0
+    format: int = _FORMAT
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """That of one checkpoint.
+
+        Raises:
+            OSError, ValueError: there is none, or it is damaged.
+        """
+        fields = json.loads((folder / "manifest.json").read_text())
+        fields["arguments"] = tuple(fields["arguments"])
+        try:
+            manifest = cls(**fields)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        if manifest.format != _FORMAT:
+            raise ValueError(f"its format is {manifest.format}, and this ronde reads {_FORMAT}")
+        return manifest
+
+
+def latest_manifest(folder: Path) -> Manifest | None:
+    """Of the newest checkpoint that has one; None where there is none."""
+    for _, place in checkpoints_in(folder):
+        try:
+            return Manifest.read(place)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def checkpoints_in(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Checkpoints, the newest first."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    named = [(int(match[1]), entry) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+    yield from sorted(named, reverse=True)

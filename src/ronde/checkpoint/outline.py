@@ -1,0 +1,97 @@
+"""The form of a value that holds tensors: structure, shapes and types, of small tensors their contents too.
+
+By it a value can be made again that the script may go on with while nothing is computed.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+
+from ronde.errors import RondeError
+
+__all__ = ["NoOutline", "Outlines", "build"]
+
+_SMALL_BYTES = 1024
+
+
+class NoOutline(Exception):
+    """The value cannot be made again from its form."""
+
+
+class Outlines:
+    """Makes outlines, equal ones as one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def of(self, value: Any) -> bytes:
+        """The outline of a value.
+
+        Raises:
+            NoOutline: it holds what cannot be pickled, or tensors that are not strided.
+        """
+        stream = io.BytesIO()
+        try:
+            _Outlining(stream, protocol=5).dump(value)
+        except NoOutline:
+            raise
+        except Exception as error:
+            raise NoOutline(f"{type(error).__name__}: {error}") from None
+        content = stream.getvalue()
+        return self._known.setdefault(content, content)
+
+
+def build(outline: bytes) -> Any:
+    """A value of this form; tensors that were not kept hold a constant."""
+    return _Building(io.BytesIO(outline)).load()
+
+
+class _Outlining(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if obj.layout is not torch.strided:
+            raise NoOutline(f"a tensor is {obj.layout}")
+        plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+        content = None
+        if plain and obj.numel() * obj.element_size() <= _SMALL_BYTES and not obj.is_meta:
+            content = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return tuple(obj.shape), obj.dtype, obj.device.type, obj.requires_grad, content
+
+
+class _Building(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        shape, dtype, device, requires_grad, content = pid
+        if content is not None:
+            flat = (
+                torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            )
+            value = flat.reshape(shape).to(device)
+        else:
+            # What may stand for probabilities, and divides nothing by nought.
+            constant = 1 / max(shape[-1], 1) if shape and (dtype.is_floating_point or dtype.is_complex) else 1
+            value = torch.full(shape, constant, dtype=dtype, device=device)
+        return _OfEarlierRun.apply(_anchor(device), value) if requires_grad else value
+
+
+class _OfEarlierRun(torch.autograd.Function):
+    """The graph of something that was computed before the checkpoint, and is gone."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RondeError(
+            "the script calls backward through a graph that was made before the checkpoint from which it was "
+            "resumed; such a graph cannot be brought back: begin anew, or from another checkpoint"
+        )
+
+
+def _anchor(device: str) -> torch.Tensor:
+    return torch.zeros((), device=device, requires_grad=True)

@@ -1,0 +1,201 @@
+"""The state of a run at one step: taken from what the script holds, and put back into it.
+
+Values are those of one device, whatever the plan: a parameter that lies in parts is whole here. So a state
+goes into a run under another plan, or on another number of ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.held import Held
+from ronde.checkpoint.journal import Mismatch
+
+__all__ = ["HostCopies", "State", "Unchanged", "put_back", "take"]
+
+State = dict[str, Any]
+
+_GRADIENT = ".grad"
+_LARGE_BYTES = 1 << 20
+_ALONE = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Unchanged:
+    """Large tensors that were there before training began, such as a data set: the script makes them again.
+
+    Args:
+        held: when the first model is about to be called.
+    """
+
+    def __init__(self, held: Held) -> None:
+        trained = {id(value) for module in held.modules.values() for value in _values_of(module)}
+        self._known = {
+            id(value): (weakref.ref(value), value._version)
+            for value in held.tensors.values()
+            if id(value) not in trained
+            and not value.requires_grad
+            and not value.is_inference()
+            and value.numel() * value.element_size() >= _LARGE_BYTES
+        }
+
+    def __contains__(self, value: torch.Tensor) -> bool:
+        """Whether it is one of them, and nobody has written to it since."""
+        known = self._known.get(id(value))
+        return known is not None and known[0]() is value and known[1] == value._version
+
+
+class HostCopies:
+    """Copies in host memory that is used again: memory that is new costs as much time as the copy."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, torch.Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of all copies."""
+        return sum(each.numel() * each.element_size() for each in self._memory.values())
+
+    def of(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        copy = self._memory.get(name)
+        if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
+            copy = torch.empty(value.shape, dtype=value.dtype)
+            self._memory[name] = copy
+        return copy.copy_(value)
+
+
+def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: HostCopies | None) -> State:
+    """The state; called by all ranks, as parts are gathered.
+
+    Args:
+        whole: makes a value whole that lies in parts on the ranks.
+        copies: where it is kept; None: this rank keeps nothing, and the state is empty.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    left: list[str] = []
+    for name, value in held.tensors.items():
+        if value in unchanged or value.is_meta:
+            left.append(name)
+            continue
+        plain = whole(value.detach())
+        if copies is not None:
+            tensors[name] = copies.of(name, plain) if plain.layout is torch.strided else plain.cpu()
+    optimizers: dict[str, Any] = {}
+    for name, optimizer in held.optimizers.items():
+        state = optimizer.state_dict()["state"]
+        if copies is not None:
+            optimizers[name] = _copied(copies, name, state)
+    # Embedding tables, and whatever else keeps more than tensors; gathered where rows are spread over ranks.
+    extra = {name: module.get_extra_state() for name, module in held.modules.items() if _has_extra(module)}
+    if copies is None:
+        return {}
+    return {
+        "tensors": tensors,
+        "left": left,
+        "optimizers": optimizers,
+        "attributes": {
+            name: _plain_attributes(value) for name, value in {**held.modules, **held.optimizers}.items()
+        },
+        "generators": {name: value.get_state() for name, value in held.generators.items()},
+        "extra": extra,
+    }
+
+
+def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:
+    """Give what the script holds the values of a state; called by all ranks.
+
+    Raises:
+        Mismatch: it holds other things than it did.
+    """
+    saved, left = state["tensors"], set(state["left"])
+    for name, value in saved.items():
+        if not name.endswith(_GRADIENT):
+            _put_tensor(held, name, value, whole)
+    for name, value in saved.items():
+        if name.endswith(_GRADIENT):
+            owner = held.tensors.get(name.removesuffix(_GRADIENT))
+            if owner is None:
+                raise _other(name)
+            owner.grad = value.to(owner.device, copy=True)
+    for name in held.tensors.keys() - saved.keys() - left:
+        if not name.endswith(_GRADIENT):
+            raise Mismatch(f"it holds {name}, which it did not")
+        held.tensors[name.removesuffix(_GRADIENT)].grad = None
+    for name, value in state["optimizers"].items():
+        if name not in held.optimizers:
+            raise _other(name)
+        _put_optimizer(held.optimizers[name], value)
+    for name, value in state["extra"].items():
+        if name not in held.modules:
+            raise _other(name)
+        held.modules[name].set_extra_state(value)
+    owners: dict[str, Any] = {**held.modules, **held.optimizers}
+    for name, attributes in state["attributes"].items():
+        if name in owners:
+            for key, value in attributes.items():
+                if getattr(owners[name], key, None) != value:
+                    owners[name].__dict__[key] = value
+    for name, value in state["generators"].items():
+        if name not in held.generators:
+            raise _other(name)
+        held.generators[name].set_state(value)
+
+
+def _put_tensor(held: Held, name: str, value: torch.Tensor, whole: Callable[[Any], Any]) -> None:
+    target = held.tensors.get(name)
+    if target is None:
+        # What a module keeps of a call that was not made again.
+        owner, _, attribute = name.rpartition(".")
+        module = held.modules.get(owner)
+        if module is None:
+            raise _other(name)
+        setattr(module, attribute, value.clone())
+        return
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise Mismatch(
+            f"{name} is {target.dtype} {list(target.shape)}, and was {value.dtype} {list(value.shape)}"
+        )
+    with torch.no_grad():
+        # A batch has its values already; written to, it would not lie in parts any more.
+        if type(target) in _ALONE or not torch.equal(whole(target.detach()), value.to(target.device)):
+            target.data.copy_(value)
+
+
+def _put_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    groups = optimizer.param_groups
+    own = [dict(group) for group in groups]
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    # Loading makes new groups, and a script may keep the ones it has.
+    for group, values in zip(groups, own):
+        group.update(values)
+    optimizer.param_groups = groups
+
+
+def _copied(copies: HostCopies, name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return copies.of(name, value) if value.layout is torch.strided else value.cpu()
+    if isinstance(value, dict):
+        return {key: _copied(copies, f"{name}/{key}", item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(copies, f"{name}/{index}", item) for index, item in enumerate(value))
+    return value
+
+
+def _plain_attributes(value: Any) -> dict[str, Any]:
+    return {key: item for key, item in vars(value).items() if isinstance(item, _PLAIN)}
+
+
+def _has_extra(module: torch.nn.Module) -> bool:
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _values_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _other(name: str) -> Mismatch:
+    return Mismatch(f"it no longer holds {name}")

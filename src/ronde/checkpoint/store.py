@@ -1,0 +1,155 @@
+"""Checkpoints of one run in a folder: each whole or not there.
+
+    DIR/journal                  what the script has learnt, of all checkpoints
+    DIR/step-00000120/state.pt   what it held, as torch.save writes it
+    DIR/step-00000120/manifest.json
+
+A checkpoint is written under a name that begins with a dot, made durable, and renamed. Its manifest has the
+checksum of the state and says how much of the journal belongs to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ronde.checkpoint.journal import Entry, JournalError, read_entries
+from ronde.checkpoint.manifest import Manifest, checkpoints_in
+from ronde.checkpoint.state import State
+from ronde.errors import UsageError
+
+__all__ = ["NoCheckpoint", "Store", "newest"]
+
+
+class NoCheckpoint(UsageError):
+    """A folder has no checkpoint that is whole."""
+
+
+class Store:
+    """Writes checkpoints.
+
+    Args:
+        folder: of the run; made where it is not there.
+        keep: so many are kept, the newest.
+        journal_bytes: of the checkpoint that is resumed; what the journal has beyond them is removed.
+
+    Raises:
+        UsageError: the folder cannot be written, or has checkpoints of a run that is not resumed.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, journal_bytes: int = 0) -> None:
+        self._folder, self._keep = folder, keep
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            self._journal = open(folder / "journal", "ab")  # noqa: SIM115 - open as long as the run
+            self._journal.truncate(journal_bytes)
+        except OSError as error:
+            raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
+
+    def write(self, manifest: Manifest, state: State, content: bytes) -> None:
+        """Append to the journal and write a checkpoint; on return both survive a loss of power.
+
+        Raises:
+            OSError: the disk is full or gone; the checkpoints before are whole.
+        """
+        place = self._journal.tell()
+        try:
+            self._journal.write(content)
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
+        except OSError:
+            self._journal.truncate(place)
+            raise
+        name = f"step-{manifest.step:08d}"
+        beside = self._folder / f".{name}-{os.getpid()}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        try:
+            with open(beside / "state.pt", "wb") as file:
+                hashing: Any = _Hashing(file)
+                torch.save(state, hashing)
+                file.flush()
+                os.fsync(file.fileno())
+            whole = dataclasses.replace(
+                manifest, journal_bytes=self._journal.tell(), digest=hashing.digest.hexdigest()
+            )
+            with open(beside / "manifest.json", "w") as text:
+                json.dump(dataclasses.asdict(whole), text, indent=1)
+                text.flush()
+                os.fsync(text.fileno())
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            os.rename(beside, self._folder / name)
+            _sync(self._folder)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        for _, folder in list(checkpoints_in(self._folder))[self._keep :]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State, list[Entry]]:
+    """The newest checkpoint of a folder that is whole; of those that are not, `tell` hears why.
+
+    Raises:
+        NoCheckpoint: there is none.
+    """
+    for step, place in checkpoints_in(folder):
+        try:
+            manifest = Manifest.read(place)
+            content = (place / "state.pt").read_bytes()
+            if hashlib.sha256(content).hexdigest() != manifest.digest:
+                raise ValueError("its state is not what was written")
+            journal = (folder / "journal").read_bytes()[: manifest.journal_bytes]
+            entries = read_entries(journal)
+            if len(entries) != manifest.entries:
+                raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
+            return manifest, _loaded(place / "state.pt"), entries
+        except (OSError, ValueError, JournalError, RuntimeError) as error:
+            tell(
+                f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
+            )
+    raise NoCheckpoint(f"no checkpoint in {folder} is whole; begin anew without --resume")
+
+
+def _loaded(path: Path) -> State:
+    # A checkpoint is trusted as the script is that it belongs to.
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _Hashing:
+    """A file that is written front to back, and its checksum."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()

@@ -1,0 +1,98 @@
+"""The options of `ronde run` by which hosts may come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ronde.cluster.host_list import HostSlots, read_hostfile
+from ronde.errors import UsageError
+from ronde.launch.where import Where
+
+if TYPE_CHECKING:
+    from ronde.launch.elastic import Elastic
+    from ronde.launch.hosts import Hosts
+    from ronde.launch.membership import Membership
+
+__all__ = ["elastic_of", "named_by_script"]
+
+
+def named_by_script(script: Path | None, hosts: str | None, hostfile: Path | None) -> str | None:
+    """What a discovery script prints at first, as -H has it; None without a script.
+
+    Raises:
+        UsageError: hosts are named twice, the script cannot say, or there are none.
+    """
+    if script is None:
+        return None
+    if hosts is not None or hostfile is not None:
+        other = "-H" if hosts is not None else "--hostfile"
+        raise UsageError(f"{other} and --host-discovery-script both name the hosts; leave one of them out")
+    from ronde.launch.membership import discovered
+
+    found = discovered(script)
+    if not found:
+        raise UsageError(f"--host-discovery-script {script} names no host; let it print host:slots")
+    return ",".join(f"{_bracketed(host.name)}:{host.slots}" for host in found)
+
+
+def elastic_of(
+    bounds: tuple[int | None, int | None, Path | None],
+    remote: Hosts | None,
+    hostfile: Path | None,
+    where: Where,
+    ranks: str,
+    count: int,
+    *,
+    saves: bool,
+) -> tuple[Elastic, Membership] | None:
+    """Between which numbers of ranks the run may be, and who says which hosts there are; None: neither.
+
+    Args:
+        bounds: --min-ranks, --max-ranks and --host-discovery-script.
+        ranks: the option --ranks.
+        count: how many ranks that makes with the hosts there are at first.
+        saves: the run makes checkpoints.
+
+    Raises:
+        UsageError: they contradict each other, or need what is not there.
+    """
+    least, most, script = bounds
+    names = ("--min-ranks", "--max-ranks", "--host-discovery-script")
+    given = [(name, value) for name, value in zip(names, bounds, strict=True) if value is not None]
+    if not given:
+        return None
+    name, value = given[0]
+    if remote is None or where.by_srun:
+        raise UsageError(f"{name} {value} is about hosts that come and go; name them by -H host1:2,host2:2")
+    if not saves:
+        raise UsageError(f"{name} {value} needs --checkpoint DIR, from which the run goes on")
+    if ranks != "auto":
+        if most is not None:
+            raise UsageError(f"--ranks {ranks} and --max-ranks {most} both bound the ranks; leave one out")
+        most = int(ranks)
+    if least is not None and most is not None and least > most:
+        raise UsageError(
+            f"--min-ranks {least} is more than the {most} ranks that are to be at most; lower it"
+        )
+    from ronde.launch.elastic import Elastic
+    from ronde.launch.membership import Membership
+
+    membership = Membership(_source(script, hostfile, where), remote.way, always=remote.always)
+    return Elastic(least=least if least is not None else count, most=most), membership
+
+
+def _source(script: Path | None, hostfile: Path | None, where: Where) -> Callable[[], tuple[HostSlots, ...]]:
+    """What names the hosts, each time anew where that may change."""
+    if script is not None:
+        from ronde.launch.membership import discovered
+
+        return lambda: discovered(script)
+    if hostfile is not None:
+        return lambda: read_hostfile(hostfile)
+    return lambda: where.hosts
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name}]" if name.count(":") > 1 else name

@@ -1,0 +1,92 @@
+"""The options of `ronde run` that are about other hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ronde.cluster.reach import is_this_host
+from ronde.errors import UsageError
+from ronde.launch.remote_command import Way
+from ronde.launch.where import Where
+
+if TYPE_CHECKING:
+    from ronde.launch.hosts import Hosts
+
+__all__ = ["hosts_of", "is_here_alone"]
+
+
+def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: object) -> bool:
+    """Whether the only host that is named is this one, and no option for others is given."""
+    return len(shares) == 1 and not where.by_srun and not any(options) and is_this_host(shares[0][0])
+
+
+def hosts_of(
+    where: Where,
+    shares: tuple[tuple[str, int], ...],
+    port: int | None,
+    command: str | None,
+    variables: Sequence[str],
+    address: str | None,
+) -> Hosts | None:
+    """Where ranks go and how; None where no host is named.
+
+    Raises:
+        UsageError: an option for hosts without hosts, or a value that is none.
+    """
+    given = {
+        "--ssh-port": port,
+        "--ssh-command": command,
+        "--env": variables or None,
+        "--local-addr": address,
+    }
+    if not shares:
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name} is about other hosts, and none is named; add -H host1:2,host2:2")
+        return None
+    if where.by_srun and (port is not None or command is not None):
+        raise UsageError(
+            "--ssh-port and --ssh-command are for ssh, but the nodes of Slurm's allocation are reached by "
+            "srun; name the hosts by -H to take ssh"
+        )
+    from ronde.launch.hosts import Hosts
+
+    words = shlex.split(command) if command is not None else ["ssh"]
+    if not words:
+        raise UsageError("--ssh-command is empty; give the command that takes a host and a shell line")
+    way = Way(kind="srun", command=("srun",)) if where.by_srun else Way(command=tuple(words), port=port)
+    return Hosts(
+        shares=shares,
+        way=way,
+        always=command is not None or where.by_srun,
+        variables=_variables(variables),
+        local_address=_address(address),
+    )
+
+
+def _variables(given: Sequence[str]) -> tuple[str, ...]:
+    """`NAME` and `NAME=VALUE`, between commas; a value has none of these, give --env once more for it."""
+    items: list[str] = []
+    for text in given:
+        for item in text.split(","):
+            # A comma inside of a value: what follows is no name.
+            if items and "=" in items[-1] and not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
+                items[-1] += f",{item}"
+            elif not re.fullmatch(r"[A-Za-z_]\w*(=.*)?", item, re.DOTALL):
+                raise UsageError(f"--env {text}: {item!r} is no variable; write NAME or NAME=VALUE")
+            else:
+                items.append(item)
+    return tuple(items)
+
+
+def _address(text: str | None) -> str:
+    try:
+        return "" if text is None else str(ipaddress.ip_address(text))
+    except ValueError:
+        raise UsageError(
+            f"--local-addr {text} is no IP address; give one of this host's, see `ip address`"
+        ) from None

@@ -1,0 +1,110 @@
+"""Hosts and how many ranks each takes, as Horovod and MPI write them: `a:2,b:2`, or a file of hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ronde.errors import UsageError
+
+__all__ = ["HostSlots", "parse_hosts", "ranks_of_hosts", "read_hostfile"]
+
+# A name, an address, or an IPv6 address in brackets; a user before it as ssh has it.
+_HOST = r"(?P<host>(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*))"
+_ITEM = re.compile(_HOST + r"(?::(?P<slots>\d+))?")
+_KEYS = ("slots", "max_slots", "max-slots")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostSlots:
+    """One host, by the name under which it is reached, and how many ranks it takes."""
+
+    name: str
+    slots: int = 1
+
+
+def parse_hosts(text: str, *, origin: str = "") -> tuple[HostSlots, ...]:
+    """Read `host1:2,host2:2`; a host without a number takes one rank.
+
+    Args:
+        origin: who says so, for an error; "": the option -H.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    return _once([_item(each.strip(), origin or f"-H {text}") for each in text.split(",")])
+
+
+def read_hostfile(path: Path) -> tuple[HostSlots, ...]:
+    """Read a file with a host a line: `host slots=2` (Open MPI), `host:2` (MPICH), `host`.
+
+    `#` begins a comment. `max_slots` is kept without being asked for: no host gets more ranks than slots.
+
+    Raises:
+        UsageError: it cannot be read, or a line is none of these.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"--hostfile {path} cannot be read: {reason}") from None
+    found: list[HostSlots] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"--hostfile {path}, line {number}"
+        host = _item(words[0], where)
+        for word in words[1:]:
+            key, _, value = word.partition("=")
+            if key not in _KEYS or not value.isdecimal() or value == "0":
+                raise UsageError(f"{where}: {word} is not understood; write `host slots=2` or `host:2`")
+            if key == "slots":
+                host = HostSlots(host.name, int(value))
+        found.append(host)
+    if not found:
+        raise UsageError(f"--hostfile {path} names no host; write a host a line: `host slots=2`")
+    return _once(found)
+
+
+def ranks_of_hosts(hosts: Sequence[HostSlots], ranks: int | None) -> tuple[tuple[str, int], ...]:
+    """How many ranks each host gets, filled one after another; hosts that get none are left out.
+
+    Args:
+        ranks: how many in all; None: as many as there are slots.
+
+    Raises:
+        UsageError: more ranks than slots.
+    """
+    slots = sum(host.slots for host in hosts)
+    if ranks is not None and ranks > slots:
+        names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise UsageError(
+            f"--ranks {ranks} is more than the {slots} slots of {names}; give the hosts more slots "
+            f"(HOST:N), or --ranks {slots}"
+        )
+    left = slots if ranks is None else ranks
+    shares: list[tuple[str, int]] = []
+    for host in hosts:
+        share = min(host.slots, left)
+        left -= share
+        if share:
+            shares.append((host.name, share))
+    return tuple(shares)
+
+
+def _item(text: str, where: str) -> HostSlots:
+    match = _ITEM.fullmatch(text)
+    if match is None or match["slots"] == "0":
+        raise UsageError(f"{where}: {text!r} is no host with a number of ranks; write host1:2,host2:2")
+    return HostSlots(match["host"].replace("[", "").replace("]", ""), int(match["slots"] or 1))
+
+
+def _once(hosts: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
+    """Each host once: one that is named twice has the slots of both, as under MPI."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(HostSlots(name, count) for name, count in slots.items())

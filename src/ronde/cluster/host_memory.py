@@ -1,0 +1,70 @@
+"""What the kernel counts and says about a host that runs out of something."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from pathlib import Path
+
+__all__ = ["kernel_lines", "oom_kills"]
+
+# Lines of the kernel's log that explain an end: memory, and errors of devices (Xid, ECC).
+_TELLING = re.compile(
+    r"out of memory|oom[-_ ]kill|killed process|segfault|general protection|\bxid\b|\becc\b|mce:",
+    re.IGNORECASE,
+)
+_STAMP = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)", re.S)
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes of this control group, and of those above it, that were killed because memory ran out."""
+    most = 0
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers == "":
+            base, file = root / "sys/fs/cgroup", "memory.events"
+        elif "memory" in controllers.split(","):
+            base, file = root / "sys/fs/cgroup" / controllers, "memory.oom_control"
+        else:
+            continue
+        group = Path(name.lstrip("/"))
+        for folder in (base / group, *(base / parent for parent in group.parents)):
+            for entry in _read(folder / file).splitlines():
+                key, _, count = entry.partition(" ")
+                if key == "oom_kill" and count.strip().isdecimal():
+                    most = max(most, int(count))
+    return most
+
+
+def kernel_lines(within: float, path: Path = Path("/dev/kmsg"), most: int = 8) -> tuple[str, ...]:
+    """The last lines of the kernel's log of so many seconds that explain an end; none if not shown."""
+    since = (time.clock_gettime(time.CLOCK_MONOTONIC) - within) * 1e6
+    found: list[str] = []
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ()
+    try:
+        while True:
+            try:
+                text = os.read(handle, 8192).decode("utf-8", "replace")
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # overwritten meanwhile: the next read is of what is left
+                    continue
+                break
+            match = _STAMP.match(text)
+            if match and float(match[1]) >= since and _TELLING.search(match[2]):
+                found.append(match[2].splitlines()[0])
+    finally:
+        os.close(handle)
+    return tuple(found[-most:])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

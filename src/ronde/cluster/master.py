@@ -1,0 +1,30 @@
+"""Where ranks meet that a scheduler has started: nobody has made a store for them, so rank 0's side does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from ronde.errors import UsageError
+
+__all__ = ["derived_port", "master"]
+
+# Below the ports that systems give out by themselves, so that few others hold one.
+_FIRST, _COUNT = 12000, 18000
+
+
+def derived_port(mark: str) -> int:
+    """A port that all ranks of one job find by themselves, and jobs beside it mostly do not."""
+    return _FIRST + int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big") % _COUNT
+
+
+def master(environment: Mapping[str, str], address: str, mark: str) -> tuple[str, int]:
+    """Address and port: the user's MASTER_ADDR and MASTER_PORT, else `address` and one made of `mark`.
+
+    Raises:
+        UsageError: MASTER_PORT is no port.
+    """
+    port = environment.get("MASTER_PORT", "")
+    if port and (not port.isdecimal() or not 0 < int(port) < 65536):
+        raise UsageError(f"MASTER_PORT={port} is no port; set it to one from 1024 to 65535, or unset it")
+    return environment.get("MASTER_ADDR") or address, int(port) if port else derived_port(mark)

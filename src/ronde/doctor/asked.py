@@ -1,0 +1,23 @@
+"""For what run the host is examined."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+__all__ = ["Asked"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """The run that is to come.
+
+    Attributes:
+        ranks: on this host; hosts: how many take part.
+        threads: that each rank was told to compute with; None: an equal share of the cores.
+    """
+
+    ranks: int
+    hosts: int = 1
+    threads: int | None
+    environment: Mapping[str, str]

@@ -1,0 +1,88 @@
+"""Ranks have taken different paths through the script: what they do under one number differs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from ronde.trace.evidence import Evidence
+from ronde.trace.explanation import Explanation
+
+__all__ = ["all_wait", "paths_differ", "shapes_differ"]
+
+_PLACE = re.compile(r"^  rank (\d+) at (.*?): (.*)$", re.MULTILINE)
+_SENT = re.compile(r"(\w+) of (\w+) (\[.*\])")
+
+
+def shapes_differ(evidence: Evidence) -> Explanation | None:
+    """The same operation, of tensors that are not alike."""
+    places = _diverged(evidence)
+    sent = {rank: _SENT.fullmatch(what) for rank, (_, what) in places.items()}
+    if len(places) < 2 or not all(sent.values()):
+        return None
+    operations = {match[1] for match in sent.values() if match}
+    tensors = {rank: f"{match[2]} {match[3]}" for rank, match in sent.items() if match}
+    lines = {where for where, _ in places.values()}
+    if len(operations) > 1 or len(set(tensors.values())) < 2 or len(lines) > 1:
+        return None
+    return Explanation(
+        cause="shapes-differ",
+        rank=_odd(tensors),
+        summary=f"ranks exchange tensors of different shapes or types at {lines.pop()}",
+        evidence=tuple(f"rank {rank}: {tensor}" for rank, tensor in sorted(tensors.items())),
+        fix="make it from the same values on every rank: nothing in it may depend on the rank or its rows",
+        told=True,
+    )
+
+
+def paths_differ(evidence: Evidence) -> Explanation | None:
+    """Another line, or another operation."""
+    places = _diverged(evidence)
+    if len(places) < 2:
+        return None
+    told = {rank: f"{where}: {what}" for rank, (where, what) in places.items()}
+    odd = _odd(told)
+    who = "ranks take" if odd is None else f"rank {odd} takes"
+    return Explanation(
+        cause="paths-differ",
+        rank=odd,
+        summary=f"{who} another path through the script",
+        evidence=tuple(f"rank {rank} at {each}" for rank, each in sorted(told.items())),
+        fix="the first branch before these lines depends on the rank, its process, its clock or its own rows",
+        told=True,
+    )
+
+
+def all_wait(evidence: Evidence) -> Explanation | None:
+    """Nobody is late, and yet all wait: in different places."""
+    waiting = {
+        each.rank: f"{each.where}: {each.what}" for each in evidence.ranks if each.standing == "waiting"
+    }
+    if len(waiting) < 2 or len(waiting) < len(evidence.ranks) or len(set(waiting.values())) < 2:
+        return None
+    return Explanation(
+        cause="paths-differ",
+        rank=_odd(waiting),
+        summary="all ranks wait for each other, at different places",
+        evidence=tuple(f"rank {rank} waits at {each}" for rank, each in sorted(waiting.items())),
+        fix="the first branch before these lines depends on the rank, its process, its clock or its own rows",
+    )
+
+
+def _diverged(evidence: Evidence) -> Mapping[int, tuple[str, str]]:
+    """Where each rank was and what it did, where ranks have found that they differ."""
+    if evidence.failure is None or evidence.failure.kind != "diverged":
+        return {}
+    rank = evidence.rank(evidence.failure.rank)
+    error = None if rank is None else rank.error
+    found = _PLACE.findall("" if error is None else str(error.get("message", "")))
+    return {int(number): (where, what) for number, where, what in found}
+
+
+def _odd(told: Mapping[int, str]) -> int | None:
+    """The one rank that differs from all others; None where that cannot be told."""
+    counts = Counter(told.values())
+    if len(counts) != 2 or min(counts.values()) != 1 or max(counts.values()) < 2:
+        return None
+    return next(rank for rank, each in told.items() if counts[each] == 1)

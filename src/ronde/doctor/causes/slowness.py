@@ -1,0 +1,183 @@
+"""A run that goes on, or has ended well, and yet is slow, or wrong in its numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from statistics import median
+
+from ronde.doctor.stacks import inside, main_frames
+from ronde.trace.evidence import Evidence, RankEvidence
+from ronde.trace.explanation import Explanation
+
+__all__ = [
+    "files_run_out",
+    "fine",
+    "last_arrivals",
+    "not_finite",
+    "oversubscribed",
+    "slow_loader",
+    "straggler",
+]
+
+# Share of the time that a script may wait for batches before the loader is called slow.
+_MUCH_DATA = 0.3
+# A straggler comes last so often, and so much later than the first: in seconds, and of the interval.
+_MOSTLY, _LATE_S, _LATE = 0.8, 0.005, 0.25
+_FEWEST_MEETINGS = 8
+# Of the files that a process may open.
+_NEARLY = 0.9
+# By how much of its time the others wait more.
+_WAITS_MORE = 0.15
+
+
+def not_finite(evidence: Evidence) -> Explanation | None:
+    """Gradients of a rank's own rows were not finite, before they were added to others'."""
+    found = [rank for rank in evidence.ranks if rank.not_finite]
+    if not found or evidence.failure is not None:
+        return None
+    first = min(found, key=lambda rank: rank.not_finite)
+    alike = [rank.rank for rank in found if rank.not_finite == first.not_finite]
+    everywhere = len(alike) == len(evidence.ranks) > 1
+    return Explanation(
+        cause="not-finite",
+        rank=None if everywhere else first.rank,
+        summary=f"gradients are not finite (NaN or infinite) since step {first.not_finite}"
+        + (", on all ranks at once" if everywhere else f", first on rank {first.rank}"),
+        evidence=tuple(f"rank {rank.rank}: since step {rank.not_finite}" for rank in found),
+        fix="look at what that rank's rows of the batch hold in that step"
+        if not everywhere
+        else "the parameters are not finite already: a smaller learning rate, clipping, or fp32",
+    )
+
+
+def oversubscribed(evidence: Evidence) -> Explanation | None:
+    """More threads compute than there are cores."""
+    threads, cores = sum(rank.threads for rank in evidence.ranks), evidence.host.cores
+    if cores < 1 or threads <= max(cores, len(evidence.ranks)):
+        return None
+    each = max(1, cores // len(evidence.ranks))
+    return Explanation(
+        cause="oversubscribed",
+        rank=None,
+        summary=f"{len(evidence.ranks)} ranks compute with {threads} threads on {cores} cores",
+        evidence=tuple(f"rank {rank.rank}: {rank.threads} threads" for rank in evidence.ranks),
+        fix=f"leave OMP_NUM_THREADS and --threads out, or give --threads {each}",
+    )
+
+
+def files_run_out(evidence: Evidence) -> Explanation | None:
+    """A rank has nearly as many files open as it may, which mostly is a leak."""
+    for rank in evidence.ranks:
+        opened, most = rank.process.files, rank.process.most_files
+        if most and opened > _NEARLY * most:
+            return Explanation(
+                cause="too-many-files",
+                rank=rank.rank,
+                summary=f"rank {rank.rank} has {opened} of {most} files open",
+                evidence=(f"ls -l /proc/{rank.process.pid}/fd shows which",),
+                fix="close what is opened in a loop; of loaders with many workers: "
+                'torch.multiprocessing.set_sharing_strategy("file_system")',
+            )
+    return None
+
+
+def slow_loader(evidence: Evidence) -> Explanation | None:
+    """Much of the time goes by in waiting for batches."""
+    shares = {rank.rank: _share(rank, "data") for rank in evidence.ranks}
+    slow = {rank: share for rank, share in shares.items() if share > _MUCH_DATA}
+    if not slow:
+        return None
+    rank = max(slow, key=lambda each: slow[each])
+    others = [share for each, share in shares.items() if each != rank]
+    alone = bool(others) and slow[rank] > 2 * max(others)
+    return Explanation(
+        cause="slow-loader",
+        rank=rank if alone else None,
+        summary=(f"rank {rank} waits" if alone else "ranks wait")
+        + f" for batches in {slow[rank]:.0%} of the time",
+        evidence=tuple(f"rank {each}: {share:.0%}" for each, share in sorted(shares.items())),
+        fix=f"DataLoader(..., num_workers={_workers(evidence)}), or less to do for each sample",
+    )
+
+
+def straggler(evidence: Evidence) -> Explanation | None:
+    """One rank comes last to nearly all meetings, and late; after the run: it hardly waited, others did."""
+    waited = {each.rank: _share(each, "communication") for each in evidence.ranks if each.summary is not None}
+    if len(waited) == len(evidence.ranks) > 1:
+        rank = min(waited, key=lambda each: waited[each])
+        least_of_others = min(share for each, share in waited.items() if each != rank)
+        if least_of_others - waited[rank] < _WAITS_MORE:
+            return None
+        seen = ", ".join(f"rank {each} {share:.0%}" for each, share in sorted(waited.items()))
+        return _straggler(evidence, rank, f"of its time each waited: {seen}")
+    last, late, interval = last_arrivals(evidence)
+    meetings = sum(last.values())
+    if meetings < _FEWEST_MEETINGS:
+        return None
+    rank = max(last, key=lambda each: last[each])
+    if last[rank] < _MOSTLY * meetings or late < max(_LATE_S, _LATE * interval):
+        return None
+    told = f"it came last to {last[rank]} of the last {meetings} meetings, {late * 1000:.0f} ms late"
+    return _straggler(evidence, rank, told)
+
+
+def _straggler(evidence: Evidence, rank: int, told: str) -> Explanation:
+    found = evidence.rank(rank)
+    loads = found is not None and _share(found, "data") > _MUCH_DATA
+    return Explanation(
+        cause="straggler",
+        rank=rank,
+        summary=f"the others wait for rank {rank}",
+        evidence=(told,),
+        fix="its loader is slow: see what it reads from"
+        if loads
+        else "see what else its cores or its device have to do, and how warm they are",
+    )
+
+
+def fine(evidence: Evidence) -> Explanation | None:
+    """Nothing is the matter, as far as can be seen."""
+    if evidence.failure is not None or evidence.reason != "asked":
+        return None
+    running = [rank for rank in evidence.ranks if rank.is_alive]
+    ended = [rank for rank in evidence.ranks if rank.summary is not None]
+    if running:
+        steps = {rank.step for rank in running if rank.step >= 0}
+        step = f", step {max(steps)}" if steps else ""
+        return Explanation(cause="running", rank=None, summary=f"{len(running)} ranks run{step}", told=True)
+    if len(ended) < len(evidence.ranks):
+        return None
+    return Explanation(cause="ended", rank=None, summary="all ranks came to the end of the script", told=True)
+
+
+def last_arrivals(evidence: Evidence) -> tuple[Mapping[int, int], float, float]:
+    """How often each rank came last, how late it was (seconds, median), and the time between two meetings."""
+    met: dict[tuple[str, int], dict[int, float]] = {}
+    for rank in evidence.ranks:
+        for each in rank.collectives:
+            if each.left is not None:
+                met.setdefault((each.group, each.number), {})[rank.rank] = each.entered
+    whole = [ages for ages in met.values() if len(ages) == len(evidence.ranks) > 1]
+    last: dict[int, int] = {}
+    late: list[float] = []
+    for ages in whole:
+        rank = min(ages, key=lambda each: ages[each])  # the youngest entry
+        last[rank] = last.get(rank, 0) + 1
+        late.append(max(ages.values()) - min(ages.values()))
+    times = sorted(min(ages.values()) for ages in whole)
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return last, median(late) if late else 0.0, sum(gaps) / len(gaps) if gaps else 0.0
+
+
+def _workers(evidence: Evidence) -> int:
+    """Of each rank: as many as find a core beside it, and one at least."""
+    return max(1, evidence.host.cores // max(1, len(evidence.ranks)) - 1)
+
+
+def _share(rank: RankEvidence, name: str) -> float:
+    """Of its summary; of a rank that runs, whether it waits for its loader now."""
+    if rank.summary is not None:
+        found = rank.summary.get(name)
+        return float(found) if isinstance(found, (int, float)) else 0.0
+    return float(inside(main_frames(rank.stack), "torch/utils/data/dataloader.py")) if name == "data" else 0.0

@@ -1,0 +1,76 @@
+"""From evidence to a cause: rules in order, each a function of the evidence alone.
+
+The first that knows an answer gives it. What has ended a run comes before what made it wait, and that before
+what makes it slow. A rule that cannot tell says nothing: "unknown" is an answer too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ronde.doctor.causes import crashes, errors, paths, slowness, stalls
+from ronde.trace.evidence import Evidence
+from ronde.trace.explanation import Explanation
+
+__all__ = ["RULES", "explain"]
+
+Rule = Callable[[Evidence], Explanation | None]
+
+RULES: tuple[Rule, ...] = (
+    # Ends.
+    paths.shapes_differ,
+    paths.paths_differ,
+    crashes.memory_of_the_host,
+    crashes.killed,
+    crashes.bus_error,
+    crashes.crashed,
+    crashes.signalled,
+    errors.known_error,
+    errors.refused,
+    errors.not_finite_error,
+    errors.script_error,
+    crashes.server_lost,
+    # Waiting.
+    stalls.stopped,
+    stalls.died,
+    stalls.ended_early,
+    crashes.exited,
+    stalls.interpreter_held,
+    stalls.uninterruptible,
+    stalls.loader_stopped,
+    stalls.loader_frozen,
+    stalls.not_begun,
+    stalls.waits_for_lock,
+    stalls.sleeps,
+    stalls.waits_for_others,
+    stalls.waits_for_data,
+    stalls.computes,
+    paths.all_wait,
+    crashes.peer_lost,
+    # Slow, or wrong, and going on.
+    slowness.not_finite,
+    slowness.files_run_out,
+    slowness.oversubscribed,
+    slowness.slow_loader,
+    slowness.straggler,
+    slowness.fine,
+)
+
+
+def explain(evidence: Evidence) -> Explanation:
+    """The first answer of the rules."""
+    for rule in RULES:
+        found = rule(evidence)
+        if found is not None:
+            return found
+    seen = ", ".join(
+        f"rank {each.rank} {each.standing or each.process.state or 'gone'}" for each in evidence.ranks
+    )
+    return Explanation(
+        cause="unknown",
+        rank=None,
+        summary="the evidence does not tell what happened",
+        evidence=(seen,) if seen else (),
+        fix=f"look at the ranks' logs in {evidence.run_directory}",
+        told=True,
+    )

@@ -1,0 +1,76 @@
+"""All checks of this host before a run, in the order in which they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.doctor.asked import Asked
+from ronde.doctor.checks import (
+    caches,
+    clock,
+    devices,
+    disk,
+    host_name,
+    limits,
+    memory,
+    network_card,
+    orphans,
+    ports,
+    shared_memory,
+    threads,
+    versions,
+)
+from ronde.doctor.finding import Finding
+
+__all__ = ["CHECKS", "examine", "lines"]
+
+CHECKS: tuple[Callable[[Asked], Finding], ...] = (
+    versions.check,
+    devices.check,
+    threads.check,
+    memory.check,
+    shared_memory.check,
+    limits.check_files,
+    limits.check_processes,
+    limits.check_memory_lock,
+    limits.check_others,
+    disk.check,
+    caches.check,
+    host_name.check,
+    network_card.check,
+    ports.check,
+    clock.check,
+    orphans.check,
+)
+
+_MARKS = {"good": "ok   ", "note": "note ", "wrong": "WRONG"}
+
+
+def examine(
+    environment: Mapping[str, str], *, ranks: int | None, threads: int | None, hosts: int = 1
+) -> Sequence[Finding]:
+    """What every check finds.
+
+    Args:
+        ranks: of the run that is to come; None: one for each device, or one.
+        threads: that each is told to compute with; None: nothing was said.
+        hosts: that take part in it.
+    """
+    count = ranks or (len(cuda_devices(environment)) if torch_has_cuda() else 0) or 1
+    asked = Asked(ranks=count, hosts=hosts, threads=threads, environment=environment)
+    return [check(asked) for check in CHECKS]
+
+
+def lines(findings: Sequence[Finding]) -> Sequence[str]:
+    """As a user reads them: what is wrong has its fix below."""
+    told: list[str] = []
+    for each in findings:
+        told.append(f"{_MARKS[each.level]} {each.check}: {each.summary}")
+        if each.fix and each.level != "good":
+            told.append(f"      to mend it: {each.fix}")
+    wrong = sum(each.level == "wrong" for each in findings)
+    return [
+        *told,
+        f"{wrong} of {len(findings)} checks found something wrong" if wrong else "nothing is wrong here",
+    ]

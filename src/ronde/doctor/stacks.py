@@ -1,0 +1,54 @@
+"""Reads what `faulthandler` writes: the frames of threads, without the interpreter that they ran in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ronde.trace.script_line import ScriptLine
+
+__all__ = ["Frame", "inside", "main_frames", "script_frame"]
+
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+# Of any interpreter: evidence may come from another host.
+_LIBRARY = re.compile(r"/lib(64)?/python3[.\d]*/|/(site|dist)-packages/")
+_HEAD = re.compile(r"(Current thread|Thread|Stack) ")
+
+
+class Frame(NamedTuple):
+    """One call, as a stack shows it."""
+
+    file: str
+    line: int
+    function: str
+
+
+def main_frames(stack: str) -> Sequence[Frame]:
+    """Of the first thread in it, the innermost first."""
+    found: list[Frame] = []
+    for line in stack.splitlines():
+        match = _FRAME.fullmatch(line)
+        if match:
+            number = match["line"]
+            found.append(Frame(match["file"], int(number) if number.isdecimal() else 0, match["function"]))
+        elif found and (_HEAD.match(line) or not line.strip()):
+            break
+    return found
+
+
+def script_frame(frames: Sequence[Frame]) -> str:
+    """The innermost line of the script, "train.py:12, in load"; "" where none is."""
+    lines = ScriptLine()
+    for frame in frames:
+        name = "" if _LIBRARY.search(frame.file) else lines.name(frame.file)
+        if name:
+            return f"{name}:{frame.line}, in {frame.function}"
+    return ""
+
+
+def inside(frames: Sequence[Frame], file: str, *functions: str) -> bool:
+    """Whether a function of a file with such an end of its path is being called; any if none is named."""
+    return any(
+        frame.file.endswith(file) and (not functions or frame.function in functions) for frame in frames
+    )

@@ -1,0 +1,210 @@
+"""One host's side of a run on several hosts: `python -m ronde.launch.agent`, started by ssh or srun.
+
+It speaks to its launcher by frames over stdin and stdout, starts the host's ranks, passes on what rank 0
+prints, reports deaths and errors, and ends the ranks when the launcher says so or is gone: the end of stdin
+is the end of the run here, so nothing is left on a host whose connection broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import platform
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ronde.cluster.cores import available_cores
+from ronde.cluster.devices import cuda_devices, torch_has_cuda
+from ronde.cluster.reach import Greeter, dial, free_ports, listen_everywhere
+from ronde.cluster.torch_install import torch_version
+from ronde.errors import RondeError
+from ronde.launch.frames import MAGIC, FrameError, Kind, Sender, frames, unpack
+from ronde.launch.host_part import HostPart
+from ronde.launch.host_ranks import HostRanks
+
+__all__ = ["main"]
+
+#: Seconds between two signs of life, in both directions.
+BEAT_S = 1.0
+#: Without a sign of the launcher for so long its connection counts as lost.
+SILENCE_S = 60.0
+
+
+def main() -> None:
+    """Serve one launcher, and leave with it."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what a library prints by the way is no frame
+    os.close(nothing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's keys reach the launcher
+    sender = Sender(outgoing)
+    with contextlib.suppress(OSError, FrameError):
+        os.write(outgoing, MAGIC)
+        part = _meet(frames(incoming), sender)
+        if part is not None:
+            # Ranks must not find Ctrl-C ignored, nor the pipes to the launcher.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _run(part, incoming, sender)
+
+
+def _meet(incoming: Iterator[tuple[Kind, bytes]], sender: Sender) -> HostPart | None:
+    """Say what this host is, until the launcher starts its part; None when it does not."""
+    with contextlib.ExitStack() as greeting:  # there must be no thread when ranks are started
+        return _answer(incoming, sender, greeting)
+
+
+def _answer(
+    incoming: Iterator[tuple[Kind, bytes]], sender: Sender, greeting: contextlib.ExitStack
+) -> HostPart | None:
+    for kind, content in incoming:
+        if kind is Kind.HELLO:
+            hello = unpack(content)
+            os.environ.update(hello["environment"])
+            sender.send(Kind.READY, about_this_host(hello["script"], hello["cwd"]))
+        elif kind is Kind.DIAL:
+            wanted = unpack(content)
+            reached = dial(wanted["addresses"], wanted["port"], wanted["word"])
+            listener = greeting.enter_context(listen_everywhere())
+            greeting.callback(Greeter(listener, wanted["word"]).stop)
+            ports = {"ports": free_ports(wanted["ports"]), "mesh": listener.getsockname()[1]}
+            sender.send(Kind.DIALED, {"reached": reached, **ports})
+        elif kind is Kind.MESH:
+            mesh = unpack(content)
+            others = {name: dial([address], port, mesh["word"]) for name, address, port in mesh["hosts"]}
+            sender.send(Kind.MESHED, {"failed": [name for name, found in others.items() if not found]})
+        elif kind is Kind.START:
+            return HostPart.from_fields(unpack(content))
+        else:
+            return None
+    return None
+
+
+def about_this_host(script: str, cwd: str) -> dict[str, Any]:
+    """What must be alike on all hosts, and what the launcher decides by.
+
+    Args:
+        script: its path; "" for a module.
+        cwd: the launcher's working directory.
+    """
+    found = ""
+    if script:
+        with contextlib.suppress(OSError):
+            found = hashlib.sha256(Path(cwd, script).read_bytes()).hexdigest()
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    space = os.stat("/proc/self/ns/net").st_ino if Path("/proc/self/ns/net").exists() else 0
+    return {
+        "python": platform.python_version(),
+        # Its types name all rooms, so this one must not import it by name.
+        "ronde": importlib.import_module("ronde").__version__,
+        "torch": torch_version(),
+        "script": found,
+        "devices": list(cuda_devices(os.environ)) if torch_has_cuda() else [],
+        "cores": available_cores(),
+        "name": socket.gethostname(),
+        "machine": f"{machine.read_text().strip() if machine.exists() else socket.gethostname()} {space}",
+        "time": time.time(),
+    }
+
+
+def _run(part: HostPart, incoming: int, sender: Sender) -> None:
+    """The host's part from its start to its last word."""
+    unread: set[bytes] = set()
+    relays = _relay_output(sender, unread, one_stream=part.one_stream)
+    try:
+        ranks = HostRanks(part, sender)
+        ranks.start()
+    except (RondeError, OSError) as error:
+        sender.send(Kind.LAST, {"refused": str(error)})
+        return
+    # From here on there are threads; signals are blocked in them, for they are blocked here.
+    listener = threading.Thread(
+        target=_listen, args=(incoming, ranks, unread), name="ronde listen", daemon=True
+    )
+    heart = threading.Thread(target=_beat, args=(sender, ranks), name="ronde beat", daemon=True)
+    for thread in (*relays, listener, heart):
+        thread.start()
+    last = ranks.watch()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)  # ends the relays, when they have passed on everything
+    for thread in relays:
+        while thread.is_alive() and not ranks.lost:
+            thread.join(0.05)
+    if not ranks.lost:
+        for name, content in ranks.files():
+            sender.send(Kind.FILE, name.encode() + b"\n" + content)
+        sender.send(Kind.LAST, last)
+    os._exit(0)  # a thread may hang in a connection that is dead
+
+
+def _relay_output(sender: Sender, unread: set[bytes], *, one_stream: bool) -> list[threading.Thread]:
+    """Make this process's stdout and stderr the user's, by frames; the threads that do it, to be started.
+
+    `unread`: kinds of frames that nobody reads any more.
+    """
+    made: list[threading.Thread] = []
+    theirs = -1
+    for descriptor, kind in ((1, Kind.OUT), (2, Kind.ERR)):
+        if theirs < 0 or not one_stream:
+            ours, theirs = os.pipe()
+            given = (ours, kind, sender, unread)
+            made.append(threading.Thread(target=_relay, args=given, name="ronde relay", daemon=True))
+        os.dup2(theirs, descriptor)
+        if not one_stream or descriptor == 2:
+            os.close(theirs)
+    return made
+
+
+def _relay(source: int, kind: Kind, sender: Sender, unread: set[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while (data := os.read(source, 65536)) and kind not in unread:
+            sender.send(kind, data)
+    os.close(source)  # where nobody reads any more, rank 0 meets the broken pipe itself
+
+
+def _listen(incoming: int, ranks: HostRanks, unread: set[bytes]) -> None:
+    """Do what the launcher says, until it is gone or silent for too long."""
+    heard = [time.monotonic()]
+    watchman = threading.Thread(target=_watch_silence, args=(heard, ranks), daemon=True)
+    watchman.start()
+    with contextlib.suppress(FrameError):
+        for kind, content in frames(incoming):
+            heard[0] = time.monotonic()
+            if kind is Kind.SIGNAL:
+                ranks.signal(int(content))
+            elif kind is Kind.END:
+                ranks.end(look=bool(content))
+            elif kind is Kind.CLOSED:
+                unread.add(content)
+    ranks.lose()
+
+
+def _watch_silence(heard: list[float], ranks: HostRanks) -> None:
+    while time.monotonic() - heard[0] < SILENCE_S:
+        time.sleep(BEAT_S)
+        if ranks.stopped:  # with the launcher, by Ctrl-Z
+            heard[0] = time.monotonic()
+    ranks.lose()
+
+
+def _beat(sender: Sender, ranks: HostRanks) -> None:
+    while True:
+        time.sleep(BEAT_S)
+        try:
+            sender.send(Kind.BEAT, json.dumps(ranks.pulse()))
+        except OSError:
+            ranks.lose()
+            return
+
+
+if __name__ == "__main__":
+    main()

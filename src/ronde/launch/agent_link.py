@@ -1,0 +1,162 @@
+"""The launcher's end of one agent: the process that leads to it, and the frames that come."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ronde.errors import LaunchError
+from ronde.launch.frames import FrameError, Kind, Sender, frames, skip_to_magic
+from ronde.launch.linux_process import bind_to_parent, load_prctl
+from ronde.launch.signal_inbox import SignalInbox
+
+__all__ = ["AgentLink", "News"]
+
+#: Of which host, what kind, what; the kind None: the agent is gone.
+News = tuple["AgentLink", Kind | None, bytes]
+
+_LINES = 20
+_PATIENCE_S = 1.0
+
+
+class AgentLink:
+    """One host's agent, as its launcher sees it.
+
+    Args:
+        index: which of the hosts.
+        name: the host's.
+        ranks: how many it has, from `first_rank` on.
+        show: writes rank 0's output to the user's stdout (1) or stderr (2).
+
+    Attributes:
+        over: its last word has come, or it is gone.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        first_rank: int,
+        ranks: int,
+        *,
+        news: queue.SimpleQueue[News],
+        show: Callable[[int, bytes], None],
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.first_rank = first_rank
+        self.ranks = ranks
+        self.over = False
+        self.said: collections.deque[str] = collections.deque(maxlen=_LINES)
+        self._news = news
+        self._show = show
+        self._threads: list[threading.Thread] = []
+
+    def start(self, words: Sequence[str], mask: set[signal.Signals]) -> None:
+        """Start the command that leads to the agent; before any thread.
+
+        Raises:
+            LaunchError: there is no such command.
+        """
+        library, launcher = load_prctl(), os.getpid()
+
+        def prepare() -> None:
+            bind_to_parent(library, launcher)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # the terminal's keys are for this process, which passes them on
+                preexec_fn=prepare,  # noqa: PLW1509 - before any thread
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"{words[0]}, by which {self.name} is reached, cannot be started: {error.strerror}; install "
+                "it, or name another command by --ssh-command"
+            ) from None
+        assert self._process.stdin is not None
+        self._sender = Sender(self._process.stdin.fileno())
+
+    def listen(self) -> None:
+        """Begin to take what comes."""
+        for target in (self._take_frames, self._take_complaints):
+            thread = threading.Thread(target=target, name=f"ronde agent {self.name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int:
+        """With which the command has ended; only after the news of that."""
+        return self._process.returncode or 0
+
+    def send(self, kind: Kind, content: bytes | str | dict[str, object] = b"") -> None:
+        """Send a frame; an agent that is gone is told of by other news."""
+        with contextlib.suppress(OSError, ValueError):
+            self._sender.send(kind, content)
+
+    def close(self) -> None:
+        """Let go: the agent ends its ranks, if it has any left."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def end(self, until: float) -> None:
+        """End the command itself, which has until then (on the monotonic clock) to leave."""
+        try:
+            self._process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(_PATIENCE_S)
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None and not any(thread.is_alive() for thread in self._threads):
+                stream.close()
+
+    def _take_frames(self) -> None:
+        assert self._process.stdout is not None
+        source = self._process.stdout.fileno()
+        try:
+            if skip_to_magic(source):
+                for kind, content in frames(source):
+                    if kind in (Kind.OUT, Kind.ERR):
+                        self._pass_on(kind, content)
+                    else:
+                        self._tell(kind, content)
+        except FrameError as error:
+            self.said.append(f"{error} came in place of an agent's words")
+        self._process.wait()
+        if len(self._threads) > 1:
+            self._threads[1].join(_PATIENCE_S)
+        self._tell(None, b"")
+
+    def _take_complaints(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.said.append(line.decode("utf-8", "replace").rstrip())
+
+    def _pass_on(self, kind: Kind, content: bytes) -> None:
+        try:
+            self._show(1 if kind is Kind.OUT else 2, content)
+        except OSError:
+            self.send(Kind.CLOSED, kind.value)
+
+    def _tell(self, kind: Kind | None, content: bytes) -> None:
+        self._news.put((self, kind, content))
+        SignalInbox.wake()

@@ -1,0 +1,142 @@
+"""What a launcher and its agents say to each other, over the pipes of ssh: frames of a kind and bytes.
+
+    launcher -> agent   HELLO, DIAL, MESH, START, then SIGNAL, END, CLOSED, BEAT
+    agent -> launcher   READY, DIALED, MESHED, then OUT, ERR, DEATH, ERROR, BEAT, FILE, at last LAST
+
+The end of the launcher's pipe ends the ranks.
+
+A frame is its kind (one byte), its length (four, big-endian), its content. Before its first one an agent
+writes `MAGIC`: what the start-up files of a login shell print before is no frame.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ronde.launch.bytes_out import write_all
+
+__all__ = ["MAGIC", "FrameError", "Kind", "Sender", "frames", "skip_to_magic", "unpack"]
+
+MAGIC = b"\0ronde agent 1\n"
+_HEAD = struct.Struct(">cI")
+# Far above any frame of ours: what asks for more is no agent.
+_LARGEST = 64 << 20
+_CHUNK = 65536
+
+
+class FrameError(Exception):
+    """What came is no frame; the other side is something else."""
+
+
+class Kind(bytes, enum.Enum):
+    """What a frame is about; its content in brackets."""
+
+    HELLO = b"h"  # [JSON: what the run is, see `agent`]
+    READY = b"r"  # [JSON: what the host is]
+    DIAL = b"d"  # [JSON: addresses to try]
+    DIALED = b"D"  # [JSON: which of them answered]
+    MESH = b"m"  # [JSON: the other hosts' addresses and ports]
+    MESHED = b"M"  # [JSON: which of them did not answer]
+    START = b"s"  # [JSON: the host's part of the run]
+    SIGNAL = b"g"  # [number] pass it on to the ranks
+    END = b"e"  # [anything: say where they are] a rank elsewhere has failed: end yours
+    CLOSED = b"c"  # [kind] nobody reads what comes by frames of this kind
+    BEAT = b"b"  # [JSON: steps, samples; from a launcher nothing] I am still there
+    OUT = b"1"  # [bytes] rank 0 has printed them
+    ERR = b"2"  # [bytes] on stderr
+    DEATH = b"x"  # [JSON] the end of a rank process
+    ERROR = b"E"  # [JSON] what a rank has written about its failure
+    FILE = b"f"  # [name, newline, content] of the run directory
+    LAST = b"l"  # [JSON] how the host's part has ended
+
+
+class Sender:
+    """Writes frames to a descriptor; may be used by several threads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def send(self, kind: Kind, content: bytes | str | dict[str, Any] = b"") -> None:
+        """Send one frame.
+
+        Raises:
+            OSError: nobody reads any more.
+        """
+        if isinstance(content, dict):
+            content = json.dumps(content)
+        data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        with self._lock:
+            write_all(self._descriptor, _HEAD.pack(kind.value, len(data)) + data)
+
+
+def frames(descriptor: int) -> Iterator[tuple[Kind, bytes]]:
+    """The frames that come, until the other side is gone.
+
+    Raises:
+        FrameError: what comes is none.
+    """
+    while True:
+        head = _exactly(descriptor, _HEAD.size)
+        if head is None:
+            return
+        kind, length = _HEAD.unpack(head)
+        if length > _LARGEST:
+            raise FrameError(f"a frame of {length} bytes")
+        content = _exactly(descriptor, length)
+        if content is None:
+            return
+        try:
+            yield Kind(kind), content
+        except ValueError:
+            raise FrameError(f"a frame of the kind {kind!r}") from None
+
+
+def skip_to_magic(descriptor: int) -> bool:
+    """Read up to the end of `MAGIC`; False where the other side ends without it."""
+    seen = b""
+    while not seen.endswith(MAGIC):
+        byte = _read(descriptor, 1)
+        if not byte:
+            return False
+        seen = (seen + byte)[-len(MAGIC) :]
+    return True
+
+
+def unpack(content: bytes) -> dict[str, Any]:
+    """The JSON of a frame.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+    if not isinstance(found, dict):
+        raise FrameError("a frame without fields")
+    return found
+
+
+def _exactly(descriptor: int, length: int) -> bytes | None:
+    parts: list[bytes] = []
+    while length:
+        data = _read(descriptor, min(length, _CHUNK))
+        if not data:
+            return None
+        parts.append(data)
+        length -= len(data)
+    return b"".join(parts)
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    try:
+        return os.read(descriptor, length)
+    except OSError:  # the connection is broken: as if it had ended
+        return b""

@@ -1,0 +1,108 @@
+"""The command by which an agent is started on a host, and what it means when it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+__all__ = ["Way", "agent_line", "why_it_failed"]
+
+NO_DIRECTORY, NO_INTERPRETER = 71, 72
+_SSH_FAILED = 255
+# Asks for no password, gives an unreachable host up soon, and notices a cable that was pulled.
+_SSH_OPTIONS = (
+    "-oBatchMode=yes",
+    "-oConnectTimeout=5",
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=4",
+)
+# Nothing of the directory in which it happens to start may stand for a module.
+_AGENT = "import sys; sys.path[:1] = []; from ronde.launch.agent import main; main()"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How hosts are reached.
+
+    Attributes:
+        kind: by `ssh` or a command that takes its place, or by `srun` inside an allocation.
+        command: the command and its own options.
+        port: of the ssh servers; None: as ssh has it.
+    """
+
+    kind: Literal["ssh", "srun"] = "ssh"
+    command: tuple[str, ...] = ("ssh",)
+    port: int | None = None
+
+    def words(self, host: str, line: str) -> list[str]:
+        """The command that runs the shell line `line` on `host`."""
+        if self.kind == "srun":
+            # One step for each agent, so that each has pipes of its own.
+            place = ["--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--unbuffered"]
+            return [*self.command, *place, "sh", "-c", line]
+        words = list(self.command)
+        if os.path.basename(words[0]) == "ssh":
+            words += _SSH_OPTIONS
+        if self.port is not None:
+            words += ["-p", str(self.port)]
+        return [*words, host, f"sh -c {shlex.quote(line)}"]
+
+    def try_by_hand(self, host: str) -> str:
+        """What a user types to see whether the host is reached."""
+        port = f" -p {self.port}" if self.port is not None else ""
+        return f"{shlex.join(self.command)}{port} {host} true"
+
+
+def agent_line(python: str, directory: str, environment: Mapping[str, str]) -> str:
+    """The shell line that enters the directory and becomes an agent, or ends with a code that says why."""
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    quoted = shlex.quote(python)
+    return (
+        f"cd {shlex.quote(directory)} 2>/dev/null || exit {NO_DIRECTORY}; "
+        f"test -x {quoted} || exit {NO_INTERPRETER}; "
+        f"exec env {settings} {quoted} -c {shlex.quote(_AGENT)}"
+    )
+
+
+def why_it_failed(host: str, code: int, said: Sequence[str], way: Way, *, python: str, directory: str) -> str:
+    """Why no agent came up on `host`, and what to do: one line.
+
+    Args:
+        code: with which the command ended.
+        said: the last lines of its stderr.
+    """
+    words = "\n".join(said)
+    port = f" -p {way.port}" if way.port is not None else ""
+    if code == NO_DIRECTORY:
+        return (
+            f"{host} has no directory {directory}; start in one that is on every host (a shared file system, "
+            "or a copy)"
+        )
+    if code == NO_INTERPRETER:
+        return f"{host} has no {python}; install the same environment there, at the same path"
+    if "No module named 'ronde'" in words:
+        return f"{host} has no ronde for {python}; install it there: {python} -m pip install ronde"
+    if way.kind == "srun":
+        return f"srun started no agent on {host}: {_last(said, code)}; try: srun --nodelist={host} true"
+    if "Permission denied" in words:
+        return f"{host} asks for a password; give it your key: ssh-copy-id{port} {host}"
+    if "Host key verification failed" in words:
+        return f"{host} is not known yet; look at its key once, by hand: ssh{port} {host}"
+    if "Could not resolve" in words:
+        return f"{host} is no host that this one knows; write its address, or add it to /etc/hosts"
+    if "Connection refused" in words:
+        return f"{host} runs no ssh server on this port; start it there, or give the right port by --ssh-port"
+    if code == _SSH_FAILED:
+        return (
+            f"{host} is not reached by ssh: {_last(said, code)}; see whether it is up; try: "
+            f"{way.try_by_hand(host)}"
+        )
+    return f"no agent came up on {host}: {_last(said, code)}; try: {way.try_by_hand(host)}"
+
+
+def _last(said: Sequence[str], code: int) -> str:
+    lines = [line.strip() for line in said if line.strip()]
+    return lines[-1] if lines else f"exit code {code}"

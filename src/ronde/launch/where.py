@@ -1,0 +1,99 @@
+"""Where the ranks of a run go, who says so: flags, ronde's variables, torch's, a scheduler's, this host."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ronde.cluster.environment import ClusterEnvironment
+from ronde.cluster.host_list import HostSlots, parse_hosts, read_hostfile
+from ronde.cluster.kubernetes import pod_of_job
+from ronde.cluster.mpi import process_of_mpi
+from ronde.cluster.slurm import allocation, task_of_step
+from ronde.errors import UsageError
+
+__all__ = ["HOSTFILE_KEY", "HOSTS_KEY", "Where", "decide"]
+
+# As Kubeflow's trainer sets them.
+TORCHRUN_SETTINGS = ("PET_NNODES", "PET_NPROC_PER_NODE")
+HOSTS_KEY, HOSTFILE_KEY = "RONDE_HOSTS", "RONDE_HOSTFILE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """What was decided.
+
+    Attributes:
+        origin: who has said so, for the start line; "" for this host.
+        hosts: the hosts, with their slots; () where they have not been named.
+        by_srun: they are the nodes of an allocation, reached by srun.
+        place: this process is a rank already, of a job that somebody else has started.
+        by_torchrun: torchrun is to start the ranks: its own settings, PET_*, are there, and it is not.
+    """
+
+    origin: str = ""
+    hosts: tuple[HostSlots, ...] = ()
+    by_srun: bool = False
+    place: ClusterEnvironment | None = None
+    by_torchrun: bool = False
+
+
+def decide(
+    hosts: str | None, hostfile: Path | None, environment: Mapping[str, str], *, devices: int, parent: int
+) -> Where:
+    """The first of these that says anything: flags, ronde's own variables, torch's, a scheduler's.
+
+    Args:
+        hosts, hostfile: the flags.
+        devices: CUDA devices of this host.
+        parent: the process that has started this one.
+
+    Raises:
+        UsageError: two of them cannot both be meant.
+    """
+    named, origin = _named(hosts, hostfile, environment)
+    place = _place(environment, parent)
+    if named and place is not None:
+        raise UsageError(
+            f"{origin} contradicts {place.launcher}, which has started {place.world_size} processes, each of "
+            f"which would start all ranks; leave {origin} out, or start `ronde run` once"
+        )
+    if named:
+        return Where(origin=origin, hosts=named)
+    if place is not None:
+        return Where(origin=place.launcher, place=place)
+    if any(environment.get(name, "1") not in ("", "1") for name in TORCHRUN_SETTINGS):
+        return Where(origin="PET_*", by_torchrun=True)
+    nodes = allocation(environment, devices)
+    if nodes:
+        return Where(origin="Slurm's allocation", hosts=nodes, by_srun=True)
+    return Where()
+
+
+def _named(
+    hosts: str | None, hostfile: Path | None, environment: Mapping[str, str]
+) -> tuple[tuple[HostSlots, ...], str]:
+    """The hosts that the user has named, and by what."""
+    if hosts is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile both name the hosts; leave one of them out")
+    if hosts is not None:
+        return parse_hosts(hosts), "-H"
+    if hostfile is not None:
+        return read_hostfile(hostfile), "--hostfile"
+    if environment.get(HOSTS_KEY):
+        return parse_hosts(environment[HOSTS_KEY]), HOSTS_KEY
+    if environment.get(HOSTFILE_KEY):
+        return read_hostfile(Path(os.path.expanduser(environment[HOSTFILE_KEY]))), HOSTFILE_KEY
+    return (), ""
+
+
+def _place(environment: Mapping[str, str], parent: int) -> ClusterEnvironment | None:
+    """This process's place: by torch's variables, MPI's (which runs inside of Slurm), Slurm's, a pod's."""
+    return (
+        ClusterEnvironment.detect(environment)
+        or process_of_mpi(environment, parent)
+        or task_of_step(environment)
+        or pod_of_job(environment)
+    )

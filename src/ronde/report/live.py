@@ -1,0 +1,195 @@
+"""`ronde top`: how a run is, in the terminal; drawn anew while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ronde.report.run import Life, RankRun, Run, read_run
+from ronde.report.series import PARTS, by_phase, losses, rates, stragglers
+from ronde.report.words import show_duration, show_number, show_share
+from ronde.trace.memory import show_bytes
+from ronde.trace.phases import PHASES
+from ronde.trace.step_file import StepRecord
+
+__all__ = ["frame", "watch"]
+
+_COLOURS = {
+    "data": "yellow",
+    "forward": "blue",
+    "backward": "magenta",
+    "optimizer": "green",
+    "communication": "red",
+    "other": "bright_black",
+}
+_LIVES: dict[Life, tuple[str, str]] = {
+    "runs": ("running", "green"),
+    "ended": ("ended", "blue"),
+    "failed": ("failed", "bold red"),
+    "gone": ("gone without a word", "bold red"),
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR = 16
+_STALE_S = 10.0
+_EVENTS = 4
+
+
+def watch(path: Path, *, every: float, once: bool, console: Console) -> None:
+    """Show the run until it is over or the user has seen enough (Ctrl-C).
+
+    Args:
+        every: seconds between two looks.
+        once: look once, and leave what was seen on the screen.
+
+    Raises:
+        UsageError: there is nothing to be seen.
+    """
+    run = read_run(path)
+    if once or not console.is_terminal:
+        console.print(frame(run, console.width))
+        return
+    with Live(frame(run, console.width), console=console, auto_refresh=False, screen=False) as live:
+        try:
+            while run.life == "runs":
+                time.sleep(every)
+                run = read_run(path)
+                live.update(frame(run, console.width), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def frame(run: Run, width: int) -> RenderableType:
+    """One picture of the run."""
+    parts: list[RenderableType] = [_head(run), _table(run, width), _legend()]
+    loss = _loss_line(run, width)
+    if loss is not None:
+        parts.append(loss)
+    parts += [_event_line(run, place) for place in range(-_EVENTS, 0) if len(run.events) >= -place]
+    return Group(*parts)
+
+
+def _head(run: Run) -> Text:
+    first = run.ranks[0].steps
+    word, style = _LIVES[run.life]
+    last = max(
+        (each.steps.course[-1].ended for each in run.ranks if each.steps.course), default=first.monotonic
+    )
+    end = run.now if run.life == "runs" else last
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(str(run.start.get("script", "")) or run.path.name, style="bold")
+    text.append(f"  {word}", style=style)
+    text.append(f"  {show_duration(max(0.0, (end - first.monotonic) / 1e9))}")
+    plan = run.start.get("plan")
+    if plan:
+        text.append(f"  plan {plan}")
+    text.append(f"  {len(run.ranks)} of {first.world_size} ranks")
+    speeds = rates(first)
+    if speeds is not None:
+        steps, samples = speeds
+        text.append(f"  {show_number(steps)} steps/s")
+        if samples:
+            text.append(f"  {show_number(samples)} samples/s")
+    return text
+
+
+def _table(run: Run, width: int) -> Table:
+    hosts = len({each.steps.host for each in run.ranks}) > 1
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    table.add_column("rank", justify="right")
+    if hosts:
+        table.add_column("host", overflow="ellipsis", max_width=16)
+    table.add_column("step", justify="right")
+    table.add_column("phase", no_wrap=True, overflow="ellipsis", max_width=max(12, width // 4))
+    if width >= 72:
+        table.add_column("last steps", no_wrap=True)
+    for name in ("data", "waits", "memory", "last", "late/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each, straggling in zip(run.ranks, stragglers([each.steps for each in run.ranks]), strict=True):
+        steps = each.steps
+        spent = by_phase(steps.recent)
+        whole = max(sum(spent.values()), 1e-9)
+        cells: list[RenderableType] = [str(steps.rank)]
+        if hosts:
+            cells.append(steps.host)
+        cells += [str(steps.steps), _phase(run, each)]
+        if width >= 72:
+            cells.append(_bar(spent, whole))
+        cells += [
+            show_share(spent["data"] / whole),
+            show_share(spent["communication"] / whole),
+            _memory(steps.course),
+            show_share(straggling.last) if straggling.collectives else "-",
+            show_duration(straggling.late / max(1, steps.steps)) if straggling.collectives else "-",
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def _phase(run: Run, rank: RankRun) -> Text:
+    if rank.life != "runs":
+        word, style = _LIVES[rank.life]
+        return Text(word, style=style)
+    phase = PHASES[rank.steps.phase] if 0 <= rank.steps.phase < len(PHASES) else "other"
+    text = Text(phase, style=_COLOURS[phase])
+    if rank.waits:
+        text.append(f" waits: {rank.waits}", style=_COLOURS["communication"])
+    since = (run.now - max(rank.steps.since, rank.steps.monotonic)) / 1e9
+    if since > _STALE_S:
+        text.append(f" for {show_duration(since)}", style="bold yellow")
+    return text
+
+
+def _bar(spent: dict[str, float], whole: float) -> Text:
+    """Shares of the last steps, as blocks of colour."""
+    text, reached, drawn = Text(), 0.0, 0
+    for part in PARTS:
+        reached += spent[part] / whole
+        cells = round(reached * _BAR) - drawn
+        drawn += cells
+        text.append("█" * cells, style=_COLOURS[part])
+    return text
+
+
+def _legend() -> Text:
+    text = Text("last steps: ", style="bright_black")
+    for part in PARTS:
+        text.append("█ ", style=_COLOURS[part])
+        text.append(f"{part}  ", style="bright_black")
+    return text
+
+
+def _memory(course: Sequence[StepRecord]) -> str:
+    if not course:
+        return "-"
+    held = show_bytes(course[-1].resident)
+    return f"{held} + {show_bytes(course[-1].device)} on its device" if course[-1].device else held
+
+
+def _loss_line(run: Run, width: int) -> Text | None:
+    points = losses(run.ranks[0].steps.course)
+    if not points:
+        return None
+    shown = [value for _, value in points][-max(8, min(60, width - 30)) :]
+    low, high = min(shown), max(shown)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    text = Text("loss ", style="bold")
+    text.append("".join(_BLOCKS[round((value - low) * scale)] for value in shown), style="blue")
+    text.append(f" {show_number(points[-1][1])} at step {points[-1][0]:.0f}")
+    return text
+
+
+def _event_line(run: Run, place: int) -> Text:
+    event = run.events[place]
+    when = max(0.0, run.seconds_of(event))
+    text = Text(f"{show_duration(when) if when >= 1 else '0 s':>9}  ", style="bright_black", no_wrap=True)
+    text.append(event.kind, style="bold red" if event.kind == "death" else "bold")
+    if event.rank is not None and event.kind != "start":
+        text.append(f" of rank {event.rank}")
+    text.append(f"  {' '.join(event.text.split())}")
+    return text

@@ -1,0 +1,264 @@
+"""Has a rank's steps written down: opens the files of its recorder, and tells it what the script does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ronde.batches.loader import rows_of
+from ronde.launch.rank_config import RankConfig
+from ronde.modules.calls import Calls
+from ronde.modules.compiled import pass_over
+from ronde.patching.patches import Patches
+from ronde.runtime.traffic import GroupTraffic
+from ronde.trace.events import write_event
+from ronde.trace.phases import Phase, Phases
+from ronde.trace.recorder import Recorder, StepRange, Traffic
+from ronde.trace.spans import SpanFile, spans_path
+from ronde.trace.step_file import StepFile, steps_path
+from ronde.trace.tally import Tally
+
+__all__ = ["open_recorder", "record", "start_recording"]
+
+
+class _Joined(Protocol):
+    """What joins a rank to the others: a session, or a view of servers."""
+
+    patches: Patches
+
+    def traffic(self) -> Traffic: ...
+
+
+Readers = Mapping[str, Callable[..., Any]]
+"""What stands for the script's readings of numbers, by their names."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def start_recording(config: RankConfig, tally: Tally, joined: _Joined | None) -> Readers:
+    """Write this rank's steps down from now on; `tally.recorder` is to be closed at the end.
+
+    Args:
+        joined: None for a rank that is alone and has no boundary.
+
+    Returns:
+        what `record` returns.
+    """
+    recorder = open_recorder(config, GroupTraffic() if joined is None else joined.traffic())
+    if config.rank == 0:
+        write_event(
+            Path(config.run_dir),
+            "start",
+            config.script,
+            rank=0,
+            script=config.script,
+            plan=config.plan,
+            seed=config.seed,
+            ranks=config.world_size,
+            device=config.device,
+        )
+    readers: Readers = {}
+    if recorder is not None:
+        tally.recorder = recorder
+        patches = Patches() if joined is None else joined.patches
+        readers = record(recorder, patches, getattr(joined, "calls", None))
+        if joined is None:
+            _count_samples(tally, patches)
+    return readers
+
+
+def open_recorder(config: RankConfig, traffic: Traffic) -> Recorder | None:
+    """What writes down this rank's steps; None where the run directory takes no file: a run does without."""
+    directory = Path(config.run_dir)
+    try:
+        file = StepFile(
+            steps_path(directory, config.rank),
+            rank=config.rank,
+            world_size=config.world_size,
+            process=os.getpid(),
+            clocks=(time.time_ns(), perf_counter_ns()),
+            host=platform.node(),
+        )
+        spans = None
+        if config.trace_steps:
+            spans = SpanFile(spans_path(directory, config.rank)), StepRange.parse(config.trace_steps)
+    except OSError:
+        return None
+    return Recorder(file, traffic, _memory(on_cuda=config.device == "cuda"), spans)
+
+
+def _memory(*, on_cuda: bool) -> Callable[[], tuple[int, int]]:
+    """Gives the resident bytes of this process, and what torch holds on its device."""
+    statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read() -> tuple[int, int]:
+        try:
+            resident = int(os.pread(statm, 128, 0).split()[1]) * _PAGE
+        except (OSError, IndexError):  # the script has closed all files
+            resident = 0
+        held = torch.cuda.memory_reserved() if on_cuda and torch.cuda.is_initialized() else 0
+        return resident, held
+
+    return read
+
+
+def record(recorder: Recorder, patches: Patches, calls: Calls | None) -> Readers:
+    """Tell `recorder` what the script does from now on.
+
+    Installed over all that stands around the script, whose own time is thereby in the phase that it serves.
+
+    Args:
+        calls: who sees calls of modules already; None: nobody does.
+
+    Returns:
+        what stands for readings from now on.
+    """
+    phases = recorder.phases
+    if calls is not None:
+        calls.called = functools.partial(_forward, recorder)
+    else:
+        _see_calls(recorder, patches)
+    _around(patches, _BaseDataLoaderIter, "__next__", phases, Phase.DATA)
+    _around(patches, torch.autograd, "backward", phases, Phase.BACKWARD)
+    _around(patches, torch.autograd, "grad", phases, Phase.BACKWARD)
+    _see_optimizers(phases, patches)
+    return _see_reads(recorder, patches)
+
+
+def _forward(recorder: Recorder, call: Callable[..., Any], *args: Any) -> Any:
+    """Carry out an outermost call of a module."""
+    phases = recorder.phases
+    if phases.current > Phase.OPTIMIZER:
+        return call(*args)
+    before = phases.enter(Phase.FORWARD)
+    try:
+        return call(*args)
+    finally:
+        phases.enter(before)
+        recorder.called()
+
+
+def _count_samples(tally: Tally, patches: Patches) -> None:
+    """On one rank, where nothing else counts them: what a loader delivered before a step."""
+    plain_next: Callable[..., Any] = _BaseDataLoaderIter.__next__
+    here = tally.recorder.phases.here if tally.recorder is not None else lambda: False
+
+    @functools.wraps(plain_next)
+    def next_batch(iterator: Any) -> Any:
+        data = plain_next(iterator)
+        if here() and torch.is_grad_enabled():
+            tally.deliver(0, rows_of(data, 0))
+        return data
+
+    patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+
+
+def _see_calls(recorder: Recorder, patches: Patches) -> None:
+    """On one rank, where nothing else stands around calls."""
+    plain: Callable[..., Any] = torch.nn.Module.__call__
+    phases = recorder.phases
+
+    def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        # Inside of a model, too: it is asked quickly. What the compiler reads is to be as without ronde.
+        if is_dynamo_compiling() or phases.current > Phase.OPTIMIZER or not phases.here():
+            return plain(module, *args, **kwargs)
+        before = phases.enter(Phase.FORWARD)
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            phases.enter(before)
+            recorder.called()
+
+    patches.set(torch.nn.Module, "__call__", call)
+    compiler: Any = torch.compile
+
+    @functools.wraps(compiler)
+    def compile_(model: Any = None, **options: Any) -> Any:
+        pass_over(call)
+        return compiler(model, **options)
+
+    patches.set(torch, "compile", compile_)
+
+
+def _around(patches: Patches, owner: Any, name: str, phases: Phases, phase: int) -> None:
+    """Have a function count as this phase."""
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or not phases.here():
+            return plain(*args, **kwargs)
+        before = phases.enter(phase)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            phases.enter(before)
+
+    patches.set(owner, name, counted)
+
+
+def _see_optimizers(phases: Phases, patches: Patches) -> None:
+    around: list[int] = []  # what ran before each of the steps under way
+
+    def begin(*_: Any) -> None:
+        if not phases.here():
+            return
+        if phases.current != Phase.OPTIMIZER:
+            around.clear()  # a step that raised has left its mark
+        around.append(phases.enter(Phase.OPTIMIZER))
+
+    def end(*_: Any) -> None:
+        if around and phases.here():
+            phases.enter(around.pop())
+
+    patches.undo(register_optimizer_step_pre_hook(begin).remove)
+    patches.undo(register_optimizer_step_post_hook(end).remove)
+
+
+def _see_reads(recorder: Recorder, patches: Patches) -> Readers:
+    """Hear of each loss that the script reads: a scalar with a graph behind it."""
+    phases = recorder.phases
+    item: Any = torch.Tensor.item
+    to_float: Any = torch.Tensor.__float__
+    to_text: Any = torch.Tensor.__format__
+
+    def is_loss(value: torch.Tensor) -> bool:
+        if is_dynamo_compiling() or phases.current != Phase.OTHER or not phases.here():
+            return False
+        return value.grad_fn is not None and value.is_floating_point()
+
+    @functools.wraps(item)
+    def read_item(value: torch.Tensor, /) -> Any:
+        result = item(value)
+        if is_loss(value):
+            recorder.read(result)
+        return result
+
+    @functools.wraps(to_float)
+    def read_float(value: torch.Tensor, /) -> float:
+        result = to_float(value)
+        if is_loss(value):
+            recorder.read(result)
+        return result
+
+    @functools.wraps(to_text)
+    def read_text(value: torch.Tensor, /, form: str = "") -> str:
+        if is_loss(value) and not value.dim():
+            recorder.read(item(value))
+        return to_text(value, form)
+
+    patches.set(torch.Tensor, "item", read_item)
+    patches.set(torch.Tensor, "__float__", read_float)
+    patches.set(torch.Tensor, "__format__", read_text)
+    return {"item": read_item, "__float__": read_float}

@@ -1,0 +1,67 @@
+"""What a rank exchanges with others, summed over its groups and its servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ronde.comm.alone import Alone
+from ronde.comm.backend import SharedMemoryBackend
+from ronde.comm.process_group import Comm
+from ronde.trace.recorder import Travelled
+from ronde.trace.step_file import ROUTES
+
+__all__ = ["GroupTraffic"]
+
+_SHARED, _TCP, _NCCL, _SERVER = range(len(ROUTES))
+
+
+class _Client(Protocol):
+    """Connections to parameter servers."""
+
+    waited_ns: int
+    exchanged_bytes: int
+
+
+class GroupTraffic:
+    """See `ronde.trace.recorder.Traffic`.
+
+    A group sends all its bytes by one route. Where they go within a host first and then across, it is that
+    across.
+    """
+
+    def __init__(self, groups: Sequence[Comm] = (), client: _Client | None = None) -> None:
+        self._groups = [(group, route) for group in groups if (route := _route(group)) is not None]
+        self._client = client
+
+    def waited_ns(self) -> int:
+        waited = 0 if self._client is None else self._client.waited_ns
+        for group, _ in self._groups:  # no generator: it is asked at each change of phase
+            waited += group.waited_ns
+        return waited
+
+    def travelled(self) -> Travelled:
+        sent = [0] * len(ROUTES)
+        collectives = last = late = 0
+        for group, route in self._groups:
+            sent[route] += group.sent_bytes
+            collectives += group.collectives
+            if group.check is not None:
+                last += group.check.last
+                late += group.check.late_ns
+        if self._client is not None:
+            sent[_SERVER] = self._client.exchanged_bytes
+        return Travelled((sent[0], sent[1], sent[2], sent[3]), collectives, last, late)
+
+    def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
+        for group, _ in self._groups:
+            group.listener = hear
+
+
+def _route(group: Comm) -> int | None:
+    backend = group.backend
+    if isinstance(backend, Alone):
+        return None
+    if isinstance(backend, SharedMemoryBackend):
+        return _SHARED
+    return _NCCL if group.on_cuda else _TCP

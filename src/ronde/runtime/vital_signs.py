@@ -1,0 +1,63 @@
+"""By which others tell how this rank fares: a beat, its steps, and stacks without the interpreter's help.
+
+The beat is a thread's: it stops when some code keeps the interpreter to itself. Stacks are written by a
+signal handler in C, so they come also then. A script that wants the signal for itself has it: the beat
+notices, and nobody asks any more.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import os
+import threading
+from pathlib import Path
+from signal import SIG_DFL, getsignal  # bound here: the module's own are replaced for scripts
+
+from ronde.launch.rank_config import STACK_SIGNAL, RankConfig
+from ronde.trace.vitals import Vitals, vitals_path
+
+__all__ = ["show_signs_of_life"]
+
+_EVERY_S = 0.5
+
+
+def show_signs_of_life(config: RankConfig) -> Vitals | None:
+    """From here on until the process ends; None where the run directory takes no files."""
+    folder = Path(config.run_dir)
+    try:
+        _write_stacks(folder, config.rank)
+    except OSError:
+        return None
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    vitals = Vitals.create(
+        vitals_path(folder, config.rank),
+        thread=threading.get_ident(),
+        threads=int(threads) if threads.isdecimal() else 0,
+    )
+    if vitals is not None:
+        _beat(vitals)
+    return vitals
+
+
+def _write_stacks(folder: Path, rank: int) -> None:
+    """When the launcher asks, and at a crash, if nobody else wants to have that."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    asked = os.open(folder / f"rank-{rank}.stack", flags, 0o644)  # os.open is not mediated
+    faulthandler.register(STACK_SIGNAL, file=asked, all_threads=True)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=os.open(folder / f"rank-{rank}.crash", flags, 0o644), all_threads=True)
+
+
+def _beat(vitals: Vitals) -> None:
+    pause = _thread.allocate_lock()
+    pause.acquire()
+
+    def beat() -> None:
+        while True:
+            # What `faulthandler` has registered is unknown to `signal`.
+            vitals.beat(answers=getsignal(STACK_SIGNAL) in (SIG_DFL, None))
+            pause.acquire(timeout=_EVERY_S)
+
+    # No `threading.Thread`: what a script counts or joins there is its own.
+    _thread.start_new_thread(beat, ())

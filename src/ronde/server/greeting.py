@@ -1,0 +1,52 @@
+"""What a worker says first, and whether it is what the server was started for.
+
+Servers that were started by hand know the run from their command line, ranks know it from theirs; a
+difference would train by another rule than the plan's, or go on from what an earlier run has learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["misfit"]
+
+
+def misfit(about: Mapping[str, Any], known_run: str, hello: Mapping[str, Any]) -> str:
+    """Why a worker is of no run that this server is for, and the fix; "" where it is.
+
+    Args:
+        about: which server this is (`server`, `servers`), for how many `workers`, and its rule (`update`,
+            `staleness`); what is not in it is not compared.
+        known_run: whose state this is; "" if it is nobody's yet.
+        hello: what the worker says of the same, and its `run`.
+    """
+
+    def differs(name: str) -> bool:
+        return name in about and name in hello and hello[name] != about[name]
+
+    def told(name: str) -> str:
+        return str(hello.get(name))[:40]
+
+    if hello.get("workers") != about["workers"]:
+        return (
+            f"it was started for {about['workers']} workers, and this run has {told('workers')}; start it "
+            f"again with --workers {told('workers')}"
+        )
+    if differs("servers") or differs("server"):
+        return (
+            f"it is server {about['server']} of {about['servers']}, and this run has it as {told('server')} "
+            f"of {told('servers')}; give --servers all endpoints, in the order of their --index"
+        )
+    if differs("update") or (about.get("update") == "bounded" and differs("staleness")):
+        return (
+            f"it was started with --update {about['update']} --staleness {about['staleness']}, and the plan "
+            f"needs --update {told('update')} --staleness {told('staleness')}"
+        )
+    run = hello.get("run")
+    if known_run and run and run != known_run:
+        return (
+            "it has what an earlier run has learnt; a new run needs a server that was started anew, with "
+            "another --state directory or none"
+        )
+    return ""

@@ -1,0 +1,209 @@
+"""A replica by the protocol of parameter servers: arrays instead of JSON, and nothing is changed.
+
+    HELLO, STATUS                                             what is served, and how well
+    LOOK_UP   {"table": "user"}             int64 [n]         {"version": 7}, float32 [n, dim]
+    PREDICT   {"inputs": ["x", ...] | null}  an array each    {"version": 7, "outputs": skeleton}, arrays
+
+Every message holds the run's token. Whatever changes state is refused by its name.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ronde.errors import RondeError
+from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
+from ronde.server.serving.metrics import Metrics
+from ronde.server.serving.program import NoProgram, Unfit
+from ronde.server.serving.replica import NoSuchTable, Replica
+from ronde.server.serving.structure import take_apart
+from ronde.server.transport.service import Reply, Service
+from ronde.server.transport.wire import Limits, Message, Operation, WireError
+
+__all__ = ["BinaryReplica", "ReadOnly"]
+
+_META_BYTES = 1 << 16
+_LIMITS = Limits(nbytes=MOST_BYTES + 2 * _META_BYTES, meta_bytes=_META_BYTES, arrays=1024)
+_MOST_PREDICTIONS = 256
+_KINDS: Mapping[type[RondeError], str] = {NoSuchTable: "table", NoProgram: "program", Unfit: "unfit"}
+
+Array = np.ndarray[Any, Any]
+
+
+class ReadOnly:
+    """Answers messages about a replica; predictions are made on a thread of their own, one after another.
+
+    Args:
+        wake: has `tick` called soon; called from that thread.
+        refused: how many messages were refused, by kind.
+    """
+
+    def __init__(
+        self, replica: Replica, metrics: Metrics, wake: Callable[[], None], refused: Mapping[str, int]
+    ) -> None:
+        self._replica, self._metrics, self._wake, self._refused = replica, metrics, wake, refused
+        self._predictor = ThreadPoolExecutor(1, "ronde-predict")
+        self._predictor.submit(int)  # its thread is started now, not for whoever asks first
+        self._waiting = 0
+        self._made: queue.SimpleQueue[tuple[Message, Reply]] = queue.SimpleQueue()
+
+    def handle(self, message: Message, reply: Reply) -> None:
+        begin = perf_counter()
+        match message.operation:
+            case Operation.HELLO | Operation.STATUS:
+                reply(message.answer(self._status()))
+            case Operation.LOOK_UP:
+                reply(self._counted("binary-lookup", message, self._look_up, begin))
+            case Operation.PREDICT:
+                self._predict_later(message, reply, begin)
+            case _:
+                name = message.operation.name.lower()
+                raise WireError("read-only", f"{name}: a replica is read only, and knows look_up and predict")
+
+    def tick(self) -> None:
+        """Send predictions that have been made."""
+        while not self._made.empty():
+            answer, reply = self._made.get()
+            self._waiting -= 1
+            reply(answer)
+
+    def close(self) -> None:
+        """Make no more predictions."""
+        self._predictor.shutdown(cancel_futures=True)
+
+    def _predict_later(self, message: Message, reply: Reply, begin: float) -> None:
+        if self._waiting >= _MOST_PREDICTIONS:
+            raise WireError("busy", f"predict: {self._waiting} predictions wait already; ask again later")
+        self._waiting += 1
+
+        def predict() -> None:
+            self._made.put((self._counted("binary-predict", message, self._predict, begin), reply))
+            self._wake()
+
+        self._predictor.submit(predict)
+
+    def _counted(self, endpoint: str, message: Message, answer: Any, begin: float) -> Message:
+        """The answer or a refusal, in the figures for Prometheus."""
+        try:
+            made = message.answer(*answer(message))
+        except RondeError as error:
+            kind = error.kind if isinstance(error, WireError) else _KINDS.get(type(error), "request")
+            made = message.refuse(f"{message.operation.name.lower()}: {error}"[:600], kind)
+        except Exception as error:  # a defect of ours, or of a model: nobody else is to suffer from it
+            made = message.refuse(f"{type(error).__name__} {error}"[:300], "defect")
+        status = "done" if made.operation is Operation.DONE else "refused"
+        self._metrics.add(endpoint, status, perf_counter() - begin)
+        return made
+
+    def _look_up(self, message: Message) -> tuple[dict[str, Any], list[Array]]:
+        table = message.meta.get("table")
+        if not isinstance(table, str):
+            raise WireError("request", "the table is a text")
+        if len(message.arrays) != 1 or message.arrays[0].dtype != np.int64 or message.arrays[0].ndim != 1:
+            raise WireError("request", "ids are one array of int64 [n]")
+        (ids,) = message.arrays
+        if len(ids) > MOST_IDS:
+            raise WireError("request", f"{len(ids)} ids were asked for; {MOST_IDS} are possible at a time")
+        snapshot = self._replica.snapshot
+        return {"version": snapshot.version}, [self._replica.look_up(table, ids, snapshot)]
+
+    def _predict(self, message: Message) -> tuple[dict[str, Any], list[Array]]:
+        snapshot = self._replica.snapshot
+        outputs = self._replica.predict(_inputs(message), snapshot)
+        arrays: list[Array] = []
+        try:
+            told = take_apart(outputs, _array_of, arrays)
+        except TypeError as error:
+            raise Unfit(f"the model returns what has no form here: {error}") from None
+        return {"version": snapshot.version, "outputs": told}, arrays
+
+    def _status(self) -> dict[str, Any]:
+        replica, snapshot = self._replica, self._replica.snapshot
+        return {
+            "version": snapshot.version,
+            "step": snapshot.step,
+            "pinned": replica.pinned,
+            "lag": replica.lag,
+            "age": time() - snapshot.time,
+            "trouble": replica.trouble,
+            "tables": snapshot.dims,
+            "inputs": snapshot.inputs,
+            "ids_looked_up": replica.counts.asked,
+            "ids_found": replica.counts.found,
+            "refused": dict(self._refused),
+        }
+
+
+class BinaryReplica:
+    """Listens at once, and answers when there is something to serve.
+
+    Args:
+        endpoint: of ZeroMQ, as `Service` has it.
+        token: what every message holds.
+
+    Raises:
+        UsageError: it cannot listen there.
+
+    Attributes:
+        endpoint: where it listens, the port resolved.
+        refused: how many messages were refused, by kind.
+    """
+
+    def __init__(self, endpoint: str, token: bytes) -> None:
+        self._service = Service(endpoint, token, self, _LIMITS)
+        self._thread: threading.Thread | None = None
+        self._answers: ReadOnly | None = None
+        self.endpoint, self.refused = self._service.endpoint, self._service.refused
+
+    def start(self, replica: Replica, metrics: Metrics) -> None:
+        """Answer, on a thread."""
+        self._answers = ReadOnly(replica, metrics, self._service.wake, self.refused)
+        self._thread = threading.Thread(target=self._service.run, name="ronde-binary", daemon=True)
+        self._thread.start()
+
+    def handle(self, message: Message, reply: Reply) -> None:
+        assert self._answers is not None
+        self._answers.handle(message, reply)
+
+    def tick(self) -> None:
+        assert self._answers is not None
+        self._answers.tick()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._thread is not None and self._answers is not None:
+            self._answers.close()
+            self._service.stop()
+            self._thread.join()
+        self._service.close()
+
+
+def _inputs(message: Message) -> Mapping[str, torch.Tensor] | list[torch.Tensor]:
+    # A copy: what came from the wire cannot be written to.
+    tensors = [torch.from_numpy(np.array(array)) for array in message.arrays]
+    match message.meta.get("inputs"):
+        case None:
+            return tensors
+        case [*names] if _all_once(names) and len(names) == len(tensors):
+            return dict(zip(names, tensors, strict=True))
+        case _:
+            raise WireError("request", "inputs are named once each, or not at all")
+
+
+def _all_once(names: list[Any]) -> bool:
+    return all(isinstance(name, str) for name in names) and len({*names}) == len(names)
+
+
+def _array_of(value: Any) -> Array | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    held = value.detach().cpu()
+    return (held.float() if held.dtype == torch.bfloat16 else held).numpy()

@@ -1,0 +1,219 @@
+"""The other end of `ronde serve --binary`: numpy in, numpy out, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ronde.errors import PeerLost, RondeError, UsageError
+from ronde.launch.server_config import TOKEN_KEY, read_token
+from ronde.server.serving.limits import MOST_BYTES, MOST_IDS
+from ronde.server.serving.structure import put_together, travels_as
+
+try:
+    import zmq
+
+    from ronde.server.transport.client import Client, ServerRefused
+    from ronde.server.transport.wire import Message, Operation
+except ImportError as missing:
+    raise UsageError(
+        f"ronde.ReplicaClient needs a package that is missing ({missing}): pip install 'ronde[server]'"
+    ) from None
+
+__all__ = ["Predicted", "ReplicaClient", "ReplicaGone", "Rows"]
+
+Array = np.ndarray[Any, Any]
+
+
+class ReplicaGone(RondeError):
+    """No replica has answered in time."""
+
+
+class Rows(NamedTuple):
+    """Rows of a table, and the version of the model that they are of."""
+
+    rows: Array
+    version: int
+
+
+class Predicted(NamedTuple):
+    """What a model returned, and its version."""
+
+    outputs: Any
+    version: int
+
+
+class ReplicaClient:
+    """Asks a replica that `ronde serve --binary` has started.
+
+    A connection that breaks is made anew, and a replica that is started again is waited for. One client is
+    for one thread; make more for more.
+
+    Args:
+        endpoint: as `ronde serve` says it: "tcp://127.0.0.1:8766".
+        token: 32 hexadecimal digits, those of the replica; None: what RONDE_SERVER_TOKEN is set to.
+        timeout: seconds to wait for an answer.
+
+    Raises:
+        UsageError: the endpoint or the token is none.
+        ServerRefused: the token is another one.
+        ReplicaGone: no replica has answered in time.
+    """
+
+    def __init__(self, endpoint: str, *, token: str | None = None, timeout: float = 30.0) -> None:
+        _check_endpoint(endpoint)
+        if not 0 < timeout < float("inf"):
+            raise UsageError(f"timeout={timeout:g} is not a number of seconds above 0; try timeout=30")
+        key = read_token(os.environ if token is None else {TOKEN_KEY: token})
+        self.endpoint = endpoint
+        self._timeout = timeout
+        # A number by which the replica tells clients apart; it has no ranks.
+        own = int.from_bytes(os.urandom(4), "little")
+        try:
+            self._client = Client([endpoint], bytes.fromhex(key), worker=own, timeout=timeout)
+        except PeerLost:
+            raise self._gone() from None
+        except ServerRefused as error:
+            raise self._refused(error) from None
+
+    def look_up(self, table: str, ids: Any) -> Rows:
+        """The row of each id; the first values of those without one.
+
+        Args:
+            table: its name, the path in the model.
+            ids: whole numbers of any shape, 100,000 at most.
+
+        Returns:
+            `rows`, float32 [*shape of ids, dim] (float64 of a table that was trained so), and `version`.
+
+        Raises:
+            UsageError: ids are no whole numbers, or too many.
+            ServerRefused: the model has no such table.
+            ReplicaGone: no replica has answered in time.
+        """
+        if not isinstance(table, str):
+            raise UsageError(f"the table is to be its name, not a {type(table).__name__}; see status()")
+        flat, shape = _ids(ids)
+        answer = self._ask(Operation.LOOK_UP, {"table": table}, [flat])
+        (rows,) = answer.arrays
+        return Rows(np.array(rows).reshape(*shape, rows.shape[1]), answer.meta["version"])
+
+    def predict(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Predicted:
+        """What the model returns, in evaluation.
+
+        Args:
+            inputs: arrays by name, or all in order; what is no array is made one.
+
+        Returns:
+            `outputs`, in whatever structure the model returns them, with arrays for tensors (bfloat16 comes
+            as float32), and `version`.
+
+        Raises:
+            UsageError: an input is no array of numbers, or all together are too large.
+            ServerRefused: the model was not made for these inputs, or has no program.
+            ReplicaGone: no replica has answered in time.
+        """
+        if not isinstance(inputs, (Mapping, list, tuple)):
+            raise UsageError(
+                f"inputs is a {type(inputs).__name__}; it is to be a dict of arrays by name, or a list of "
+                "all in order"
+            )
+        names = list(inputs) if isinstance(inputs, Mapping) else None
+        given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        arrays = [
+            _input(each, number if names is None else names[number]) for number, each in enumerate(given)
+        ]
+        total = sum(array.nbytes for array in arrays)
+        if total > MOST_BYTES:
+            raise UsageError(f"inputs of {total} bytes were given; {MOST_BYTES} are possible at a time")
+        answer = self._ask(Operation.PREDICT, {"inputs": names}, arrays)
+        own = [np.array(array) for array in answer.arrays]
+        return Predicted(put_together(answer.meta["outputs"], own), answer.meta["version"])
+
+    def status(self) -> dict[str, Any]:
+        """What is served.
+
+        Returns:
+            `version` and its `step`; `pinned`, the version that is served whatever comes, or None; `lag` in
+            seconds from the training step of the last version that came until it was served, None before one
+            came; `age` in seconds since the training step; `trouble`, "" if nothing is wrong; `tables` with
+            the floats of a row; `inputs` with type and shape; `ids_looked_up`, `ids_found`; `refused`
+            messages by kind.
+
+        Raises:
+            ReplicaGone: no replica has answered in time.
+        """
+        return self._ask(Operation.STATUS, {}, []).meta
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def __enter__(self) -> ReplicaClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, operation: Operation, meta: dict[str, Any], arrays: list[Array]) -> Message:
+        try:
+            request = self._client.send(0, operation, meta, arrays)
+        except zmq.ZMQError:
+            raise UsageError("this client was closed; make another ronde.ReplicaClient") from None
+        try:
+            (answer,) = self._client.wait([request])
+        except PeerLost:
+            raise self._gone() from None
+        except ServerRefused as error:
+            raise self._refused(error) from None
+        finally:
+            self._client.withdraw(request)
+        return answer
+
+    def _gone(self) -> ReplicaGone:
+        return ReplicaGone(
+            f"no replica has answered at {self.endpoint} for {self._timeout:g} s: is ronde serve running "
+            "there, and is this the address of its --binary, not of HTTP?"
+        )
+
+    def _refused(self, error: ServerRefused) -> ServerRefused:
+        return ServerRefused(f"the replica at {self.endpoint} refuses: {error.why}", error.why)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if not isinstance(endpoint, str) or not endpoint.startswith(("tcp://", "ipc://")):
+        raise UsageError(
+            f"a replica is asked at tcp://ADDRESS:PORT or ipc://NAME, as ronde serve --binary says, not at "
+            f"{endpoint}"
+        )
+
+
+def _ids(given: Any) -> tuple[Array, tuple[int, ...]]:
+    """int64 [n], and the shape that was given."""
+    ids = np.asarray(given)
+    if not ids.size:
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iu":
+        raise UsageError(f"ids are to be whole numbers, and are {ids.dtype.name}; try ids.astype('int64')")
+    if ids.dtype == np.uint64 and ids.max(initial=0) > np.iinfo(np.int64).max:
+        raise UsageError("ids go from -2**63 to 2**63 - 1; hash what is larger")
+    if ids.size > MOST_IDS:
+        raise UsageError(f"{ids.size} ids were given; {MOST_IDS} are possible at a time")
+    return np.ascontiguousarray(ids, np.int64).reshape(-1), ids.shape
+
+
+def _input(given: Any, name: Any) -> Array:
+    try:
+        array = np.asarray(given)
+    except (ValueError, TypeError):
+        array = np.empty(0, object)
+    sent = travels_as(array)
+    if sent is None:
+        raise UsageError(f"input {name} is no array of numbers: numpy makes {array.dtype.name} of it")
+    return sent

@@ -1,0 +1,79 @@
+"""What happens to a run as a whole: lines of JSON in its directory, which whoever takes part appends to.
+
+    {"time": 1764060000.1, "kind": "start", "text": "train.py", "rank": 0, "plan": "ddp"}
+
+A line is written in one piece, so several processes may write at once; what cannot be read is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Event", "events_path", "read_events", "write_event"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        time: seconds by the wall clock.
+        kind: a word: `start`, `end`, `notice`, `death`, `restart`, `checkpoint`.
+        text: what a user is told.
+        rank: whom it concerns; None: all.
+        more: what else is known of it.
+    """
+
+    time: float
+    kind: str
+    text: str
+    rank: int | None = None
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def events_path(directory: Path) -> Path:
+    return directory / "events.jsonl"
+
+
+def write_event(directory: Path, kind: str, text: str, *, rank: int | None = None, **more: Any) -> None:
+    """Append what happens now; a disk that is full is no reason to end a run."""
+    # Bound late: for scripts the clock is rank 0's, for ronde's own code it is not.
+    line = json.dumps({"time": time.time(), "kind": kind, "text": text, "rank": rank, **more}) + "\n"
+    with contextlib.suppress(OSError):
+        # os.open is not mediated.
+        file = os.open(events_path(directory), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+def read_events(directory: Path) -> list[Event]:
+    """All of them, in the order of time."""
+    try:
+        lines = events_path(directory).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    events: list[Event] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            fields = json.loads(line)
+            taken = {name: fields.pop(name) for name in ("time", "kind", "text")}
+            rank = fields.pop("rank", None)
+            events.append(
+                Event(
+                    float(taken["time"]),
+                    str(taken["kind"]),
+                    str(taken["text"]),
+                    None if rank is None else int(rank),
+                    fields,
+                )
+            )
+    return sorted(events, key=lambda event: event.time)

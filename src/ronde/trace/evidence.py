@@ -1,0 +1,212 @@
+"""What is known about a run at one moment: plain data, gathered by a launcher, judged by the doctor.
+
+A stall is frozen in `evidence/stall.json`, a failure in `evidence/failure.json`, before any rank is ended.
+Times are seconds; ages count back from the moment at which the evidence was gathered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "Collective",
+    "Evidence",
+    "Failure",
+    "Host",
+    "Process",
+    "RankEvidence",
+    "evidence_path",
+    "read_evidence",
+    "write_evidence",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process as Linux shows it.
+
+    Attributes:
+        state: R runs, S sleeps, D cannot be interrupted, T is stopped, Z is dead; "" where it is gone.
+        waits_in: the kernel's function that it sleeps in, "" where that is not shown.
+        call: the number of the system call that it is in, -1 where it is in none or that is not shown.
+        cpu: share of one core that its main thread took between two looks; None after one look.
+        busy: the same of all its threads.
+    """
+
+    pid: int
+    name: str = ""
+    state: str = ""
+    waits_in: str = ""
+    call: int = -1
+    cpu: float | None = None
+    busy: float | None = None
+    threads: int = 0
+    files: int = 0
+    most_files: int = 0
+    memory: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """An entry of a rank's ring: `entered` and `left` are ages, None where it has not left."""
+
+    group: str
+    number: int
+    what: str
+    where: str
+    entered: float
+    left: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RankEvidence:
+    """What is known of one rank.
+
+    Attributes:
+        code: as `subprocess` has it, None while the process runs, or where the launcher has ended it.
+        standing: absent, running, waiting or ended; "" where ranks do not meet on a board.
+        stood: for how long.
+        what, where: what it does or did last in step with others, and on which line of the script.
+        step: optimizer steps done; -1 where that is not known.
+        beat: age of the last beat of its thread; None where it has none.
+        stack: of all its threads, as `faulthandler` writes it, the main thread first; "" where it gave none.
+        crash: the stack at the moment of a crash.
+        error: its `rank-N.error.json`.
+        not_finite: the step since which its own gradients are not finite; 0 where they are.
+        children: processes that it has started, loader workers among them.
+        threads: that it was told to compute with; 0 where nobody has.
+    """
+
+    rank: int
+    process: Process
+    code: int | None = None
+    standing: str = ""
+    stood: float = 0.0
+    what: str = ""
+    where: str = ""
+    step: int = -1
+    beat: float | None = None
+    stack: str = ""
+    crash: str = ""
+    error: Mapping[str, Any] | None = None
+    not_finite: int = 0
+    collectives: tuple[Collective, ...] = ()
+    children: tuple[Process, ...] = ()
+    threads: int = 0
+    log: tuple[str, ...] = ()
+    summary: Mapping[str, Any] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.state not in ("", "Z", "X")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """This host: bytes, and counts since the run began.
+
+    Attributes:
+        oom_kills: processes that the kernel has killed in the run's control group because memory ran out.
+        kernel: lines of the kernel's log about the run's processes, or about memory and devices.
+        disk, shared: free bytes where the run directory is, and in /dev/shm; -1 where that is not known.
+    """
+
+    cores: int = 0
+    memory: int = -1
+    oom_kills: int = 0
+    kernel: tuple[str, ...] = ()
+    disk: int = -1
+    shared: int = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The first failure, as the launcher has found it: see `launch/failure_report.py`."""
+
+    rank: int
+    kind: str
+    exit_code: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """One run at one moment.
+
+    Attributes:
+        reason: stall, failure, or asked (by `ronde doctor`).
+        time: seconds since 1970.
+        said: why the launcher ends the run, where it says so itself.
+    """
+
+    run_directory: str
+    reason: str
+    time: float
+    ranks: tuple[RankEvidence, ...]
+    host: Host = Host()
+    failure: Failure | None = None
+    said: str = ""
+
+    def rank(self, number: int) -> RankEvidence | None:
+        return next((each for each in self.ranks if each.rank == number), None)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Evidence:
+        """What `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        fields = json.loads(text)
+        failure = fields.pop("failure", None)
+        ranks = tuple(_rank(each) for each in fields.pop("ranks"))
+        host = fields.pop("host", {})
+        return cls(
+            **fields,
+            ranks=ranks,
+            host=Host(**{**host, "kernel": tuple(host.get("kernel", ()))}),
+            failure=None if failure is None else Failure(**failure),
+        )
+
+
+def _rank(fields: dict[str, Any]) -> RankEvidence:
+    fields["process"] = Process(**fields["process"])
+    fields["collectives"] = tuple(Collective(**each) for each in fields.get("collectives", ()))
+    fields["children"] = tuple(Process(**each) for each in fields.get("children", ()))
+    fields["log"] = tuple(fields.get("log", ()))
+    return RankEvidence(**fields)
+
+
+def evidence_path(run_directory: Path, reason: str) -> Path:
+    return run_directory / "evidence" / f"{reason}.json"
+
+
+def write_evidence(evidence: Evidence) -> None:
+    """Put it into the run directory, its stacks as texts too; a full disk is no matter here."""
+    path = evidence_path(Path(evidence.run_directory), evidence.reason)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        _write(path, evidence.to_json())
+        for rank in evidence.ranks:
+            for name, text in (("stack", rank.stack), ("crash", rank.crash)):
+                if text:
+                    _write(path.with_name(f"{evidence.reason}-rank-{rank.rank}.{name}.txt"), text)
+    except OSError:
+        return
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(text, encoding="utf-8")
+    os.rename(unfinished, path)
+
+
+def read_evidence(run_directory: Path, reason: str) -> Evidence | None:
+    """What was frozen there, None where nothing was."""
+    try:
+        return Evidence.from_json(evidence_path(run_directory, reason).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

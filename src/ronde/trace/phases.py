@@ -1,0 +1,119 @@
+"""What a rank is doing, at every moment of every step; a change costs a microsecond, and there are a few.
+
+`StepClock` looks closely at some steps; this counts all of them, in coarser parts.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+
+# Bound at import: the module's own is replaced for scripts.
+from time import perf_counter_ns
+
+__all__ = ["PHASES", "Phase", "Phases"]
+
+
+class Phase:
+    """Plain numbers, which are quicker than an enumeration's members.
+
+    OTHER: the script itself, between all of these.
+    OPTIMIZER: an optimizer's step.
+    DATA: the loader's next batch.
+    FORWARD: the outermost call of a module.
+    BACKWARD: backward, and what is computed again in it.
+    """
+
+    OTHER, OPTIMIZER, DATA, FORWARD, BACKWARD = range(5)
+
+
+PHASES = ("other", "optimizer", "data", "forward", "backward")
+"""Their names, by number."""
+
+Change = Callable[[int, int, int], object]
+"""Hears of a phase that is over: its number, and when it began and ended, in nanoseconds."""
+
+
+class Phases:
+    """Divides the time of one thread among phases; one per rank.
+
+    Waiting for other ranks is no phase's: it is taken out of the one in which it happens. Times are by the
+    monotonic clock, which all processes of a host share.
+
+    Args:
+        waited: nanoseconds that this rank has waited for others so far.
+        show: hears of the phase that begins.
+
+    Attributes:
+        current: the phase of the thread that made this; OTHER for any other process.
+        begun: when it began.
+        on_change: hears of each phase that ends, while it is set.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_show",
+        "_since",
+        "_spent",
+        "_thread",
+        "_waited",
+        "begun",
+        "current",
+        "on_change",
+    )
+
+    def __init__(self, waited: Callable[[], int], show: Callable[[int], object]) -> None:
+        self._waited = waited
+        self._show = show
+        self._thread = get_ident()
+        self._spent = [0] * len(PHASES)
+        self.current = Phase.OTHER
+        self.on_change: Change | None = None
+        self.begun = perf_counter_ns()
+        self._since = self.begun - waited()
+        _all.add(self)
+
+    def here(self) -> bool:
+        """Whether the thread that asks is the one whose time is divided."""
+        return get_ident() == self._thread
+
+    def enter(self, phase: int) -> int:
+        """What runs from here on; gives what ran before."""
+        before = self.current
+        if get_ident() != self._thread:
+            return before
+        now = perf_counter_ns()
+        net = now - self._waited()
+        self._spent[before] += net - self._since
+        self._since = net
+        self.current = phase
+        self._show(phase)
+        if self.on_change is not None:
+            self.on_change(before, self.begun, now)
+        self.begun = now
+        return before
+
+    def end(self) -> None:
+        """Nothing that runs from now on is divided."""
+        self._thread = 0
+        self.on_change = None
+
+    def take(self) -> list[int]:
+        """Nanoseconds in each phase since this was asked last; the phase goes on, as from `begun`."""
+        self.enter(self.current)
+        spent, self._spent = self._spent, [0] * len(PHASES)
+        return spent
+
+
+_all: weakref.WeakSet[Phases] = weakref.WeakSet()
+
+
+def _fall_silent() -> None:
+    """In a process that was forked, as workers that load samples: the records are its parent's."""
+    for phases in _all:
+        phases._thread = 0
+
+
+os.register_at_fork(after_in_child=_fall_silent)

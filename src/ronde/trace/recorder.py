@@ -1,0 +1,204 @@
+"""Puts together what each optimizer step of a rank was, and writes it down as it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from ronde.trace.phases import PHASES, Phase, Phases
+from ronde.trace.spans import SpanFile
+from ronde.trace.step_file import StepFile
+
+__all__ = ["Recorder", "StepRange", "Traffic", "Travelled"]
+
+# Asking for memory is a system call: so often at most.
+_LOOK_NS = 250_000_000
+
+
+@dataclasses.dataclass(slots=True)
+class Travelled:
+    """What a rank has exchanged with others since its start; see `StepRecord`."""
+
+    sent: tuple[int, int, int, int] = (0, 0, 0, 0)
+    collectives: int = 0
+    last: int = 0
+    late: int = 0
+
+
+class Traffic(Protocol):
+    """What knows of a rank's exchange with others."""
+
+    def waited_ns(self) -> int:
+        """Nanoseconds that this rank has waited for others so far."""
+        ...
+
+    def travelled(self) -> Travelled:
+        """What it has exchanged so far."""
+        ...
+
+    def listen(self, hear: Callable[[str, int, int, int], object] | None) -> None:
+        """Have each collective told: its name, when it began and ended, and its bytes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepRange:
+    """Optimizer steps from `first` to `last`, counted from 1."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> StepRange:
+        """Read `A:B`; either may be missing.
+
+        Raises:
+            ValueError: it is something else, or empty.
+
+        >>> StepRange.parse("10:20"), StepRange.parse(":5")
+        (StepRange(first=10, last=20), StepRange(first=1, last=5))
+        """
+        first, colon, last = text.partition(":")
+        steps = cls(int(first or 1), int(last or 1 << 62))
+        if not colon or not 1 <= steps.first <= steps.last:
+            raise ValueError(text)
+        return steps
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and self.first <= step <= self.last
+
+
+class Recorder:
+    """One per rank; what happens is told to `phases`, and each step to this.
+
+    Args:
+        file: where steps are written.
+        traffic: what this rank exchanges with others.
+        memory: gives the bytes of the process and of its device.
+        spans: where a timeline is written, of these steps; None for none.
+
+    Attributes:
+        phases: what the rank does.
+    """
+
+    def __init__(
+        self,
+        file: StepFile,
+        traffic: Traffic,
+        memory: Callable[[], tuple[int, int]],
+        spans: tuple[SpanFile, StepRange] | None = None,
+    ) -> None:
+        self._file, self._traffic, self._ask_memory = file, traffic, memory
+        self.phases = Phases(traffic.waited_ns, file.show)
+        self._spans, self._traced = spans if spans is not None else (None, StepRange(1, 0))
+        self._steps = self._samples = 0
+        self._begun = self.phases.begun
+        self._waited = traffic.waited_ns()
+        self._before = traffic.travelled()
+        self._memory, self._looked = memory(), self._begun
+        # What the script read as its loss before the step to which it belongs.
+        self._losses: list[float] = []
+        self._computed = False
+        self._closed = False
+        self._trace_if_asked()
+
+    def begin(self) -> None:
+        """The script starts now."""
+        self.phases.take()
+        self._begun, self._waited = self.phases.begun, self._traffic.waited_ns()
+        self._before = self._traffic.travelled()
+
+    def called(self) -> None:
+        """A model is called: what is read as a loss from now on belongs to the step to come."""
+        self._computed = True
+
+    def read(self, value: float) -> None:
+        """The script has read a loss: that of the step to come, or of the last one."""
+        if self._computed or not self._steps:
+            self._losses.append(value)
+        else:
+            self._file.read_loss(value)
+
+    def stepped(self, steps: int, samples: int) -> None:
+        """An optimizer has stepped; so many steps are done, on so many samples."""
+        if self._closed:
+            return
+        if self.phases.current == Phase.OPTIMIZER:
+            self.phases.enter(Phase.OTHER)  # what still comes of its step is the next one's
+        now = self._write(steps, samples)
+        self._computed = False
+        self._file.show_since(now, steps, samples)
+        if self._spans is not None:
+            self._spans.flush()
+            self._trace_if_asked()
+
+    def close(self) -> None:
+        """The script is at its end: what came behind the last step is kept, too."""
+        if self._closed or not self.phases.here():
+            return
+        self._closed = True
+        self._write(self._steps, self._samples)
+        self.phases.end()
+        self._file.close()
+        self._traffic.listen(None)
+        if self._spans is not None:
+            self._spans.close()
+
+    def _write(self, steps: int, samples: int) -> int:
+        spent = self.phases.take()
+        now, waited, travelled = self.phases.begun, self._traffic.waited_ns(), self._traffic.travelled()
+        if now - self._looked > _LOOK_NS:
+            self._memory, self._looked = self._ask_memory(), now
+        before, losses = self._before, self._losses
+        self._file.write(
+            [
+                steps,
+                steps - self._steps,
+                self._begun,
+                now,
+                spent[Phase.DATA],
+                spent[Phase.FORWARD],
+                spent[Phase.BACKWARD],
+                spent[Phase.OPTIMIZER],
+                waited - self._waited,
+                samples - self._samples,
+                *self._memory,
+                *(after - earlier for after, earlier in zip(travelled.sent, before.sent)),
+                travelled.collectives - before.collectives,
+                travelled.last - before.last,
+                travelled.late - before.late,
+                sum(losses) / len(losses) if losses else math.nan,
+                len(losses),
+            ]
+        )
+        if self._spans is not None and self.phases.on_change is not None and steps > self._steps:
+            self._spans.add("step", self._begun, now, steps)
+        self._steps, self._samples, self._begun, self._waited = steps, samples, now, waited
+        self._before = travelled
+        if losses:
+            self._losses = []
+        return now
+
+    def _trace_if_asked(self) -> None:
+        """Whether the step to come is part of the timeline."""
+        spans = self._spans
+        if spans is None:
+            return
+        if self._steps + 1 not in self._traced:
+            self.phases.on_change = None
+            self._traffic.listen(None)
+            return
+
+        number = self._steps + 1
+
+        def changed(phase: int, begin: int, end: int) -> None:
+            spans.add(PHASES[phase], begin, end, number)
+
+        def exchanged(name: str, begin: int, end: int, nbytes: int) -> None:
+            if self.phases.here():
+                spans.add(name, begin, end, number, nbytes)
+
+        self.phases.on_change = changed
+        self._traffic.listen(exchanged)

@@ -1,0 +1,100 @@
+"""A rank's signs of life: a few numbers in a file of the run directory, which its launcher maps as well.
+
+Writing costs no system call. The file outlives the rank, and is read without the rank's help: when it is
+stopped, when some code of it holds the interpreter, when it is dead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import struct
+from pathlib import Path
+from time import monotonic_ns  # bound here: the module's own is replaced for scripts
+
+__all__ = ["Seen", "Vitals", "look_at", "vitals_path"]
+
+_PID, _THREAD, _BEAT, _STEP, _ANSWERS, _NOT_FINITE, _THREADS = range(7)
+_COUNT = 8
+_NUMBERS = struct.Struct(f"<{_COUNT}q")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a rank has shown last.
+
+    Attributes:
+        pid: its process.
+        thread: Python's number of its main thread.
+        beat: seconds by the monotonic clock at which its thread ran last; 0: it has none yet.
+        step: optimizer steps.
+        answers: the signal that asks for stacks is still ours: the script has no use of its own for it.
+        not_finite: the step since which this rank's own gradients are not finite; 0: they are.
+        threads: that it computes with.
+    """
+
+    pid: int
+    thread: int
+    beat: float
+    step: int
+    answers: bool
+    not_finite: int
+    threads: int
+
+
+def vitals_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.vitals"
+
+
+class Vitals:
+    """The rank's own side."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._numbers = memoryview(memory).cast("q")
+
+    @classmethod
+    def create(cls, path: Path, *, thread: int, threads: int) -> Vitals | None:
+        """Make the file; None where that is not possible, for a rank does without."""
+        try:
+            # os.open is never mediated. Written, not only made long: see `pulse.py`.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                os.write(descriptor, _NUMBERS.pack(os.getpid(), thread, 0, 0, 1, 0, threads, 0))
+                return cls(mmap.mmap(descriptor, _NUMBERS.size))
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError):
+            return None
+
+    def beat(self, *, answers: bool) -> None:
+        """A thread of this rank has had the interpreter just now."""
+        self._numbers[_BEAT] = monotonic_ns()
+        self._numbers[_ANSWERS] = answers
+
+    def step(self, steps: int) -> None:
+        """So many optimizer steps are done."""
+        self._numbers[_STEP] = steps
+
+    def finite(self, answer: bool) -> None:
+        """Whether gradients of this rank's own rows are finite, in the step that goes on."""
+        if answer == bool(self._numbers[_NOT_FINITE]):
+            self._numbers[_NOT_FINITE] = 0 if answer else self._numbers[_STEP] + 1
+
+
+def look_at(path: Path) -> Seen | None:
+    """What the rank has shown there; None where it has not begun."""
+    try:
+        numbers = _NUMBERS.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return Seen(
+        pid=numbers[_PID],
+        thread=numbers[_THREAD],
+        beat=numbers[_BEAT] / 1e9,
+        step=numbers[_STEP],
+        answers=bool(numbers[_ANSWERS]),
+        not_finite=numbers[_NOT_FINITE],
+        threads=numbers[_THREADS],
+    )

@@ -1,0 +1,167 @@
+"""A run that is killed and resumed ends as the undisturbed one."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import torch
+
+from ronde.testing import forked
+
+SCRIPT = """
+    import os, sys, torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    X = torch.randn(160, 10)
+    data = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True))
+    loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+    best, running = 1e9, torch.zeros(())
+    log = open("log.txt", "w")
+    for epoch in range(6):
+        net.train()
+        for i, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(net(x + 0.01 * torch.randn_like(x)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            averaged.update_parameters(net)
+            running += loss.detach()
+            print(epoch, i, loss.item(), file=log, flush=True)
+            with open("appended.txt", "a") as file:
+                file.write(f"{epoch} {i}\\n")
+        schedule.step()
+        net.eval()
+        with torch.no_grad():
+            error = (net(X) - data.tensors[1]).abs().mean().item()
+        if error < best:
+            best = error
+            torch.save(net.state_dict(), "best.pt")
+        print("epoch", epoch, error, running.item(), os.path.exists("later.txt"))
+        open("later.txt", "w").close()
+    torch.save((net.state_dict(), averaged.state_dict(), optimizer.state_dict(), best, running), "end.pt")
+"""
+
+
+def start(place: Path, ranks: int, *options: str, plan: str = "ddp") -> forked.ForkedCommand:
+    place.mkdir(exist_ok=True)
+    (place / "train.py").write_text(textwrap.dedent(SCRIPT))
+    command = [
+        "run",
+        "--ranks",
+        str(ranks),
+        "--seed",
+        "3",
+        "--plan",
+        plan,
+        "--checkpoint",
+        "saved",
+        "--every",
+        "3",
+    ]
+    return forked.ForkedCommand([*command, "-q", "--run-dir", "run", *options, "train.py"], directory=place)
+
+
+def kill_at(running: forked.ForkedCommand, place: Path, step: int) -> None:
+    until = monotonic() + 80
+    while not (place / "saved" / f"step-{step:08d}").exists():
+        assert running.poll() is None
+        assert monotonic() < until
+        sleep(0.002)
+    running.kill()
+    running.wait(30)
+
+
+def finish(running: forked.ForkedCommand) -> str:
+    out, err = running.communicate(90)
+    assert running.returncode == 0, err
+    return out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "plan"),
+    [
+        (2, "ddp"),
+        *(
+            pytest.param(ranks, plan, marks=pytest.mark.soak)
+            for ranks, plan in [(1, "ddp"), (3, "ddp"), (2, "zero2"), (2, "zero3"), (2, "central")]
+        ),
+    ],
+)
+def test_a_killed_run_goes_on(tmp_path: Path, ranks: int, plan: str) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    said = finish(start(whole, ranks, plan=plan))
+    running = start(cut, ranks, plan=plan)
+    try:
+        kill_at(running, cut, 18)
+    finally:
+        running.kill()
+    rest = finish(start(cut, ranks, "--resume", plan=plan))
+    assert rest
+    assert said.endswith(rest)
+    for name in ("log.txt", "appended.txt"):
+        assert (cut / name).read_text() == (whole / name).read_text()
+    equal(torch.load(whole / "end.pt"), torch.load(cut / "end.pt"))
+
+
+def equal(first: object, second: object) -> None:
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            equal(value, second[key])
+    elif isinstance(first, (list, tuple)):
+        for one, other in zip(first, second, strict=True):
+            equal(one, other)
+    else:
+        assert first == second
+
+
+def test_ranks_are_started_again(tmp_path: Path) -> None:
+    place = tmp_path / "again"
+    running = start(place, 2, "--restarts", "2")
+    try:
+        import psutil
+
+        until = monotonic() + 80
+        while not (place / "saved" / "step-00000012").exists():
+            assert monotonic() < until
+            sleep(0.002)
+        psutil.Process(running.pid).children()[-1].kill()
+        out, err = running.communicate(90)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert "was killed by SIGKILL" in err
+    assert "restart 1 of 2, from the newest checkpoint" in err
+    assert [line.split()[1] for line in out.splitlines()] == list("012345")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--resume"], "--resume needs --checkpoint DIR, where the run was saved"),
+        (["--restarts", "3"], "--restarts 3 needs --checkpoint DIR"),
+        (
+            ["--checkpoint", "c", "--every", "often"],
+            "--every often is neither a number of steps nor a time; try --every 1000 or --every 10m",
+        ),
+        (
+            ["--checkpoint", "c", "--native"],
+            "--checkpoint needs a script that ronde distributes; leave out --native",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(tmp_path: Path, options: list[str], said: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = forked.run(["run", *options, "train.py"], directory=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"ronde: error: {said}\n")

@@ -1,0 +1,116 @@
+"""Faults in real runs: some of `ronde bench chaos` each day, and all of them in the long tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ronde.bench.chaos.case import Case, script_of
+from ronde.bench.chaos.faults import CASES, DAILY
+from ronde.bench.chaos.report import ChaosReport, table
+from ronde.bench.chaos.running import Found, judge, run_case
+from ronde.bench.machine import Machine
+from ronde.errors import UsageError
+from ronde.testing import forked
+from ronde.trace.evidence import read_evidence
+from ronde.trace.explanation import Explanation, read_explanation
+
+NAMED = {case.name: case for case in CASES}
+
+
+@pytest.mark.parametrize("name", DAILY)
+def test_a_fault_is_explained(name: str, tmp_path: Path) -> None:
+    case = NAMED[name]
+    (tmp_path / "train.py").write_text(script_of(case))
+    timeout = "4" if case.outcome == "stalls" else "60"
+    words = ["run", "--ranks", str(case.ranks), "--seed", "1", "--timeout", timeout, "--run-dir", "run"]
+    environment = {**os.environ, "CHAOS_HERE": str(tmp_path)}
+    done = forked.run([*words, "train.py"], directory=tmp_path, environment=environment)
+    assert done.returncode not in (0, None), done.stderr
+    found = read_explanation(tmp_path / "run")
+    assert judge(case, found), (found, done.stderr)
+    assert found is not None
+    if not found.told:
+        assert f"cause: {found.summary}" in done.stderr
+    frozen = read_evidence(tmp_path / "run", "failure")
+    assert frozen is not None
+    assert len(frozen.ranks) == case.ranks
+    again = forked.run(["doctor", "run"], directory=tmp_path)
+    assert again.returncode == 1
+    assert again.stdout.startswith(f"cause: {found.summary}"), again.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_fault_is_explained(case: Case) -> None:
+    found = run_case(case, os.environ)
+    if found.skipped:
+        pytest.skip(found.skipped)
+    assert found.right, found
+    assert not found.hung, found
+    assert not found.orphans, found
+
+
+def test_there_are_enough_faults_and_each_has_a_name_of_its_own() -> None:
+    assert len(NAMED) == len(CASES) >= 30
+    assert not [name for name in NAMED if "," in name]  # which --cases has between them
+
+
+def test_a_script_is_python(tmp_path: Path) -> None:
+    for case in CASES:
+        compile(script_of(case), case.name, "exec")
+
+
+def test_a_case_is_judged_by_cause_and_rank() -> None:
+    case = Case(name="x", causes=("killed", "died"), rank=1)
+    assert judge(case, Explanation(cause="died", rank=1, summary=""))
+    assert not judge(case, Explanation(cause="died", rank=0, summary=""))
+    assert not judge(case, Explanation(cause="sleeps", rank=1, summary=""))
+    assert not judge(case, None)
+
+
+def report(*results: Found) -> ChaosReport:
+    machine = Machine(cpu="x", cores=2, memory_gib=1.0, load=0.0, python="3", torch="2")
+    return ChaosReport(machine=machine, results=results)
+
+
+def test_the_report_and_its_table() -> None:
+    good = Found(
+        name="a", outcome="fails", expected="killed, rank 1", cause="killed", rank=1, right=True, after=0.3
+    )
+    bad = Found(name="b", outcome="stalls", expected="sleeps, rank 1", cause="lock", rank=1, after=8.6)
+    left_out = Found(name="c", outcome="preflight", expected="disk", skipped="needs root, to mount")
+    made = report(good, bad, left_out)
+    assert ChaosReport.from_json(made.to_json()) == made
+    assert not made.is_right
+    assert report(good).is_right
+    assert table(made).splitlines()[2:] == [
+        "| a | killed | 1 | yes | 0.3 s |",
+        "| b | lock | 1 | no: sleeps, rank 1 | 8.6 s |",
+        "| c | needs root, to mount | | | |",
+        "",
+        "1 of 2 right (50%)",
+        "a failure is noticed after 0.3 s at most",
+        "a stall is explained after 8.6 s at most",
+        "0 hung, 0 processes left",
+    ]
+    with pytest.raises(UsageError):
+        ChaosReport.from_json(json.dumps({"kind": "chaos", "results": [{}]}))
+
+
+def test_a_folder_that_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ronde", "doctor", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ronde: error: {tmp_path} is no run directory of ronde run")
+
+
+def test_the_docs_list_every_fault() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert [case.name for case in CASES if f"| {case.name} |" not in told] == []

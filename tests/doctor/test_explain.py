@@ -1,0 +1,253 @@
+"""From evidence to a cause: of real runs, recorded, and made up where no run was recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ronde.doctor.explain import explain
+from ronde.trace.evidence import Collective, Evidence, Failure, Host, Process, RankEvidence
+
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+SOURCE = Path(__file__).parents[2] / "src" / "ronde" / "doctor"
+DOCS = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def process(pid: int = 100, **fields: Any) -> Process:
+    return Process(**{"pid": pid, "state": "S", "cpu": 0.0, "busy": 0.0, **fields})
+
+
+def rank(number: int, **fields: Any) -> RankEvidence:
+    return RankEvidence(**{"rank": number, "process": process(100 + number), "standing": "waiting", **fields})
+
+
+def evidence(*ranks: RankEvidence, **fields: Any) -> Evidence:
+    return Evidence(**{"run_directory": "/runs/1", "reason": "stall", "time": 0.0, "ranks": ranks, **fields})
+
+
+def failed(*ranks: RankEvidence, kind: str = "signal", number: int = 1, **fields: Any) -> Evidence:
+    failure = Failure(rank=number, kind=kind, exit_code=1)
+    return evidence(*ranks, reason="failure", failure=failure, **fields)
+
+
+def raised(kind: str, message: str) -> Evidence:
+    error = {"type": kind, "message": message, "traceback": f"{kind}: {message}\n", "kind": "script"}
+    return failed(rank(0), rank(1, standing="running", error=error), kind="script")
+
+
+STACK = """\
+Thread 0x00007f01 (most recent call first):
+  File "{file}", line 12 in {function}
+  File "/home/user/project/train.py", line 33 in load
+  File "/home/user/project/train.py", line 40 in <module>
+"""
+
+
+def stack(file: str = "/usr/lib/python3.11/threading.py", function: str = "wait") -> str:
+    return STACK.format(file=file, function=function)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_evidence_has_its_cause_and_rank(path: Path) -> None:
+    recorded = json.loads(path.read_text())
+    found = explain(Evidence.from_json(json.dumps(recorded["evidence"])))
+    assert {"cause": found.cause, "rank": found.rank} == recorded["expected"], found
+    assert found.summary
+    assert found.fix or found.told
+
+
+def late(**fields: Any) -> Evidence:
+    return evidence(rank(0), rank(1, **{"standing": "running", "beat": 0.3, "stack": stack(), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        (late(process=process(state="T")), "stopped"),
+        (evidence(rank(0), rank(1, process=process(state="T"))), "stopped"),
+        (late(beat=30.0), "interpreter-held"),
+        (late(beat=30.0, process=process(state="R", cpu=1.0)), "interpreter-held"),
+        (late(process=process(state="D", waits_in="nfs_wait")), "uninterruptible"),
+        (late(process=process(waits_in="futex_do_wait")), "lock"),
+        (late(process=process(call=202)), "lock"),
+        (late(process=process(waits_in="hrtimer_nanosleep")), "sleeps"),
+        (late(process=process(waits_in="pipe_read")), "waits-outside"),
+        (late(process=process(waits_in="do_wait")), "waits-outside"),
+        (late(process=process(state="R", cpu=0.9)), "computes"),
+        (late(children=(process(7, state="T"),)), "loader-stopped"),
+        (late(standing="absent"), "not-begun"),
+        (late(standing="ended", process=Process(pid=1)), "ended-early"),
+        (late(process=Process(pid=1)), "died"),
+    ],
+)
+def test_a_rank_that_does_not_come(given: Evidence, cause: str) -> None:
+    found = explain(given)
+    assert (found.cause, found.rank) == (cause, 1)
+
+
+LOADER = stack("/usr/lib/python3/site-packages/torch/utils/data/dataloader.py", "_try_get_data")
+
+
+def test_a_loader_whose_worker_waits_for_a_lock_is_frozen() -> None:
+    waits = process(waits_in="poll_schedule_timeout")
+    frozen = late(stack=LOADER, process=waits, children=(process(7, waits_in="futex_do_wait"),))
+    assert explain(frozen).cause == "loader-frozen"
+
+
+def test_a_loader_whose_worker_works_is_slow() -> None:
+    waits = process(waits_in="poll_schedule_timeout")
+    busy = late(stack=LOADER, process=waits, children=(process(7, state="R", busy=0.9),))
+    assert explain(busy).cause == "slow-loader"
+
+
+def test_the_line_of_the_script_is_told() -> None:
+    found = explain(late(process=process(waits_in="futex_do_wait")))
+    assert (
+        found.evidence[0]
+        == "it is at /home/user/project/train.py:33, in load, which called wait (threading.py:12)"
+    )
+
+
+def test_all_wait_at_different_places() -> None:
+    places = [rank(each, where=f"train.py:{3 + (each == 2)}", what="all_reduce") for each in range(3)]
+    found = explain(evidence(*places))
+    assert (found.cause, found.rank) == ("paths-differ", 2)
+
+
+def test_a_kill_is_of_the_kernel_only_where_it_says_so() -> None:
+    ranks = (rank(0), rank(1, code=-signal.SIGKILL, process=Process(pid=77)))
+    assert explain(failed(*ranks)).cause == "killed"
+    counted = explain(failed(*ranks, host=Host(oom_kills=1)))
+    assert (counted.cause, counted.rank) == ("host-memory", 1)
+    noted = Host(kernel=("Out of memory: Killed process 77 (python)",))
+    assert explain(failed(*ranks, host=noted)).cause == "host-memory"
+    of_another = Host(kernel=("Out of memory: Killed process 99 (java)",))
+    assert explain(failed(*ranks, host=of_another)).cause == "killed"
+
+
+def test_a_crash_names_the_line_by_its_stack() -> None:
+    crash = "Fatal Python error: Segmentation fault\n\n" + stack(
+        "/usr/lib/python3.11/ctypes/__init__.py", "string_at"
+    )
+    found = explain(
+        failed(rank(0), rank(1, code=-signal.SIGSEGV, crash=crash.replace("Thread", "Current thread", 1)))
+    )
+    assert found.cause == "crashed"
+    assert "train.py:33, in load" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "cause"),
+    [
+        ("RuntimeError", "DataLoader worker (pid 12) is killed by signal: Killed. ", "loader-worker-killed"),
+        ("RuntimeError", "PytorchStreamReader failed reading zip archive", "checkpoint-truncated"),
+        ("EOFError", "Ran out of input", "checkpoint-truncated"),
+        ("RuntimeError", "unable to allocate shared memory(shm) for file </torch_1>", "shared-memory"),
+        ("OSError", "[Errno 28] No space left on device", "disk-full"),
+        ("OSError", "[Errno 27] File too large", "file-limit"),
+        ("OSError", "[Errno 24] Too many open files: 'x'", "too-many-files"),
+        ("OSError", "[Errno 98] Address already in use", "port-taken"),
+        ("RuntimeError", "can't start new thread", "too-many-processes"),
+        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "too-many-processes"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "device-memory"),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
+            "host-memory",
+        ),
+        ("MemoryError", "", "host-memory"),
+        ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "device-error"),
+        ("ModuleNotFoundError", "No module named 'nothing'", "module-missing"),
+        ("RecursionError", "maximum recursion depth exceeded", "recursion"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'x'", "file-missing"),
+        ("ValueError", "loss is nan in step 3", "not-finite"),
+        ("ValueError", "bad label 11", "script-error"),
+    ],
+)
+def test_errors_are_known_by_their_words(kind: str, message: str, cause: str) -> None:
+    found = explain(raised(kind, message))
+    assert (found.cause, found.rank) == (cause, 1)
+
+
+def test_an_error_of_all_ranks_is_no_single_ranks() -> None:
+    error = {"type": "ValueError", "message": "bad", "traceback": "", "kind": "script"}
+    found = explain(failed(rank(0, error=error), rank(1, error=error), kind="script"))
+    assert (found.cause, found.rank) == ("script-error", None)
+
+
+def diverged(*places: str) -> Evidence:
+    message = "the ranks have diverged\n" + "".join(
+        f"  rank {n} at {each}\n" for n, each in enumerate(places)
+    )
+    error = {"type": "DivergedError", "message": message, "traceback": message, "kind": "diverged"}
+    return failed(*(rank(n, error=error) for n in range(len(places))), kind="diverged")
+
+
+def test_the_odd_one_of_three_is_named() -> None:
+    two, other = "train.py:3: all_reduce of float32 [4]", "train.py:9: all_gather of float32 [4]"
+    found = explain(diverged(two, other, two))
+    assert (found.cause, found.rank) == ("paths-differ", 1)
+    assert explain(diverged(two, other)).rank is None
+
+
+def test_the_same_line_with_other_shapes() -> None:
+    two, other = "train.py:3: all_gather of float32 [4, 2]", "train.py:3: all_gather of float32 [4, 3]"
+    found = explain(diverged(two, two, other))
+    assert (found.cause, found.rank) == ("shapes-differ", 2)
+
+
+def meeting(number: int, age: float) -> Collective:
+    return Collective(group="reducer", number=number, what="x", where="y", entered=age, left=age - 0.01)
+
+
+def test_who_comes_last_is_a_straggler() -> None:
+    early = tuple(meeting(n, 20.0 - n) for n in range(1, 15))
+    behind = tuple(meeting(n, 20.0 - n - 0.5) for n in range(1, 15))
+    runs = process(state="R", cpu=0.9)
+    ranks = (
+        rank(0, standing="running", collectives=early, process=runs),
+        rank(1, standing="running", collectives=behind, process=runs),
+    )
+    found = explain(evidence(*ranks, reason="asked"))
+    assert (found.cause, found.rank) == ("straggler", 1)
+
+
+def ended(number: int, **summary: float) -> RankEvidence:
+    fields = {"data": 0.0, "communication": 0.0, **summary}
+    return rank(number, standing="ended", process=Process(pid=0), summary=fields)
+
+
+def test_after_a_run() -> None:
+    def asked(*ranks: RankEvidence) -> Evidence:
+        return evidence(*ranks, reason="asked")
+
+    assert explain(asked(ended(0), ended(1))).cause == "ended"
+    assert explain(asked(ended(0, data=0.5), ended(1, data=0.5))).cause == "slow-loader"
+    slow = explain(asked(ended(0, communication=0.5), ended(1, communication=0.1)))
+    assert (slow.cause, slow.rank) == ("straggler", 1)
+    leaks = dataclasses.replace(ended(1), process=process(files=990, most_files=1000))
+    assert explain(asked(ended(0), leaks)).cause == "too-many-files"
+    spoilt = dataclasses.replace(ended(1), not_finite=7)
+    nan = explain(asked(dataclasses.replace(ended(0), not_finite=8), spoilt))
+    assert (nan.cause, nan.rank) == ("not-finite", 1)
+
+
+def test_thin_evidence_is_unknown() -> None:
+    found = explain(evidence(rank(0), rank(1, standing="running", process=process(state="S", cpu=0.1))))
+    assert (found.cause, found.rank) == ("unknown", None)
+
+
+def test_every_cause_is_told_in_the_docs() -> None:
+    sources = "\n".join(path.read_text() for path in [*SOURCE.glob("causes/*.py"), SOURCE / "explain.py"])
+    causes = set(re.findall(r'cause="([a-z-]+)"', sources)) | set(
+        re.findall(r'_Known\(\s*"([a-z-]+)"', sources)
+    )
+    causes |= set(re.findall(r'cause="aborted" if|"(crashed)"', sources)) - {""}
+    missing = [cause for cause in sorted(causes) if f"`{cause}`" not in DOCS.read_text()]
+    assert missing == []

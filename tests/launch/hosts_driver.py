@@ -1,0 +1,48 @@
+"""What `ronde run -H` does, with the fake worker and "hosts" all here: RUN_DIR HOSTS SCRIPT ARGS..."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ronde.cluster.host_list import parse_hosts, ranks_of_hosts
+from ronde.errors import RondeError
+from ronde.launch.hosts import Hosts, launch_on_hosts
+from ronde.launch.job import Job
+from ronde.launch.remote_command import Way
+from ronde.trace.run_directory import RunDirectory
+
+# As ssh does, it hands its second argument to a shell; a login shell may greet on stdout first.
+STUB = ("sh", "-c", 'echo "Welcome to $0"; eval "$1"')
+
+
+def main() -> None:
+    run_dir, names, script, *arguments = sys.argv[1:]
+    shares = ranks_of_hosts(parse_hosts(names), None)
+    job = Job(
+        ranks=sum(count for _, count in shares),
+        run_directory=RunDirectory.create(Path(run_dir), os.environ),
+        environment=os.environ,
+        script=script,
+        arguments=tuple(arguments),
+        seed=7,
+        worker=(sys.executable, str(Path(__file__).with_name("fake_worker.py"))),
+    )
+    # Nobody joins the store here.
+    hosts = Hosts(
+        shares=shares,
+        way=Way(command=STUB),
+        always=True,
+        variables=("COLOUR", "SHAPE=round"),
+        store=("sh", "-c", "exec sleep 60"),
+    )
+    try:
+        sys.exit(launch_on_hosts(job, hosts).exit_code)
+    except RondeError as error:
+        print(f"ronde: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

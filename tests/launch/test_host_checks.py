@@ -1,0 +1,78 @@
+"""What must be alike on all hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ronde.launch.host_checks import address_of_all, differences, host_environment, mesh_steps
+
+ALIKE = {
+    "python": "3.11.7",
+    "ronde": "0.1.0",
+    "torch": "2.13.0",
+    "script": "ab",
+    "devices": [],
+    "machine": "m",
+}
+
+
+def problems(changes: dict[str, Any], **of_both: Any) -> list[str]:
+    first = {**ALIKE, **of_both}
+    second = {**first, "machine": "n", **changes}
+    return differences([("a", 2, first), ("b", 2, second)], "train.py", "/bin/python")
+
+
+def test_alike() -> None:
+    assert problems({}) == []
+    assert problems({}, devices=["0", "1"]) == []
+
+
+def test_each_difference_has_its_line() -> None:
+    assert problems({"torch": "2.12.1"}) == [
+        "b has torch 2.12.1, a has 2.13.0; on b: /bin/python -m pip install torch==2.13.0"
+    ]
+    assert problems({"python": "3.12.0", "torch": ""}) == [
+        "b has python 3.12.0, a has 3.11.7; install the same environment on both",
+        "b has torch (none), a has 2.13.0; on b: /bin/python -m pip install torch==2.13.0",
+    ]
+    assert problems({"script": "cd"}) == ["b has another train.py than a; copy the project there again"]
+    assert "b has no train.py; copy the project there" in problems({"script": ""})[0]
+
+
+def test_devices() -> None:
+    assert problems({"devices": []}, devices=["0", "1"])[0].startswith("b offers no CUDA device, a does;")
+    assert problems({"devices": ["0"]}, devices=["0", "1"]) == [
+        "2 ranks on b need a CUDA device each, it offers 1: b:1"
+    ]
+    assert problems({"machine": "m"}, devices=["0", "1"])[0].startswith("a and b are one machine")
+
+
+def test_variables_that_hosts_are_given() -> None:
+    here = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "2",
+        "HOME": "/root",
+        "KEY": "k",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    given, missing = host_environment(here, ["KEY", "MODE=fast", "NONE"])
+    assert given == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2", "KEY": "k", "MODE": "fast"}
+    assert missing == ["NONE"]
+    assert host_environment({"CUDA_VISIBLE_DEVICES": ""}, []) == ({"CUDA_VISIBLE_DEVICES": ""}, [])
+
+
+def test_the_address_that_all_have_reached() -> None:
+    tried = ["172.17.0.1", "10.0.0.1"]
+    found = {"10.0.0.1": "10.0.0.2"}
+    assert address_of_all(tried, [("a", {"172.17.0.1": "172.17.0.1", **found}), ("b", found)]) == (
+        "10.0.0.1",
+        [],
+    )
+    assert address_of_all(tried, [("a", found), ("b", {})]) == ("", ["b"])
+
+
+def test_all_of_few_hosts_and_some_of_many_are_tried() -> None:
+    assert mesh_steps(1) == []
+    assert mesh_steps(3) == [1, 2]
+    assert mesh_steps(64) == [1, 2, 4, 8, 16, 32]
+    assert len(mesh_steps(10000)) == 10

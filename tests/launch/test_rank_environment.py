@@ -1,0 +1,48 @@
+"""What ranks find in their environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ronde.launch.rank_config import RankConfig
+from ronde.launch.rank_environment import rank_environment
+from ronde.runtime.torchrun import torchrun_environment
+
+AROUND = {
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_ID": "7",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "PMI_SIZE": "2",
+    "HOME": "/h",
+}
+
+
+def config(**changes: Any) -> RankConfig:
+    fields = {
+        "rank": 3,
+        "world_size": 4,
+        "local_rank": 1,
+        "local_world_size": 2,
+        "run_dir": "/r",
+        "store": "",
+    }
+    return RankConfig(**{**fields, "script": "x.py", "device": "cuda", **changes})
+
+
+def made(**changes: Any) -> dict[str, str]:
+    return rank_environment(AROUND, config(**changes), run_id="1", threads=None, device="1")
+
+
+def test_a_rank_sees_one_device_and_no_scheduler() -> None:
+    found = made()
+    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+    assert found.keys() & AROUND.keys() == {"SLURM_JOB_ID", "HOME"}
+
+
+def test_a_script_with_groups_of_its_own_sees_all() -> None:
+    """It takes the device of its LOCAL_RANK, which is 1 here."""
+    found = made(native=True)
+    assert "CUDA_VISIBLE_DEVICES" not in found
+    assert found.keys() >= AROUND.keys()
+    told = torchrun_environment(config(native=True, host=1, hosts=2))
+    assert (told["LOCAL_RANK"], told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("1", "1", "2")
