@@ -129,6 +129,30 @@ def _in_thread(target: Any, *args: Any) -> None:
     thread.join()
 
 
+def test_a_file_of_torch_is_replaced_when_the_new_one_is_whole(main: One) -> None:
+    seen: list[Any] = []
+
+    class Last:
+        """Pickled when much has been written."""
+
+        def __reduce__(self) -> Any:
+            seen.append(torch.load("best.pt", weights_only=False))
+            if len(seen) == 2:
+                raise OSError("the disk is full")
+            return (int, (7,))
+
+    torch.save(1, "best.pt")
+    os.chmod("best.pt", 0o600)
+    torch.save([torch.ones(100), Last()], "best.pt")
+    with pytest.raises(OSError, match="the disk is full"):
+        torch.save([torch.ones(100), Last()], "best.pt")
+    assert seen[0] == 1
+    assert torch.load("best.pt", weights_only=False)[1] == 7
+    assert os.stat("best.pt").st_mode & 0o777 == 0o600
+    with main.script_files.unmediated():
+        assert os.listdir(".") == ["best.pt"]
+
+
 def test_threads_of_rank_0_write_and_tell(main: One, tmp_path: Path) -> None:
     os.makedirs(tmp_path / "exempt")
     main.ranks.calls.clear()

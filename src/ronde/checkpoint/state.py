@@ -94,6 +94,7 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
     if copies is None:
         return {}
     return {
+        "models": _models(held),
         "tensors": tensors,
         "left": left,
         "optimizers": optimizers,
@@ -103,6 +104,28 @@ def take(held: Held, whole: Callable[[Any], Any], unchanged: Unchanged, copies: 
         "generators": {name: value.get_state() for name, value in held.generators.items()},
         "extra": extra,
     }
+
+
+def _models(held: Held) -> dict[str, dict[str, str]]:
+    """Of each model that is in no other, the keys of its `state_dict` and the names of their tensors."""
+    names = {id(value): name for name, value in held.tensors.items()}
+    models: dict[str, dict[str, str]] = {}
+    inner = {id(part) for module in held.modules.values() for part in module.modules() if part is not module}
+    for name, module in held.modules.items():
+        if id(module) in inner:
+            continue
+        keys: dict[str, str] = {}
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            lost = part._non_persistent_buffers_set
+            values = {
+                **part._parameters,
+                **{key: each for key, each in part._buffers.items() if key not in lost},
+            }
+            for key, value in values.items():
+                if value is not None and id(value) in names:
+                    keys[f"{prefix}.{key}" if prefix else key] = names[id(value)]
+        models[name] = keys
+    return models
 
 
 def put_back(held: Held, state: State, whole: Callable[[Any], Any]) -> None:

@@ -26,7 +26,7 @@ from ronde.checkpoint.manifest import Manifest, checkpoints_in
 from ronde.checkpoint.state import State
 from ronde.errors import UsageError
 
-__all__ = ["NoCheckpoint", "Store", "newest"]
+__all__ = ["NoCheckpoint", "Store", "newest", "read_checkpoint"]
 
 
 class NoCheckpoint(UsageError):
@@ -111,15 +111,12 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
     """
     for step, place in checkpoints_in(folder):
         try:
-            manifest = Manifest.read(place)
-            content = (place / "state.pt").read_bytes()
-            if hashlib.sha256(content).hexdigest() != manifest.digest:
-                raise ValueError("its state is not what was written")
+            manifest, state = read_checkpoint(place)
             journal = (folder / "journal").read_bytes()[: manifest.journal_bytes]
             entries = read_entries(journal)
             if len(entries) != manifest.entries:
                 raise ValueError(f"its journal has {len(entries)} of {manifest.entries} entries")
-            return manifest, _loaded(place / "state.pt"), entries
+            return manifest, state, entries
         except (OSError, ValueError, JournalError, RuntimeError) as error:
             tell(
                 f"the checkpoint of step {step} in {folder} is damaged ({error}); the one before it is taken"
@@ -127,9 +124,21 @@ def newest(folder: Path, tell: Callable[[str], object]) -> tuple[Manifest, State
     raise NoCheckpoint(f"no checkpoint in {folder} is whole; begin anew without --resume")
 
 
-def _loaded(path: Path) -> State:
+def read_checkpoint(place: Path) -> tuple[Manifest, State]:
+    """A checkpoint without its journal.
+
+    Raises:
+        OSError, ValueError, RuntimeError: it is damaged.
+    """
+    manifest = Manifest.read(place)
+    digest = hashlib.sha256()
+    with open(place / "state.pt", "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != manifest.digest:
+        raise ValueError("its state is not what was written")
     # A checkpoint is trusted as the script is that it belongs to.
-    return torch.load(path, map_location="cpu", weights_only=False)
+    return manifest, torch.load(place / "state.pt", map_location="cpu", weights_only=False)
 
 
 def _sync(folder: Path) -> None:

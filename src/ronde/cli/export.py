@@ -17,10 +17,15 @@ ROWS = ("full", "int8")
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run with --publish.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|CHECKPOINT", help="The directory of a run with --publish, or of checkpoints."
+        ),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A new folder.", show_default="RUN_DIR/export-VERSION"),
+        typer.Option(metavar="DIR", help="A new folder.", show_default="export-VERSION beside it"),
     ] = None,
     rows: Annotated[
         str, typer.Option(metavar="|".join(ROWS), help="Rows of tables as they are, or in a quarter of it.")
@@ -29,11 +34,15 @@ def export(
 ) -> None:
     """Write a model that needs nothing else: program, parameters, tables as parquet.
 
-    ronde serve takes it; torch, safetensors and whatever reads parquet do, too.
+    ronde serve takes it; torch, safetensors and whatever reads parquet do, too. Of a checkpoint it writes the
+    models' parameters alone.
     """
     check_linux()
     if rows not in ROWS:
         raise UsageError(f"--rows {rows} is neither full nor int8")
+    if _is_of_checkpoints(path):
+        _export_checkpoint(path, out, rows, version)
+        return
     try:
         from ronde.server.serving.exported import export as export_
         from ronde.server.serving.replica import Replica
@@ -52,3 +61,31 @@ def export(
         ) from None
     rest = "" if snapshot.program is not None else f"; without a program: {snapshot.no_program}"
     say(f"version {snapshot.version} is in {folder}{rest}")
+
+
+def _is_of_checkpoints(path: Path) -> bool:
+    return (path / "manifest.json").is_file() or any(path.glob("step-*/manifest.json"))
+
+
+def _export_checkpoint(path: Path, out: Path | None, rows: str, version: int | None) -> None:
+    for option, value in (("--rows", rows if rows != "full" else None), ("--version", version)):
+        if value is not None:
+            raise UsageError(
+                f"{option} {value} is for what a run publishes; leave it out, or name step-N of {path}"
+            )
+    from ronde.checkpoint.export import export_models, find_checkpoint
+
+    place = find_checkpoint(path)
+    assert place is not None
+    folder = out if out is not None else place.parent / f"export-{int(place.name.removeprefix('step-'))}"
+    try:
+        names = export_models(place, folder)
+    except ImportError as error:
+        raise UsageError(
+            f"ronde export needs a package that is missing ({error}): pip install 'ronde[serve]'"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror or error}); choose another folder by --out DIR"
+        ) from None
+    say(f"{', '.join(names)} of {place.name} as .pt and .safetensors in {folder}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -43,12 +44,15 @@ class Serializers:
         argument: str,
         instead: Callable[[], AbstractContextManager[Any]],
         plain: Callable[..., Any],
+        *,
+        at_once: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
     ) -> Callable[..., Any]:
         """For a function that all ranks carry out together.
 
         Args:
             argument: the path of the file, or the file.
             instead: what another rank than 0 writes to.
+            at_once: what rank 0 writes to, in place of the path.
         """
         signature = inspect.signature(plain)
 
@@ -62,12 +66,15 @@ class Serializers:
                 return plain(*given.args, **given.kwargs)
 
             def write() -> Any:
-                with nullcontext(path) if self._files.is_zero else instead() as target:
+                with at_once(path) if self._files.is_zero else instead() as target:
                     given.arguments[argument] = target
                     return plain(*given.args, **given.kwargs)
 
             def try_open() -> None:
+                is_new = not os.path.lexists(located)
                 os.close(os.open(located, os.O_WRONLY | os.O_CREAT, 0o666))
+                if is_new:
+                    os.unlink(located)
 
             # Found out later, the others would be left alone in what they do together.
             self._files.once(label, located, try_open)
@@ -76,7 +83,8 @@ class Serializers:
         return save
 
     def torch_save(self, label: str, plain: Callable[..., None]) -> Callable[..., None]:
-        return self.together(label, "f", Sink, plain)
+        """It replaces a file when the new one is whole: a run that is killed leaves the one before."""
+        return self.together(label, "f", Sink, plain, at_once=_replacing)
 
     def save_file(self, label: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """For that of safetensors."""
@@ -169,3 +177,34 @@ class Serializers:
 
         self._files.once(label, located, lambda: made.append(at(path)), changed=lambda _: (), prepare=copy)
         return made[0]
+
+
+@contextmanager
+def _replacing(path: Any) -> Iterator[Any]:
+    """A path to write to, and what lies there takes the place of the file when this ends.
+
+    Its name is the file's own, in a folder beside it: torch writes it into the archive. What is no regular
+    file, and a folder that takes no other, are written to as they are.
+    """
+    name = os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else ""
+    folder = f"{name}.{os.getpid()}.part"
+    if not name or (os.path.exists(name) and not os.path.isfile(name)):
+        yield path
+        return
+    try:
+        os.mkdir(folder, 0o700)
+    except OSError:
+        yield path
+        return
+    place, is_new = os.path.join(folder, os.path.basename(name)), not os.path.exists(name)
+    try:
+        yield place
+        if not is_new:
+            shutil.copymode(name, place)
+        os.replace(place, name)
+    except BaseException:
+        if is_new and os.path.exists(place):  # as torch leaves it
+            os.replace(place, name)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
