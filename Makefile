@@ -71,10 +71,10 @@ soak: $(READY) ## the long tests
 
 CLUSTER_PACKAGES := openssh-server openssh-client iproute2 util-linux slurm-wlm munge openmpi-bin mpich
 
-test-cluster: $(READY) ## launchers on real ssh servers, Slurm and MPI, which it installs (Debian, as root)
+test-cluster: $(READY) ## launchers on real ssh servers, Slurm, MPI and Ray, which it installs (Debian, as root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(CLUSTER_PACKAGES)
-	$(PYTHON) -m pip install -qq impi-rt
+	$(PYTHON) -m pip install -qq impi-rt ray
 	$(PYTHON) -m pytest -m cluster --timeout 300 $(ARGS)
 
 ends: $(READY) ## the table of how every script of the tests ends on 2 ranks (tests/ends), and what differs

@@ -13,18 +13,18 @@ from ronde.launch.remote_command import Way, agent_line, why_it_failed
 
 
 def test_ssh_asks_for_no_password_and_gives_up_soon() -> None:
-    words = Way(port=2222).words("me@a", "exit 0")
+    words = Way(port=2222).words("me@a", "exit 0", 2)
     assert words[0] == "ssh"
     assert {"-oBatchMode=yes", "-oConnectTimeout=5"} <= set(words)
     assert words[-4:] == ["-p", "2222", "me@a", "sh -c 'exit 0'"]
 
 
 def test_another_command_is_given_host_and_line_alone() -> None:
-    assert Way(command=("my-ssh", "-x")).words("a", "exit 0") == ["my-ssh", "-x", "a", "sh -c 'exit 0'"]
+    assert Way(command=("my-ssh", "-x")).words("a", "exit 0", 2) == ["my-ssh", "-x", "a", "sh -c 'exit 0'"]
 
 
 def test_srun_makes_a_step_of_one_task() -> None:
-    words = Way(kind="srun", command=("srun",)).words("n1", "exit 0")
+    words = Way(kind="srun", command=("srun",)).words("n1", "exit 0", 2)
     assert "--nodelist=n1" in words
     assert words[-3:] == ["sh", "-c", "exit 0"]
 

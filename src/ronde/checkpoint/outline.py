@@ -36,7 +36,7 @@ class Outlines:
         """
         stream = io.BytesIO()
         try:
-            _Outlining(stream, protocol=5).dump(value)
+            _Outlining(stream).dump(value)
         except NoOutline:
             raise
         except Exception as error:
@@ -51,6 +51,12 @@ def build(outline: bytes) -> Any:
 
 
 class _Outlining(pickle.Pickler):
+    """Tensors are numbered: what is one object in a value is one again."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=5)
+        self._seen: dict[int, tuple[int, torch.Tensor]] = {}
+
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return None
@@ -60,30 +66,42 @@ class _Outlining(pickle.Pickler):
         content = None
         if plain and obj.numel() * obj.element_size() <= _SMALL_BYTES and not obj.is_meta:
             content = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return tuple(obj.shape), obj.dtype, obj.device.type, obj.requires_grad, content
+        number, _ = self._seen.setdefault(id(obj), (len(self._seen), obj))
+        return number, tuple(obj.shape), obj.dtype, obj.device.type, obj.requires_grad, content
 
 
 class _Building(pickle.Unpickler):
-    def persistent_load(self, pid: Any) -> Any:
-        shape, dtype, device, requires_grad, content = pid
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self._made: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        number, *form = pid
+        if number not in self._made:
+            self._made[number] = self._make(*form)
+        return self._made[number]
+
+    def _make(
+        self, shape: Any, dtype: torch.dtype, device: str, requires_grad: bool, content: bytes | None
+    ) -> Any:
         if content is not None:
             flat = (
                 torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
             )
-            value = flat.reshape(shape).to(device)
+            value = flat.reshape(shape).clone().to(device)  # no view: scripts write into losses
         else:
             # What may stand for probabilities, and divides nothing by nought.
             constant = 1 / max(shape[-1], 1) if shape and (dtype.is_floating_point or dtype.is_complex) else 1
             value = torch.full(shape, constant, dtype=dtype, device=device)
-        return _OfEarlierRun.apply(_anchor(device), value) if requires_grad else value
+        return _OfEarlierRun.apply(_anchor(device), [value]) if requires_grad else value
 
 
 class _OfEarlierRun(torch.autograd.Function):
     """The graph of something that was computed before the checkpoint, and is gone."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return value
+    def forward(ctx: Any, anchor: torch.Tensor, made: list[torch.Tensor]) -> torch.Tensor:
+        return made[0]  # no argument of its own: that would be a view, into which nobody may write
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ronde.cluster.host_list import HostSlots, read_hostfile
 from ronde.errors import UsageError
+from ronde.launch.ray_nodes import nodes_of_ray
 from ronde.launch.where import Where
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def elastic_of(
 
 def _source(script: Path | None, hostfile: Path | None, where: Where) -> Callable[[], tuple[HostSlots, ...]]:
     """What names the hosts, each time anew where that may change."""
+    if where.by_ray:
+        return lambda: nodes_of_ray(where.by_ray)
     if script is not None:
         from ronde.launch.membership import discovered
 

@@ -6,22 +6,40 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ronde.cluster.reach import is_this_host
 from ronde.errors import UsageError
+from ronde.launch.ray_nodes import ray_words
 from ronde.launch.remote_command import Way
 from ronde.launch.where import Where
 
 if TYPE_CHECKING:
     from ronde.launch.hosts import Hosts
 
-__all__ = ["hosts_of", "is_here_alone"]
+__all__ = ["hosts_of", "is_here_alone", "on_ray"]
+
+
+def on_ray(address: str, hosts: str | None, hostfile: Path | None) -> Where:
+    """The nodes of a Ray cluster.
+
+    Raises:
+        UsageError: hosts are named beside it, or there is no such cluster.
+    """
+    if hosts is not None or hostfile is not None:
+        raise UsageError(
+            f"--ray {address} names the hosts; leave -H, --hostfile and --host-discovery-script out"
+        )
+    from ronde.launch.ray_nodes import nodes_of_ray
+
+    return Where(origin=f"--ray {address}", hosts=nodes_of_ray(address), by_ray=address)
 
 
 def is_here_alone(shares: tuple[tuple[str, int], ...], where: Where, *options: object) -> bool:
     """Whether the only host that is named is this one, and no option for others is given."""
-    return len(shares) == 1 and not where.by_srun and not any(options) and is_this_host(shares[0][0])
+    reached = where.by_srun or where.by_ray or any(options)
+    return len(shares) == 1 and not reached and is_this_host(shares[0][0])
 
 
 def hosts_of(
@@ -55,14 +73,22 @@ def hosts_of(
         )
     from ronde.launch.hosts import Hosts
 
+    if where.by_ray and (port is not None or command is not None):
+        raise UsageError(
+            "--ssh-port and --ssh-command are for ssh, but the nodes are reached by Ray; leave them out"
+        )
     words = shlex.split(command) if command is not None else ["ssh"]
     if not words:
         raise UsageError("--ssh-command is empty; give the command that takes a host and a shell line")
-    way = Way(kind="srun", command=("srun",)) if where.by_srun else Way(command=tuple(words), port=port)
+    way = Way(command=tuple(words), port=port)
+    if where.by_srun:
+        way = Way(kind="srun", command=("srun",))
+    elif where.by_ray:
+        way = Way(kind="ray", command=ray_words(where.by_ray))
     return Hosts(
         shares=shares,
         way=way,
-        always=command is not None or where.by_srun,
+        always=command is not None or where.by_srun or bool(where.by_ray),
         variables=_variables(variables),
         local_address=_address(address),
     )

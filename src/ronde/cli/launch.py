@@ -50,12 +50,3 @@ def k8s(  # noqa: PLR0913 - one parameter per option
         name=name, image=image, pods=pods, ranks=ranks_per_pod, gpus=gpus, words=tuple(words), shm=shm
     )
     print(to_yaml(manifest(kind, wanted)), end="")
-
-
-@launch.command("ray", hidden=True)
-def ray() -> None:
-    """Ranks on a cluster of Ray are not built yet."""
-    raise UsageError(
-        "ranks on a Ray cluster are not built yet; name its nodes by -H host1:2,host2:2, which are reached "
-        "by ssh"
-    )

@@ -15,7 +15,7 @@ import typer
 
 from ronde.checkpoint.cadence import read_cadence
 from ronde.cli.elastic_options import elastic_of, named_by_script
-from ronde.cli.hosts_options import hosts_of, is_here_alone
+from ronde.cli.hosts_options import hosts_of, is_here_alone, on_ray
 from ronde.cli.script_check import check_module, check_script
 from ronde.cluster.cores import available_cores
 from ronde.cluster.devices import cuda_devices, torch_has_cuda
@@ -71,6 +71,9 @@ def run(  # noqa: PLR0913 - one parameter per option
     ] = None,
     hostfile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same in a file: a line HOST slots=N, or HOST:N.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Ranks on a Ray cluster: its address, or auto.")
     ] = None,
     ssh_port: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=65535, help="Of the hosts' ssh servers.")
@@ -195,12 +198,11 @@ def run(  # noqa: PLR0913 - one parameter per option
     check_torch()
     devices = cuda_devices(os.environ) if torch_has_cuda() else ()
     parent = launching_process(os.getppid())
-    where = decide(
-        named_by_script(host_discovery_script, hosts, hostfile) or hosts,
-        hostfile,
-        os.environ,
-        devices=len(devices),
-        parent=parent,
+    named = named_by_script(host_discovery_script, hosts, hostfile) or hosts
+    where = (
+        on_ray(ray, named, hostfile)
+        if ray is not None
+        else decide(named, hostfile, os.environ, devices=len(devices), parent=parent)
     )
     if where.by_torchrun:
         os.execv(sys.executable, [sys.executable, *TORCHRUN, "-m", "ronde", *sys.argv[1:]])

@@ -1,9 +1,10 @@
 """What a script has done to files, so that it can be brought back to a step without doing it again.
 
 On the way back nothing is written: a change has the outcome that it had, whatever its place among others, as
-a library may do less the second time (a data set is there already). A file that the script made while it
-trained is not there yet when it asks before it has made it. When the script has come to where it was, files
-that it holds open are the real ones again, cut to the length that they had.
+a library may do less the second time (a data set is there already). What the script made is not there yet
+when it asks before it has made it: `run-1` is taken for this run too. Only what it had made before it
+trained, and had read, is there from the beginning: a data set that was downloaded. When the script has come
+to where it was, files that it holds open are the real ones again, cut to the length that they had.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ronde.files.raw_files import NullFile, RawFile
@@ -25,7 +27,7 @@ class Event(NamedTuple):
         operation, path: what and where.
         value, failure: what became of it.
         is_new: nothing was there before.
-        trained: the script had made a step by then.
+        hidden: it is not there, on the way back, before the script makes it.
     """
 
     operation: str
@@ -33,7 +35,7 @@ class Event(NamedTuple):
     value: Any
     failure: Exception | None
     is_new: bool
-    trained: bool
+    hidden: bool
 
 
 class FileHistory:
@@ -48,6 +50,7 @@ class FileHistory:
         self.replaying = False
         self.trained = False
         self._events: list[Event] = []
+        self._read: set[str] = set()
         self._earlier: dict[tuple[str, str], collections.deque[Event]] = {}
         self._unborn: collections.Counter[str] = collections.Counter()
         # Opened on the way back, and the files that they stand for.
@@ -59,12 +62,17 @@ class FileHistory:
         for event in events:
             self._events.append(event)
             self._earlier.setdefault((event.operation, event.path), collections.deque()).append(event)
-            if event.is_new and event.trained and event.failure is None:
+            if event.is_new and event.hidden and event.failure is None:
                 self._unborn[event.path] += 1
 
     def events(self) -> list[Event]:
         """All changes so far."""
-        return list(self._events)
+        return [event._replace(hidden=event.hidden or event.path not in self._read) for event in self._events]
+
+    def read(self, path: str) -> None:
+        """The script reads what is in a file, or which there are in a folder."""
+        if not self.trained:
+            self._read.update((path, *map(str, Path(path).parents)))
 
     def sizes(self) -> dict[str, int]:
         """Of the files that the script has appended to, as they are now."""

@@ -49,6 +49,7 @@ class Opening:
         if isinstance(file, int) or not isinstance(mode, str) or opener is not None:
             return self._open(file, mode, *layers, closefd, opener)
         if set(mode).isdisjoint("wax+"):
+            self._files.note_read(file)
             with self._files.reading(file) as place:
                 return self._open_at(place, file, mode, *layers, closefd)
         located = self._files.mediated(file)
@@ -82,6 +83,7 @@ class Opening:
         if dir_fd is not None or (_UNNAMED and flags & _UNNAMED == _UNNAMED):
             return self._os_open(path, flags, mode, dir_fd=dir_fd)
         if not flags & _WRITING:
+            self._files.note_read(path)
             with self._files.reading(path) as place:
                 return self._os_open(place, flags, mode)
         located = self._files.mediated(path)

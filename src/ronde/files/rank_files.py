@@ -143,6 +143,11 @@ class RankFiles:
         located = self.paths.locate(path) if self.callers.in_step() else None
         return None if located is None or self.paths.is_exempt(located) else located
 
+    def note_read(self, path: Any) -> None:
+        """The script reads what is there."""
+        if self.history is not None and (located := self.mediated(path)) is not None:
+            self.history.read(located)
+
     def place_to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
         """`path`, or where a thread or process of another rank than 0 writes in its stead."""
         located = self.paths.locate(path) if self.callers.is_beside() else None

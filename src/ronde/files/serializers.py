@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from urllib.parse import unquote
 
+from ronde.errors import UsageError
 from ronde.files.native_writers import NativeWriter
 from ronde.files.rank_files import RankFiles
 from ronde.files.raw_files import Sink
@@ -167,6 +168,11 @@ class Serializers:
         located = self._files.mediated(path)
         if located is None:
             return at(self._files.place_to_write(path, keep=True))
+        if self._files.history is not None:
+            raise UsageError(
+                f"{label} of {path}: what it holds at a step cannot be brought back, as it is written in "
+                "place; leave out --checkpoint, or write files"
+            )
         made: list[Any] = []
 
         def copy() -> None:

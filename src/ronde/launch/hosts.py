@@ -159,7 +159,11 @@ class _HostsRun:
         here = {link.index for link in self._links if self._is_here(link)}
         line = agent_line(sys.executable, os.getcwd(), self._for_python())
         for link in self._links:
-            words = ["sh", "-c", line] if link.index in here else self._hosts.way.words(link.name, line)
+            words = (
+                ["sh", "-c", line]
+                if link.index in here
+                else self._hosts.way.words(link.name, line, link.ranks)
+            )
             link.start(words, self._inbox.previous_mask)
             self._started.append(link)
         for link in self._links:

@@ -62,7 +62,7 @@ class Membership:
 
     def _ask(self, name: str) -> subprocess.Popen[bytes]:
         null = subprocess.DEVNULL
-        words = self._way.words(name, "exit 0")
+        words = self._way.words(name, "exit 0", 0)
         return subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 

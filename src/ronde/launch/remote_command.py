@@ -28,17 +28,20 @@ class Way:
     """How hosts are reached.
 
     Attributes:
-        kind: by `ssh` or a command that takes its place, or by `srun` inside an allocation.
+        kind: by `ssh` or a command that takes its place, by `srun` inside an allocation, or by an actor of
+            `ray`.
         command: the command and its own options.
         port: of the ssh servers; None: as ssh has it.
     """
 
-    kind: Literal["ssh", "srun"] = "ssh"
+    kind: Literal["ssh", "srun", "ray"] = "ssh"
     command: tuple[str, ...] = ("ssh",)
     port: int | None = None
 
-    def words(self, host: str, line: str) -> list[str]:
-        """The command that runs the shell line `line` on `host`."""
+    def words(self, host: str, line: str, ranks: int) -> list[str]:
+        """The command that runs the shell line `line` on `host`, where `ranks` ranks are to be."""
+        if self.kind == "ray":
+            return [*self.command, host, str(ranks), line]
         if self.kind == "srun":
             # One step for each agent, so that each has pipes of its own.
             place = ["--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--unbuffered"]
@@ -52,6 +55,8 @@ class Way:
 
     def try_by_hand(self, host: str) -> str:
         """What a user types to see whether the host is reached."""
+        if self.kind == "ray":
+            return "ray status"
         port = f" -p {self.port}" if self.port is not None else ""
         return f"{shlex.join(self.command)}{port} {host} true"
 
@@ -87,6 +92,8 @@ def why_it_failed(host: str, code: int, said: Sequence[str], way: Way, *, python
         return f"{host} has no ronde for {python}; install it there: {python} -m pip install ronde"
     if way.kind == "srun":
         return f"srun started no agent on {host}: {_last(said, code)}; try: srun --nodelist={host} true"
+    if way.kind == "ray":
+        return f"Ray started no agent on {host}: {_last(said, code)}; try: ray status"
     if "Permission denied" in words:
         return f"{host} asks for a password; give it your key: ssh-copy-id{port} {host}"
     if "Host key verification failed" in words:

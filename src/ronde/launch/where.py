@@ -29,6 +29,7 @@ class Where:
         origin: who has said so, for the start line; "" for this host.
         hosts: the hosts, with their slots; () where they have not been named.
         by_srun: they are the nodes of an allocation, reached by srun.
+        by_ray: they are the nodes of the Ray cluster with this address.
         place: this process is a rank already, of a job that somebody else has started.
         by_torchrun: torchrun is to start the ranks: its own settings, PET_*, are there, and it is not.
     """
@@ -36,6 +37,7 @@ class Where:
     origin: str = ""
     hosts: tuple[HostSlots, ...] = ()
     by_srun: bool = False
+    by_ray: str = ""
     place: ClusterEnvironment | None = None
     by_torchrun: bool = False
 

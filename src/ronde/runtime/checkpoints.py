@@ -110,8 +110,8 @@ class Checkpoints:
         self._ending = False
         # Inside of something that is one entry.
         self._inside = False
-        self._begun = False
-        self._calls = 0
+        self._runs_script = self._begun = False
+        self._calls = self._in_steps = 0
         self._watched: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._real: dict[str, bool] = {}
         self._steps = self._told = 0
@@ -179,6 +179,7 @@ class Checkpoints:
 
     def begin(self) -> None:
         """The script begins."""
+        self._runs_script = True
         if self._journal.replaying:
             self._be_silent()
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -190,6 +191,7 @@ class Checkpoints:
         Raises:
             RondeError: it has ended before it came to where it was resumed.
         """
+        self._runs_script = False
         self._stop_replay()
         if self._writing is not None:
             self._writing.join()
@@ -257,19 +259,21 @@ class Checkpoints:
     def _of_script(self) -> Iterator[None]:
         """Inside an entry, the script's own code runs: a closure."""
         self._inside = False
+        self._in_steps += 1
         if self._begun:
             self._reads.begin()
         try:
             yield
         finally:
             self._reads.end()
+            self._in_steps -= 1
             self._inside = True
 
     def _call(self, plain: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self._begin_if_new()
             self._calls += 1
-            if self._steps > self._told or self._journal.replaying:
+            if not self._in_steps and (self._steps > self._told or self._journal.replaying):
                 self._at_boundary("call", sys._getframe(2))
         self._begin_if_new()
         name = type(module).__name__
@@ -369,7 +373,7 @@ class Checkpoints:
         return self._computed("shape", name, act)
 
     def _agreed(self, name: str, act: Callable[[], Any]) -> Any:
-        if not self._begun or self._inside:
+        if not self._runs_script or self._inside:
             return act()
         if self._journal.replaying:
             return self._journal.take("agreed", name).payload
