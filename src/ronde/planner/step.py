@@ -19,6 +19,7 @@ from ronde.planner.graph import Block, CostGraph
 from ronde.planner.kernels import Shares, block_seconds, peak_of
 from ronde.planner.memory import stage_layers, states
 from ronde.planner.software import Software
+from ronde.planner.traffic import USUAL, Traffic
 
 __all__ = ["OVERLAP", "Stages", "Step", "flops_share", "overlapped", "samples_of", "stages", "step"]
 
@@ -110,18 +111,19 @@ def step(
     candidates: Candidates,
     software: Software,
     algorithm: str = "auto",
+    traffic: Traffic = USUAL,
 ) -> Step:
     """Seconds of a step."""
     c = candidates
     each = stages(cluster, graph, c, software)
-    m, p, v = c.micro_batches, c.pipeline, c.chunks
+    m, p = c.micro_batches, c.pipeline
     both = each.forward + each.backward + 2 * each.send * (p > 1)
     slowest = both.max(axis=0)
     worst = both.argmax(axis=0)
     exchanged = np.choose(worst, each.exchanged) + 2 * each.send
     body = m * slowest
     bubble = _bubble(c, slowest)
-    gradients, once = _gradients(cluster, graph, c, software, algorithm)
+    gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
     window = each.backward.max(axis=0)
     hidden = overlapped(window, gradients) - window if software.overlaps else gradients
     exposed = hidden + once + _straggle(cluster, c)
@@ -153,7 +155,8 @@ def _straggle(cluster: Cluster, c: Candidates) -> Floats:
 def _bubble(c: Candidates, slowest: Floats) -> Floats:
     """Seconds in which the slowest stage waits for others."""
     share = np.select([c.schedule == 2, c.schedule == 3], [1 / c.chunks, np.full(len(c), 1 / 3)], 1.0)
-    usual = (c.pipeline - 1) * slowest * share
+    short = np.where(c.schedule == 3, np.maximum(0, c.pipeline - c.micro_batches), 0)
+    usual = (c.pipeline - 1 + short) * slowest * share
     left = c.micro_batches % c.pipeline
     more = np.where(
         (c.chunks > 1) & (left > 0), (c.chunks - 1) * (c.pipeline - left) * slowest / c.chunks, 0.0
@@ -220,25 +223,39 @@ def _gather(cluster: Cluster, block: Block, c: Candidates, software: Software) -
 
 
 def _gradients(
-    cluster: Cluster, graph: CostGraph, c: Candidates, software: Software, algorithm: str
+    cluster: Cluster,
+    graph: CostGraph,
+    c: Candidates,
+    software: Software,
+    algorithm: str,
+    traffic: Traffic,
 ) -> tuple[Floats, Floats]:
     """Seconds of sums that backward may hide, and of what must wait for the update, once a step."""
     *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
     *_, others = states(graph, c, software, c.pipeline - 1)
     numbers = np.maximum(numbers, others)
     ranks = c.data * c.context
-    size = numbers * software.wire_gradient
-    buckets = np.maximum(1, np.ceil(size / software.bucket))
-    summed = buckets * collective_seconds(cluster, "all_reduce", size / buckets, ranks, c.tensor, algorithm)
-    scattered = buckets * collective_seconds(
-        cluster, "reduce_scatter", size / buckets, ranks, c.tensor, algorithm
-    )
-    parameters = numbers * software.wire_parameter
-    shared = collective_seconds(cluster, "all_gather", parameters, ranks, c.tensor, algorithm)
+    size = numbers * software.wire_gradient * traffic.share
     none = np.zeros_like(size)
+    if traffic.servers:
+        link = cluster.network
+        moved = 2 * size * ranks / (traffic.servers * link.usual.beta * link.nics)
+        return (moved + 2 * link.usual.alpha) / traffic.every * traffic.waits, none
+    if traffic.peers:
+        ranks = np.minimum(ranks, traffic.peers)
+    buckets = np.maximum(1, np.ceil(size / software.bucket))
+
+    def collective(operation: str, moved: Floats) -> Floats:
+        return collective_seconds(cluster, operation, moved, ranks, c.tensor, algorithm)
+
+    summed = buckets * collective("all_reduce", size / buckets)
+    scattered = buckets * collective("reduce_scatter", size / buckets)
+    shared = collective("all_gather", numbers * software.wire_parameter)
+    device = cluster.slowest
+    coding = traffic.passes * numbers * software.gradient / (device.copy_efficiency * device.bandwidth)
     hideable = np.choose(c.placement, [summed, scattered, scattered, none, scattered])
     once = np.choose(c.placement, [none, shared, shared, none, none])
-    return hideable, once
+    return (hideable * traffic.waits + coding) / traffic.every, once
 
 
 def _optimizer(cluster: Cluster, graph: CostGraph, c: Candidates, software: Software) -> Floats:
