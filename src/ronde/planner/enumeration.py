@@ -51,14 +51,18 @@ def fixed_by(plan: Plan, keys: Collection[str]) -> Fixed:
     )
 
 
-def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed) -> Candidates:
+def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int = 8) -> Candidates:
     """Every legal combination of degrees, micro-batches, placement, recompute and schedule.
 
-    A pipeline has no more stages than layers; tensor parallelism divides heads; context parallelism powers of two;
-    each rank has a sample at least. Micro-batches are powers of two of the samples of a rank, and all of them.
+    A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of nodes;
+    context parallelism is a power of two; each rank has a sample at least. Micro-batches are powers of two of
+    the samples of a rank, and all of them.
+
+    Args:
+        node: devices of a node.
     """
     rows: list[np.ndarray] = []
-    for tensor, pipeline, context, expert in _degrees(graph, devices, fixed):
+    for tensor, pipeline, context, expert in _degrees(graph, devices, fixed, node):
         data = devices // (tensor * pipeline * context)
         if data > graph.batch or (fixed.data is not None and fixed.data != data):
             continue
@@ -92,8 +96,14 @@ def _pieces(samples: int) -> list[int]:
     return sorted({*found, samples})
 
 
-def _degrees(graph: CostGraph, devices: int, fixed: Fixed) -> Iterator[tuple[int, int, int, int]]:
-    tensors = [each for each in _divisors(devices) if graph.heads and graph.heads % each == 0] or [1]
+def _degrees(
+    graph: CostGraph, devices: int, fixed: Fixed, node: int
+) -> Iterator[tuple[int, int, int, int]]:
+    tensors = [
+        each
+        for each in _divisors(devices)
+        if (graph.heads and graph.heads % each == 0 and (node % each == 0 or each % node == 0)) or each == 1
+    ]
     pipelines = [each for each in _divisors(devices) if each <= max(1, graph.layers)]
     contexts = [1, 2, 4, 8] if graph.heads and graph.tokens >= 4096 else [1]
     for tensor in _only(fixed.tensor, tensors):

@@ -76,7 +76,7 @@ def search(
         traffic=traffic_of(base),
     )
     fixed = fixed_by(base, keys)
-    candidates = enumerate_candidates(graph, devices, fixed)
+    candidates = enumerate_candidates(graph, devices, fixed, cluster.node_size)
     fit, memory = fitting(setting, candidates)
     notes = list(_notes(graph, cluster, base, keys))
     answer = Answer(
@@ -246,7 +246,7 @@ def _smallest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[int, str]:
 
     def best(devices: int) -> str | None:
         grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
-        fit, _ = fitting(grown, enumerate_candidates(setting.graph, devices, fixed))
+        fit, _ = fitting(grown, enumerate_candidates(setting.graph, devices, fixed, node))
         if not len(fit):
             return None
         return str(plan_of(fit.point(int(seconds_of(grown, fit).total.argmin())), base))
