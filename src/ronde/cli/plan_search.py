@@ -50,6 +50,9 @@ def search(  # noqa: PLR0913 - each is an option
     calibrate: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="A run of the script whose steps set the scale.")
     ] = None,
+    real_step: Annotated[
+        bool, typer.Option("--real-step", help="Run one step of the script on real tensors instead.")
+    ] = False,
     allow_inexact: Annotated[
         bool, typer.Option("--allow-inexact", help="Rank plans that change the update too.")
     ] = False,
@@ -75,7 +78,7 @@ def search(  # noqa: PLR0913 - each is an option
     if script is not None:
         check_script(script)
     where = _cluster(cluster, devices)
-    graph = _graph(script, arguments or [], model, batch)
+    graph = _graph(script, arguments or [], model, batch, real_step)
     items = [] if plan is None else list(items_of_source(plan))
     base = expand(*(() if plan is None else (plan,)))
     keys = set(settle(items))
@@ -102,13 +105,15 @@ def _cluster(source: str, devices: int | None) -> Cluster:
     if source == THIS_HOST:
         from ronde.planner.this_host import measured_host
 
-        found = measured_host()
+        found = measured_host(devices)
     else:
         found = read_cluster(source)
     return found if devices is None else found.resized(devices)
 
 
-def _graph(script: str | None, arguments: list[str], model: str | None, batch: int | None) -> CostGraph:
+def _graph(
+    script: str | None, arguments: list[str], model: str | None, batch: int | None, real: bool
+) -> CostGraph:
     if model is not None:
         from ronde.planner.transformer import read_model, transformer_graph
 
@@ -117,7 +122,7 @@ def _graph(script: str | None, arguments: list[str], model: str | None, batch: i
     from ronde.planner.traced import traced
 
     assert script is not None
-    graph = traced(script, arguments)
+    graph = traced(script, arguments, real=real)
     return graph if batch is None else dataclasses.replace(graph, batch=batch)
 
 
