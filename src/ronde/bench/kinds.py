@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TypeAlias
 
-from ronde.bench import first_call, servers, tables
+from ronde.bench import first_call, planner, servers, tables
 from ronde.bench.chaos import report as chaos
 from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
@@ -23,6 +23,7 @@ AnyReport: TypeAlias = (
     | servers.ServersReport
     | serving.ServingReport
     | chaos.ChaosReport
+    | planner.PlannerReport
 )
 
 _KINDS = {
@@ -33,6 +34,7 @@ _KINDS = {
     servers.KIND: servers.ServersReport,
     serving.KIND: serving.ServingReport,
     chaos.KIND: chaos.ChaosReport,
+    planner.KIND: planner.PlannerReport,
 }
 
 

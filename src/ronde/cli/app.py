@@ -79,7 +79,7 @@ COMMANDS = (
         name="plan",
         module="ronde.cli.plan",
         attribute="plan",
-        help="Show what a plan means.",
+        help="Show what a plan means, or find one.",
     ),
     Command(
         name="launch",

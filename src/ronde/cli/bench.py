@@ -37,6 +37,8 @@ from ronde.bench.memory.report import MemoryReport, PlanMemory
 from ronde.bench.method import METHODS
 from ronde.bench.peers import PEERS, choose
 from ronde.bench.picture import check_drawable, save
+from ronde.bench.planner import PlannerFigure, PlannerReport
+from ronde.bench.planner import table as planner_table
 from ronde.bench.push_pull.measure import push_and_pull
 from ronde.bench.report import Report
 from ronde.bench.rounds import OURS, Round
@@ -361,6 +363,25 @@ def chaos_(
     raise typer.Exit(0 if report.is_right else 1)
 
 
+@bench.command("planner")
+def planner_(json: _Json = None) -> None:
+    """Judge the cost model of `ronde plan search` on public tables of measured runs.
+
+    Prints mean errors on rows to which no constant was fitted, beside a constant share of the peak and the
+    data sheet. The exit code is 1 where a target is missed.
+    """
+    from ronde.planner.evaluation.figures import figures
+
+    _check_writable(json=json)
+    machine = Machine.here()
+    results: list[PlannerFigure] = []
+    for figure in figures():
+        results.append(PlannerFigure(**dataclasses.asdict(figure)))
+        print(f"ronde: {figure.name}: done", file=sys.stderr, flush=True)
+    _tell(PlannerReport(machine=machine, results=tuple(results)), json=json)
+    raise typer.Exit(0 if all(each.reached for each in results) else 1)
+
+
 @bench.command()
 def show(
     report: Annotated[Path, typer.Argument(metavar="FILE", help="What --json has written.")],
@@ -481,6 +502,8 @@ def _tell(
             draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
+        case PlannerReport():
+            draw, shown = partial(_without_picture, "the planner"), planner_table(report)
         case TablesReport():
             draw, shown = partial(_without_picture, "tables"), tables.table(report)
         case ServingReport():

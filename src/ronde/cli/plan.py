@@ -1,4 +1,4 @@
-"""`ronde plan`: what a plan means."""
+"""`ronde plan`: what a plan means, and which to take."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from typing import Annotated
 
 import typer
 
+from ronde.cli.plan_search import search
 from ronde.errors import UsageError
 from ronde.plan import Description, check, describe, expand, validate
 from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
 
-plan = typer.Typer(help="Show what a plan means.", no_args_is_help=True, rich_markup_mode=None)
+plan = typer.Typer(
+    help="Show what a plan means, or find one.", no_args_is_help=True, rich_markup_mode=None
+)
+# The script's own options go behind it.
+plan.command(context_settings={"allow_interspersed_args": False})(search)
 
 
 @plan.callback()
 def _subcommands() -> None:
-    """Show what a plan means."""
+    """Show what a plan means, or find one."""
 
 
 @plan.command()

@@ -52,6 +52,7 @@ def summarize(
         memory=memory,
         compute_plan=_plan_of_a_rank(config),
         step_times=tally.clock.times(),
+        plan=config.plan,
     )
 
 

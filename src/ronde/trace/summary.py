@@ -38,6 +38,7 @@ class RankSummary:
         compute_plan: what of the plan concerns a rank by itself, as items (its compute values, offload); ""
             where that is nothing.
         step_times: what a usual step goes into; None where that was not looked at.
+        plan: of the run; "" where an earlier version has written.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class RankSummary:
     memory: Memory | None = None
     compute_plan: str = ""
     step_times: StepTimes | None = None
+    plan: str = ""
 
     @property
     def compute(self) -> float:
@@ -69,6 +71,7 @@ def read_summary(path: Path) -> RankSummary | None:
     """The summary at `path`, or None when there is none or it is not complete."""
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields.setdefault("plan", "")
         known = {field.name: fields[field.name] for field in dataclasses.fields(RankSummary)}
         memory = None if known["memory"] is None else Memory.from_fields(known["memory"])
         times = None if known["step_times"] is None else StepTimes(**known["step_times"])

@@ -1,0 +1,92 @@
+"""Plans as arrays: one number of each candidate at the same place, so that NumPy costs them all at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.plan import Mesh, Plan
+
+__all__ = ["CHUNKS", "PLACEMENTS", "RECOMPUTES", "SCHEDULES", "Candidates", "Point", "plan_of"]
+
+Ints = NDArray[np.int64]
+
+PLACEMENTS = ("replicated", "zero1", "zero2", "zero3", "central")
+RECOMPUTES = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+CHUNKS = 2
+"""Stages of a rank under `schedule=interleaved`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Point:
+    """One candidate: degrees, micro-batches, and places in PLACEMENTS, RECOMPUTES and SCHEDULES."""
+
+    data: int
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    micro_batches: int = 1
+    placement: int = 0
+    recompute: int = 0
+    schedule: int = 1
+    chunks: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidates:
+    """Arrays of one length; `Point` says what each is."""
+
+    data: Ints
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    expert: Ints
+    micro_batches: Ints
+    placement: Ints
+    recompute: Ints
+    schedule: Ints
+    chunks: Ints
+
+    @classmethod
+    def of(cls, points: Iterable[Sequence[int]]) -> Candidates:
+        """From rows of numbers in the order of the fields."""
+        rows = np.array([tuple(point) for point in points], dtype=np.int64).reshape(-1, 10)
+        return cls(*(np.ascontiguousarray(column) for column in rows.T))
+
+    @classmethod
+    def one(cls, point: Point) -> Candidates:
+        return cls.of([dataclasses.astuple(point)])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def take(self, chosen: NDArray[np.bool_] | Ints) -> Candidates:
+        """Those at these places, or where this is true."""
+        return Candidates(*(getattr(self, field.name)[chosen] for field in dataclasses.fields(self)))
+
+    def point(self, place: int) -> Point:
+        return Point(*(int(getattr(self, field.name)[place]) for field in dataclasses.fields(self)))
+
+
+def plan_of(point: Point, base: Plan) -> Plan:
+    """The plan that a candidate spells; what no candidate has is as in `base`."""
+    schedule: Any = SCHEDULES[point.schedule] if point.pipeline > 1 else None
+    placement: Any = PLACEMENTS[point.placement]
+    recompute: Any = RECOMPUTES[point.recompute]
+    return dataclasses.replace(
+        base,
+        mesh=Mesh(tensor=point.tensor, pipeline=point.pipeline, context=point.context, expert=point.expert),
+        state=dataclasses.replace(base.state, placement=placement),
+        compute=dataclasses.replace(
+            base.compute,
+            micro_batches=point.micro_batches,
+            recompute=recompute,
+            schedule=schedule,
+        ),
+    )

@@ -1,0 +1,95 @@
+"""The devices of a cluster and the links between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ronde.planner.device import Device
+from ronde.planner.link import Link
+
+__all__ = ["Cluster", "Group"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Nodes that are alike: `nodes` of them with `devices` each."""
+
+    nodes: int
+    devices: int
+    device: Device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Where a training may run.
+
+    Attributes:
+        name: of the preset or file.
+        groups: of nodes; devices may differ between groups.
+        node: the link between devices of a node.
+        network: the link between nodes.
+        loader: samples/s that a node's loader gives; None where it is no limit.
+        reserved: memory that the allocator reserves over what is allocated.
+        context: bytes of a device that libraries take and no allocator counts.
+        backend: who sums gradients: "nccl" or "gloo".
+        sources: where each constant is from, by its key in the file.
+        uncertainty: share by which predicted seconds may be off where constants were fitted.
+        batches: rows of products for which constants were fitted, from and to; outside intervals are wider.
+        calibration: what the measured step of `--calibrate` was; "" without.
+        factor: measured seconds over predicted ones, of that step.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    node: Link
+    network: Link
+    loader: float | None
+    reserved: float
+    context: float
+    backend: str
+    sources: Mapping[str, str]
+    uncertainty: float
+    batches: tuple[float, float]
+    calibration: str = ""
+    factor: float = 1.0
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return sum(group.nodes * group.devices for group in self.groups)
+
+    @property
+    def node_size(self) -> int:
+        """Devices of the smallest node: groups of ranks are laid out by it."""
+        return min(group.devices for group in self.groups)
+
+    @property
+    def slowest(self) -> Device:
+        """The device for which the others wait: that of the longest large product."""
+        return min(
+            (group.device for group in self.groups),
+            key=lambda device: max(device.peak.values()) * device.gemm_efficiency * device.sustained,
+        )
+
+    @property
+    def memory(self) -> float:
+        """Bytes of the smallest device that are left for a training."""
+        return min(group.device.memory for group in self.groups) - self.context
+
+    def resized(self, devices: int) -> Cluster:
+        """This cluster with so many devices: of its groups in order, the last one grows.
+
+        One node may be partly used; several are used whole.
+        """
+        groups: list[Group] = []
+        left = devices
+        for place, group in enumerate(self.groups):
+            last = place == len(self.groups) - 1
+            per_node = min(group.devices, left)
+            nodes = -(-left // per_node) if last else min(group.nodes, left // per_node)
+            groups.append(dataclasses.replace(group, nodes=nodes, devices=per_node))
+            left -= nodes * per_node
+            if left <= 0:
+                break
+        return dataclasses.replace(self, groups=tuple(groups))

@@ -1,0 +1,254 @@
+"""Reads a cluster from a TOML file or a preset, and says what is wrong with it and the likely fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ronde.errors import UsageError
+from ronde.plan.key import did_you_mean
+from ronde.planner.cluster import Cluster, Group
+from ronde.planner.device import Device
+from ronde.planner.link import Constants, Link
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["PRESETS", "THIS_HOST", "parse_cluster", "preset_text", "read_cluster"]
+
+_FOLDER = Path(__file__).parent / "clusters"
+PRESETS = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+"""Clusters that come with ronde."""
+THIS_HOST = "this-host"
+"""The word for a cluster that is measured when it is asked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Field:
+    """A number in the file: its bounds, what a value beyond them likely is, and a default (None: needed)."""
+
+    low: float
+    high: float
+    small: str = "check the unit"
+    large: str = "check the unit"
+    default: float | None = None
+
+
+_GROUP = {
+    "nodes": _Field(low=1, high=1e6),
+    "devices": _Field(low=1, high=1024),
+    "memory-gib": _Field(
+        low=0.05, high=2048, small="give GiB", large="if these are MiB, divide by 1024; give GiB"
+    ),
+    "bandwidth-gb-s": _Field(
+        low=0.5, high=30_000, small="if these are TB/s, multiply by 1000", large="give GB/s"
+    ),
+    "gemm-floor-us": _Field(low=0, high=10_000, large="give microseconds"),
+    "gemm-efficiency": _Field(low=0.01, high=1.5, large="a share is at most about 1; divide per cent by 100"),
+    "gemm-bandwidth": _Field(low=0.01, high=20),
+    "attention-efficiency": _Field(
+        low=0.005, high=1.5, large="a share is at most about 1; divide per cent by 100"
+    ),
+    "copy-efficiency": _Field(low=0.01, high=1.5, large="a share is at most about 1; divide per cent by 100"),
+    "launch-us": _Field(low=0, high=10_000, large="give microseconds"),
+    "sustained": _Field(
+        low=0.05, high=1.5, large="a share is at most about 1; divide per cent by 100", default=1.0
+    ),
+}
+_PEAK = _Field(
+    low=1e-3, high=20_000, small="if these are PFLOPS, multiply by 1000", large="give TFLOPS, dense"
+)
+_NODE = {
+    "bandwidth-gb-s": _Field(
+        low=0.05, high=4000, small="give GB/s", large="if these are Gbit/s, divide by 8; give GB/s"
+    ),
+    "alpha-us": _Field(low=0, high=100_000, large="give microseconds"),
+    "gamma-ns": _Field(low=0, high=1e6, default=0.0),
+}
+_NETWORK = {
+    "bandwidth-gbit-s": _Field(
+        low=0.5,
+        high=1600,
+        small="if these are GB/s, multiply by 8; give Gbit/s of one card",
+        large="give Gbit/s of one card, and the number of cards as nics",
+    ),
+    "nics": _Field(low=1, high=64),
+    "alpha-us": _Field(low=0, high=100_000, large="give microseconds"),
+    "gamma-ns": _Field(low=0, high=1e6, default=0.0),
+    "straggle-ms": _Field(low=0, high=10_000, large="give milliseconds", default=0.0),
+}
+_TOP = {
+    "loader-samples-s": _Field(low=1e-3, high=1e9, default=math.inf),
+    "reserved-factor": _Field(
+        low=1, high=3, small="what is reserved is at least what is allocated", default=1.1
+    ),
+    "context-gib": _Field(low=0, high=64, default=0.0),
+    "uncertainty": _Field(low=0, high=2, default=0.15),
+    "fitted-rows-from": _Field(low=1, high=1e12, default=1.0),
+    "fitted-rows-to": _Field(low=1, high=1e12, default=math.inf),
+}
+_MEASURED = {**_NODE, "ranks": _Field(low=2, high=1e6)}
+_DTYPES = ("bf16", "fp16", "tf32", "fp32")
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
+
+
+def preset_text(name: str) -> str:
+    """The TOML of a preset."""
+    return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def read_cluster(source: str) -> Cluster:
+    """The cluster of a preset's name or a `.toml` file.
+
+    Raises:
+        UsageError: for a name that there is not, a file that cannot be read, or one with mistakes: all of them.
+    """
+    if not source.endswith(".toml"):
+        if source not in PRESETS:
+            known = (*PRESETS, THIS_HOST)
+            raise UsageError(
+                f"--cluster {source} is no preset{did_you_mean(source, known)}; give one of "
+                f"{', '.join(known)}, or a .toml file"
+            )
+        return parse_cluster(preset_text(source), source)
+    try:
+        return parse_cluster(Path(source).read_text(encoding="utf-8"), source)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read --cluster {source}: {error.strerror}; give a preset or a .toml file"
+        ) from None
+
+
+def parse_cluster(text: str, source: str) -> Cluster:
+    """The cluster that a TOML text describes; `source` is what messages call it."""
+    try:
+        fields = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source} is no TOML: {error}; see docs/planner.md for the form") from None
+    wrong = list(_mistakes(fields))
+    if wrong:
+        raise UsageError(f"{source}: {'; '.join(wrong)}")
+    return _cluster(fields)
+
+
+def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
+    known = (*_TOP, "name", "backend", "groups", "node", "network", "measured", "sources")
+    yield from _unknown(fields, known, "")
+    yield from _numbers(fields, _TOP, "")
+    if fields.get("backend", "nccl") not in ("nccl", "gloo"):
+        yield f"backend is {fields['backend']!r}: give nccl or gloo"
+    groups = fields.get("groups", [])
+    if not groups or not isinstance(groups, list):
+        yield "groups is missing: add [[groups]] with nodes, devices and the device's constants"
+        groups = []
+    for place, group in enumerate(groups):
+        where = f"groups[{place}]."
+        yield from _unknown(group, (*_GROUP, "device", "peak-tflops"), where)
+        yield from _numbers(group, _GROUP, where)
+        yield from _peaks(group, where)
+    for name, table in (("node", _NODE), ("network", _NETWORK)):
+        if name not in fields:
+            yield f"{name} is missing: add [{name}] with {', '.join(table)}"
+            continue
+        yield from _unknown(fields[name], tuple(table), f"{name}.")
+        yield from _numbers(fields[name], table, f"{name}.")
+    for place, row in enumerate(fields.get("measured", [])):
+        yield from _unknown(row, (*_MEASURED, "operation"), f"measured[{place}].")
+        yield from _numbers(row, _MEASURED, f"measured[{place}].")
+        if row.get("operation") not in _OPERATIONS:
+            hint = did_you_mean(str(row.get("operation")), _OPERATIONS)
+            yield f"measured[{place}].operation is {row.get('operation')!r}{hint}: give one of {', '.join(_OPERATIONS)}"
+
+
+def _unknown(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[str]:
+    for key in fields:
+        if key not in known:
+            yield f"{where}{key} is no key{did_you_mean(key, known)}: there are {', '.join(known)}"
+
+
+def _numbers(fields: Mapping[str, Any], table: Mapping[str, _Field], where: str) -> Iterator[str]:
+    for key, field in table.items():
+        if key in fields:
+            yield from _number(f"{where}{key}", fields[key], field)
+        elif field.default is None:
+            yield f"{where}{key} is missing: give a number from {field.low:g} to {field.high:g}"
+
+
+def _number(name: str, value: Any, field: _Field) -> Iterator[str]:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        yield f"{name} is {value!r}: give a number"
+    elif value < 0:
+        yield f"{name} is {value:g}, and cannot be negative: leave out the minus"
+    elif value < field.low:
+        yield f"{name} is {value:g}, less than any known ({field.low:g}): {field.small}"
+    elif value > field.high:
+        yield f"{name} is {value:g}, more than any known ({field.high:g}): {field.large}"
+
+
+def _peaks(group: Mapping[str, Any], where: str) -> Iterator[str]:
+    peaks = group.get("peak-tflops")
+    if not isinstance(peaks, dict) or "fp32" not in peaks:
+        yield f"{where}peak-tflops is missing: give a table with fp32 at least, as {{ fp32 = 19.5 }}"
+        return
+    yield from _unknown(peaks, _DTYPES, f"{where}peak-tflops.")
+    for key in _DTYPES:
+        if key in peaks:
+            yield from _number(f"{where}peak-tflops.{key}", peaks[key], _PEAK)
+
+
+def _get(fields: Mapping[str, Any], table: Mapping[str, _Field], key: str) -> float:
+    default = table[key].default
+    return float(fields[key]) if key in fields else float(default if default is not None else math.nan)
+
+
+def _cluster(fields: Mapping[str, Any]) -> Cluster:
+    node, network = fields["node"], fields["network"]
+    loader = _get(fields, _TOP, "loader-samples-s")
+    measured = {
+        (row["operation"], int(row["ranks"])): _constants(row, row["bandwidth-gb-s"] * 1e9)
+        for row in fields.get("measured", [])
+    }
+    return Cluster(
+        name=str(fields.get("name", "cluster")),
+        groups=tuple(map(_group, fields["groups"])),
+        node=Link(usual=_constants(node, node["bandwidth-gb-s"] * 1e9), measured=measured),
+        network=Link(
+            usual=_constants(network, network["bandwidth-gbit-s"] * 1e9 / 8),
+            nics=int(network["nics"]),
+            straggle=_get(network, _NETWORK, "straggle-ms") * 1e-3,
+        ),
+        loader=loader if math.isfinite(loader) else None,
+        reserved=_get(fields, _TOP, "reserved-factor"),
+        context=_get(fields, _TOP, "context-gib") * 2**30,
+        backend=str(fields.get("backend", "nccl")),
+        sources={str(key): str(value) for key, value in fields.get("sources", {}).items()},
+        uncertainty=_get(fields, _TOP, "uncertainty"),
+        batches=(_get(fields, _TOP, "fitted-rows-from"), _get(fields, _TOP, "fitted-rows-to")),
+    )
+
+
+def _constants(fields: Mapping[str, Any], beta: float) -> Constants:
+    return Constants(alpha=fields["alpha-us"] * 1e-6, beta=beta, gamma=fields.get("gamma-ns", 0.0) * 1e-9)
+
+
+def _group(fields: Mapping[str, Any]) -> Group:
+    device = Device(
+        name=str(fields.get("device", "device")),
+        memory=fields["memory-gib"] * 2**30,
+        peak={key: value * 1e12 for key, value in fields["peak-tflops"].items()},
+        bandwidth=fields["bandwidth-gb-s"] * 1e9,
+        gemm_floor=fields["gemm-floor-us"] * 1e-6,
+        gemm_efficiency=fields["gemm-efficiency"],
+        gemm_bandwidth=fields["gemm-bandwidth"],
+        attention_efficiency=fields["attention-efficiency"],
+        copy_efficiency=fields["copy-efficiency"],
+        launch=fields["launch-us"] * 1e-6,
+        sustained=_get(fields, _GROUP, "sustained"),
+    )
+    return Group(nodes=int(fields["nodes"]), devices=int(fields["devices"]), device=device)

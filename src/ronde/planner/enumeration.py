@@ -1,0 +1,133 @@
+"""All legal candidates for a number of devices, as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from ronde.plan import Plan
+from ronde.planner.candidates import CHUNKS, PLACEMENTS, RECOMPUTES, SCHEDULES, Candidates
+from ronde.planner.graph import CostGraph
+
+__all__ = ["Fixed", "enumerate_candidates", "fixed_by"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """Values that the user has fixed; None where the search is free."""
+
+    data: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    micro_batches: int | None = None
+    placement: int | None = None
+    recompute: int | None = None
+    schedule: int | None = None
+
+
+def fixed_by(plan: Plan, keys: Collection[str]) -> Fixed:
+    """What a plan fixes, of the keys that the user named."""
+
+    def asked(name: str) -> int | None:
+        value = plan.value(name)
+        return value if name in keys and value is not None else None
+
+    placement = PLACEMENTS.index(plan.state.placement) if plan.state.placement in PLACEMENTS else 0
+    schedule = plan.compute.schedule
+    return Fixed(
+        data=asked("data"),
+        tensor=asked("tensor"),
+        pipeline=asked("pipeline"),
+        context=asked("context"),
+        expert=asked("expert"),
+        micro_batches=asked("micro-batches"),
+        placement=placement if "state" in keys else None,
+        recompute=RECOMPUTES.index(plan.compute.recompute) if "recompute" in keys else None,
+        schedule=SCHEDULES.index(schedule) if schedule is not None else None,
+    )
+
+
+def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int = 8) -> Candidates:
+    """Every legal combination of degrees, micro-batches, placement, recompute and schedule.
+
+    A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of nodes;
+    context parallelism is a power of two; each rank has a sample at least. Micro-batches are powers of two of
+    the samples of a rank, and all of them.
+
+    Args:
+        node: devices of a node.
+    """
+    rows: list[np.ndarray] = []
+    for tensor, pipeline, context, expert in _degrees(graph, devices, fixed, node):
+        data = devices // (tensor * pipeline * context)
+        if data > graph.batch or (fixed.data is not None and fixed.data != data):
+            continue
+        samples = -(-graph.batch // data)
+        micros = _only(fixed.micro_batches, _pieces(samples))
+        states = _only(fixed.placement, range(4) if pipeline == 1 else range(2))
+        if data * context == 1:
+            states = _only(fixed.placement, [0])
+        recomputes = _only(fixed.recompute, range(3))
+        schedules = list(_schedules(graph, pipeline, fixed))
+        grid = np.array(np.meshgrid(micros, states, recomputes, np.arange(len(schedules)), indexing="ij"))
+        flat = grid.reshape(4, -1)
+        chosen = np.array(schedules)[flat[3]]
+        head = np.tile([[data], [tensor], [pipeline], [context], [expert]], flat.shape[1])
+        block = np.vstack([head, flat[:3], chosen.T])
+        whole = (block[8] != 2) | (block[5] % pipeline == 0)
+        rows.append(block[:, whole])
+    if not rows:
+        return Candidates.of([])
+    return Candidates(*np.ascontiguousarray(np.hstack(rows).astype(np.int64)))
+
+
+def _only(asked: int | None, every: Collection[int]) -> list[int]:
+    return list(every) if asked is None else [asked]
+
+
+def _pieces(samples: int) -> list[int]:
+    found = [1]
+    while found[-1] * 2 < samples:
+        found.append(found[-1] * 2)
+    return sorted({*found, samples})
+
+
+def _degrees(
+    graph: CostGraph, devices: int, fixed: Fixed, node: int
+) -> Iterator[tuple[int, int, int, int]]:
+    tensors = [
+        each
+        for each in _divisors(devices)
+        if (graph.heads and graph.heads % each == 0 and (node % each == 0 or each % node == 0)) or each == 1
+    ]
+    pipelines = [each for each in _divisors(devices) if each <= max(1, graph.layers)]
+    contexts = [1, 2, 4, 8] if graph.heads and graph.tokens >= 4096 else [1]
+    for tensor in _only(fixed.tensor, tensors):
+        for pipeline in _only(fixed.pipeline, pipelines):
+            for context in _only(fixed.context, contexts):
+                if devices % (tensor * pipeline * context):
+                    continue
+                data = devices // (tensor * pipeline * context)
+                experts = [each for each in _divisors(graph.experts) if data % each == 0]
+                for expert in _only(fixed.expert, experts):
+                    yield tensor, pipeline, context, expert
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _schedules(graph: CostGraph, pipeline: int, fixed: Fixed) -> Iterator[tuple[int, int]]:
+    """Schedules that there are for so many stages, each with its chunks."""
+    if pipeline == 1:
+        yield 1, 1
+        return
+    for schedule in _only(fixed.schedule, range(len(SCHEDULES))):
+        if schedule != 2:
+            yield schedule, 1
+        elif graph.layers >= CHUNKS * pipeline:
+            yield schedule, CHUNKS

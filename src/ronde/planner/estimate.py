@@ -1,0 +1,95 @@
+"""What the closed form says of candidates, and of one of them in events."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.planner.candidates import SCHEDULES, Candidates, Point
+from ronde.planner.cluster import Cluster
+from ronde.planner.graph import CostGraph
+from ronde.planner.memory import Held, held, stage_layers
+from ronde.planner.simulator import Timeline, simulate
+from ronde.planner.software import Software
+from ronde.planner.step import Stages, Step, samples_of, stages, step
+from ronde.planner.traffic import USUAL, Traffic
+
+__all__ = ["Setting", "memory_of", "seconds_of", "simulated", "timeline_of"]
+
+Floats = NDArray[np.float64]
+
+# Of more micro-batches than this many for each stage, the rest repeats.
+_MICROS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What all candidates of a question share."""
+
+    cluster: Cluster
+    graph: CostGraph
+    software: Software
+    algorithm: str = "auto"
+    traffic: Traffic = USUAL
+
+
+def memory_of(setting: Setting, candidates: Candidates) -> Held:
+    """Bytes of the worst rank."""
+    samples = samples_of(setting.graph, candidates)
+    return held(setting.graph, candidates, setting.software, samples)
+
+
+def seconds_of(setting: Setting, candidates: Candidates) -> Step:
+    """Seconds of a step in closed form."""
+    return step(
+        setting.cluster, setting.graph, candidates, setting.software, setting.algorithm, setting.traffic
+    )
+
+
+def timeline_of(setting: Setting, point: Point, micros: int | None = None) -> Timeline:
+    """All stages' work on `micros` micro-batches (all of them by default), each stage with its own layers."""
+    one = Candidates.one(point)
+    each = stages(setting.cluster, setting.graph, one, setting.software)
+    forward, backward = _every_stage(setting.graph, point, each)
+    send = float(each.send[0]) * setting.cluster.factor
+    near = point.tensor * point.context * point.data < setting.cluster.node_size
+    return simulate(
+        SCHEDULES[point.schedule],
+        [seconds * setting.cluster.factor for seconds in forward],
+        [seconds * setting.cluster.factor for seconds in backward],
+        micros or point.micro_batches,
+        chunks=point.chunks,
+        send=send,
+        busy=0.0 if near else send,
+    )
+
+
+def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[float], list[float]]:
+    """Seconds of a micro-batch on every stage, from those of the first, a middle and the last one."""
+    p = point.pipeline
+    sizes = np.array([p])
+    counts = [int(stage_layers(graph.layers, sizes, np.array([stage]))[0]) for stage in range(p)]
+    found: list[list[float]] = []
+    for seconds in (each.forward[:, 0], each.backward[:, 0]):
+        first, middle, last = (float(value) for value in seconds)
+        layer = middle / max(counts[min(1, p - 1)], 1)
+        line = [layer * count for count in counts]
+        line[0], line[-1] = first, last
+        found.append(line)
+    return found[0], found[1]
+
+
+def simulated(setting: Setting, point: Point, closed: Step, place: int) -> float:
+    """Seconds of a step with the pipeline run by events; `closed` is the closed form, for all but the pipeline."""
+    if point.pipeline == 1:
+        return float(closed.total[place])
+    group = point.pipeline
+    few = min(point.micro_batches, max(_MICROS * group, group + 1))
+    if point.schedule == 2:
+        few = min(point.micro_batches, -(-few // group) * group)
+    ran = timeline_of(setting, point, few).seconds
+    body = float(closed.compute[place] + closed.exchange[place])
+    rest = (point.micro_batches - few) * body / point.micro_batches
+    return ran + rest + float(closed.gradients[place] + closed.optimizer[place] + closed.loader[place])

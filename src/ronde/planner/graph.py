@@ -1,0 +1,171 @@
+"""The cost graph: what one step of a model computes, keeps and sends, without saying where."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ronde.errors import UsageError
+
+__all__ = ["Attention", "Block", "CostGraph", "Matmul", "graph_from_json", "graph_to_json"]
+
+Cut = Literal["columns", "rows", "whole"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Matmul:
+    """A product of activations (rows x k) and weights (k x n), in forward; backward has two of its size.
+
+    Attributes:
+        rows: for each sample.
+        n, k: sizes of the weights, uncut.
+        cut: what tensor parallelism divides: `n` (columns), `k` (rows), nothing (whole).
+        count: how often a block has it.
+    """
+
+    rows: float
+    n: int
+    k: int
+    cut: Cut = "whole"
+    count: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """The part of a block between queries and values; tensor parallelism divides it by heads.
+
+    Attributes:
+        flops: of forward, for each sample.
+        values: numbers read and written for each sample where it is not fused: scores, softmax, dropout.
+        saved, masks: kept for backward, for each sample: numbers, and further bytes.
+        fused: whether one kernel does it all (flash attention).
+        head_size: numbers of a head.
+    """
+
+    flops: float
+    values: float
+    saved: float
+    masks: float
+    fused: bool
+    head_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """A part of a model between two of which a pipeline may cut. All amounts are for one sample, in forward.
+
+    Attributes:
+        parameters_cut, parameters_whole: numbers that tensor parallelism divides, and those it repeats.
+        matmuls: products with weights.
+        attention: None where there is none.
+        moved_cut, moved_whole: numbers that element-wise work reads and writes.
+        kernels: operations that are no product.
+        saved_cut, saved_whole: numbers kept for backward, attention's own left out.
+        masks_cut, masks_whole: bytes kept for backward that no precision changes.
+        output: numbers handed to the next block.
+        exchanges: all-reduces of `output` that tensor parallelism needs in forward.
+        results: of `saved_cut` and `saved_whole`, results of products; `recompute=selective` keeps these only.
+        table: whether its parameters are rows of which a step reads some.
+    """
+
+    name: str
+    parameters_cut: float = 0.0
+    parameters_whole: float = 0.0
+    matmuls: tuple[Matmul, ...] = ()
+    attention: Attention | None = None
+    moved_cut: float = 0.0
+    moved_whole: float = 0.0
+    kernels: float = 0.0
+    saved_cut: float = 0.0
+    saved_whole: float = 0.0
+    masks_cut: float = 0.0
+    masks_whole: float = 0.0
+    output: float = 0.0
+    exchanges: int = 0
+    results: float = 0.0
+    table: bool = False
+
+    @property
+    def parameters(self) -> float:
+        return self.parameters_cut + self.parameters_whole
+
+    @property
+    def flops(self) -> float:
+        """Of forward, for one sample."""
+        products = sum(2 * each.rows * each.n * each.k * each.count for each in self.matmuls)
+        return products + (self.attention.flops if self.attention else 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CostGraph:
+    """A training step.
+
+    Attributes:
+        name: of the model or script.
+        batch: samples of a global batch.
+        tokens: of a sample; 1 where samples have none.
+        first, block, last: what comes before repeated blocks, one of these, and what comes behind them.
+        layers: how many blocks there are.
+        heads: of attention, which tensor parallelism divides; 0 where tensor parallelism is not known.
+        tied: numbers of parameters that `first` and `last` share.
+        slots: numbers that the optimizer keeps for each parameter.
+        itemsize: bytes of a parameter in the script's own dtype.
+        experts: of a block; 1 without.
+        source: where it is from.
+    """
+
+    name: str
+    batch: int
+    tokens: int
+    first: Block
+    block: Block
+    last: Block
+    layers: int
+    heads: int
+    tied: float = 0.0
+    slots: int = 2
+    itemsize: int = 4
+    experts: int = 1
+    source: str = ""
+
+    @property
+    def parameters(self) -> float:
+        """Numbers of all parameters, shared ones once."""
+        every = self.first.parameters + self.block.parameters * self.layers + self.last.parameters
+        return every - self.tied
+
+    @property
+    def step_flops(self) -> float:
+        """Of forward and backward of a global batch, nothing computed twice."""
+        return 3 * self.batch * (self.first.flops + self.block.flops * self.layers + self.last.flops)
+
+
+def graph_to_json(graph: CostGraph) -> str:
+    return json.dumps(dataclasses.asdict(graph), indent=1) + "\n"
+
+
+def graph_from_json(text: str) -> CostGraph:
+    """The graph that `graph_to_json` wrote.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        blocks = {name: _block(fields.pop(name)) for name in ("first", "block", "last")}
+        return CostGraph(**blocks, **fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"this is no cost graph of this version ({error}); trace the script anew") from None
+
+
+def _block(fields: Mapping[str, Any]) -> Block:
+    attention = fields["attention"]
+    return Block(
+        **{
+            **fields,
+            "matmuls": tuple(Matmul(**each) for each in fields["matmuls"]),
+            "attention": Attention(**attention) if attention else None,
+        }
+    )

@@ -1,0 +1,101 @@
+"""How long a block computes: products by `l + F/(e peak) + bytes/(b bw)`, the rest by the bytes that it moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.planner.device import Device
+from ronde.planner.graph import Attention, Block, Matmul
+from ronde.planner.software import Software
+
+__all__ = ["Shares", "block_seconds", "gemm_seconds", "peak_of"]
+
+Floats = NDArray[np.float64]
+
+# A size that is no multiple of 64 after cutting costs some 28 % (BigScience's tables).
+_TILE = 64
+_MISFIT = 1.28
+# Batched products of a head whose size is no multiple of 8 leave the fast kernels.
+_HEAD = 8
+_SLOW_HEAD = 3.0
+_FUSED_BACKWARD = 2.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shares:
+    """What of a block a rank has at a time, of candidates in arrays: samples, and cuts by tensor and context."""
+
+    samples: Floats
+    tensor: Floats
+    context: Floats
+
+
+def peak_of(device: Device, precision: str) -> float:
+    """FLOP/s of the data sheet in a precision, or in the nearest one that the device has."""
+    for name in {
+        "bf16": ("bf16", "fp16", "fp32"),
+        "fp16": ("fp16", "bf16", "fp32"),
+        "tf32": ("tf32", "fp32"),
+    }.get(precision, ("fp32",)):
+        if name in device.peak:
+            return device.peak[name]
+    return device.peak["fp32"]
+
+
+def gemm_seconds(device: Device, precision: str, m: Floats, n: Floats, k: Floats, itemsize: float) -> Floats:
+    """Seconds of a product of (m, k) and (k, n) by itself."""
+    moved = itemsize * (m * n + m * k + n * k)
+    return (
+        device.gemm_floor
+        + 2 * m * n * k / (device.gemm_efficiency * peak_of(device, precision))
+        + moved / (device.gemm_bandwidth * device.bandwidth)
+    )
+
+
+def block_seconds(device: Device, software: Software, block: Block, shares: Shares) -> tuple[Floats, Floats]:
+    """Seconds of forward and of backward of a block for one micro-batch, communication left out."""
+    forward = np.zeros_like(shares.samples)
+    backward = np.zeros_like(shares.samples)
+    for matmul in block.matmuls:
+        once = _product(device, software, matmul, shares) * matmul.count
+        forward += once
+        backward += 2 * once
+    if block.attention is not None:
+        there, back = _attention(device, software, block.attention, shares)
+        forward += there
+        backward += back
+    whole = block.moved_whole / (shares.tensor if software.sequence_parallel else 1)
+    values = (block.moved_cut / shares.tensor + whole) * shares.samples / shares.context
+    moved = (
+        values * software.itemsize / (device.copy_efficiency * device.bandwidth)
+        + block.kernels * device.launch
+    )
+    return (forward + moved) / device.sustained, (backward + 2 * moved) / device.sustained
+
+
+def _product(device: Device, software: Software, matmul: Matmul, shares: Shares) -> Floats:
+    rows = matmul.rows * shares.samples / shares.context
+    n = matmul.n / shares.tensor if matmul.cut == "columns" else np.full_like(rows, matmul.n)
+    k = matmul.k / shares.tensor if matmul.cut == "rows" else np.full_like(rows, matmul.k)
+    cut = n if matmul.cut == "columns" else k
+    misfit = (cut % _TILE != 0) & (cut > _TILE) & (matmul.cut != "whole") & (shares.tensor > 1)
+    seconds = gemm_seconds(device, software.precision, rows, n, k, software.itemsize)
+    return np.where(misfit, seconds * _MISFIT, seconds)
+
+
+def _attention(
+    device: Device, software: Software, attention: Attention, shares: Shares
+) -> tuple[Floats, Floats]:
+    part = shares.samples / (shares.tensor * shares.context)
+    peak = peak_of(device, software.precision)
+    if attention.fused:
+        seconds = attention.flops * part / (device.attention_efficiency * peak) + device.launch
+        return seconds, _FUSED_BACKWARD * seconds
+    slow = _SLOW_HEAD if attention.head_size % _HEAD else 1.0
+    products = slow * attention.flops * part / (device.gemm_efficiency * peak)
+    moved = attention.values * part * software.itemsize / (device.copy_efficiency * device.bandwidth)
+    seconds = products + moved + 4 * device.launch
+    return seconds, 2 * seconds

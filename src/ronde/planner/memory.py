@@ -1,0 +1,160 @@
+"""How many bytes the worst rank holds at its peak, by kind: exact for each stage of a pipeline.
+
+Sources: micro-batches in flight and activations are Megatron-LM's (Narayanan et al. 2021, Korthikanti et al.
+2022), states ZeRO's (Rajbhandari et al. 2020); what ronde gathers beside them is in docs/zero3.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.planner.candidates import Candidates
+from ronde.planner.graph import Block, CostGraph
+from ronde.planner.software import Software
+
+__all__ = ["KINDS", "Held", "held", "held_by", "in_flight", "stage_layers", "states"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "workspace")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of the worst rank, of candidates in arrays; attributes are KINDS, `stage` is that rank's."""
+
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+    gathered: Floats
+    activations: Floats
+    workspace: Floats
+    stage: Ints
+
+    @property
+    def total(self) -> Floats:
+        parts = (getattr(self, kind) for kind in KINDS)
+        return sum(parts, np.zeros_like(self.parameters))
+
+
+def stage_layers(layers: int, pipeline: Ints, stage: Ints) -> Ints:
+    """Layers of a stage: what is left over goes to the first stages, one each.
+
+    >>> stage_layers(7, np.array([2, 2]), np.array([0, 1])).tolist()
+    [4, 3]
+    """
+    return layers // pipeline + (stage < layers % pipeline)
+
+
+def in_flight(candidates: Candidates, stage: Ints) -> Floats:
+    """Micro-batches of which a stage keeps activations at once, in units of all its layers.
+
+    `gpipe` m; `1f1b` and `zero-bubble` (ZB-H1) min(p - stage, m); `interleaved` the chunks of its warm-up and one.
+    """
+    p, m, v = candidates.pipeline, candidates.micro_batches, candidates.chunks
+    one = np.minimum(p - stage, m)
+    chunks = np.minimum((p - stage - 1) * 2 + (v - 1) * p + 1, m * v)
+    found = np.select([candidates.schedule == 0, candidates.schedule == 2], [m, chunks / v], one)
+    return np.where(p > 1, found, 1.0)
+
+
+def states(
+    graph: CostGraph, candidates: Candidates, software: Software, stage: Ints
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Bytes of parameters, gradients and optimizer state of a stage, and the numbers of its parameters."""
+    numbers = _stage_parameters(graph, candidates, stage)
+    ranks = candidates.data * candidates.context
+    placement = candidates.placement
+    optimizer = numbers * software.optimizer / np.where((placement >= 1) & (placement <= 3), ranks, 1)
+    gradients = numbers * software.gradient / np.where((placement >= 2) & (placement <= 3), ranks, 1)
+    parameters = numbers * software.parameter / np.where(placement == 3, ranks, 1)
+    return parameters, gradients, optimizer, numbers
+
+
+def held(graph: CostGraph, candidates: Candidates, software: Software, samples: Floats) -> Held:
+    """The peak of the worst rank.
+
+    Args:
+        samples: of a micro-batch on a rank.
+    """
+    p = candidates.pipeline
+    stages = [np.zeros_like(p), np.minimum(np.ones_like(p), p - 1), p - 1]
+    found = [held_by(graph, candidates, software, samples, stage) for stage in stages]
+    totals = np.stack([each.total for each in found])
+    worst = totals.argmax(axis=0)
+    names = (*KINDS, "stage")
+    return Held(*(np.choose(worst, [getattr(each, name) for each in found]) for name in names))
+
+
+def _stage_parameters(graph: CostGraph, candidates: Candidates, stage: Ints) -> Floats:
+    t = candidates.tensor
+    share = np.maximum(candidates.expert, 1)
+    p = candidates.pipeline
+
+    def cut(block: Block) -> Floats:
+        own = block.parameters_cut / np.where(graph.experts > 1, share, 1)
+        return own / t + block.parameters_whole
+
+    numbers = stage_layers(graph.layers, p, stage) * cut(graph.block)
+    first, last = stage == 0, stage == p - 1
+    numbers = numbers + first * cut(graph.first) + last * cut(graph.last)
+    # One rank that is first and last holds a shared embedding once.
+    return numbers - (first & last) * graph.tied / t
+
+
+def _saved(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
+    """Bytes that a block keeps for backward, of one micro-batch, nothing recomputed."""
+    t = candidates.tensor
+    whole = t if software.sequence_parallel else 1
+    values = block.saved_cut / t + block.saved_whole / whole
+    masks = block.masks_cut / t + block.masks_whole / whole
+    if block.attention is not None:
+        values = values + block.attention.saved / t
+        masks = masks + block.attention.masks / t
+    return (values * software.itemsize + masks) * samples / candidates.context
+
+
+def _selective(block: Block, candidates: Candidates, software: Software, samples: Floats) -> Floats:
+    """Bytes kept under `recompute=selective`."""
+    t = candidates.tensor
+    if software.keeps_results:
+        kept = (block.results / t + block.output) * software.itemsize * samples / candidates.context
+        return np.minimum(kept, _saved(block, candidates, software, samples))
+    if block.attention is None:
+        return _saved(block, candidates, software, samples)
+    without = dataclasses.replace(block, attention=None)
+    return _saved(without, candidates, software, samples)
+
+
+def held_by(
+    graph: CostGraph, candidates: Candidates, software: Software, samples: Floats, stage: Ints
+) -> Held:
+    """The peak of a rank of one stage; arguments as of `held`."""
+    p, t = candidates.pipeline, candidates.tensor
+    first, last = stage == 0, stage == p - 1
+    parameters, gradients, optimizer, numbers = states(graph, candidates, software, stage)
+    layers = stage_layers(graph.layers, p, stage)
+    flight = in_flight(candidates, stage)
+    whole = _saved(graph.block, candidates, software, samples)
+    selective = _selective(graph.block, candidates, software, samples)
+    sequence = t if software.sequence_parallel else 1
+    inputs = graph.block.output * software.itemsize * samples / (candidates.context * sequence)
+    kept = np.choose(candidates.recompute, [whole, selective, inputs])
+    again = np.choose(candidates.recompute, [np.zeros_like(whole), whole - selective, whole])
+    ends = first * _saved(graph.first, candidates, software, samples) * flight
+    ends = ends + last * _saved(graph.last, candidates, software, samples)
+    activations = kept * layers * flight + np.where(layers > 0, again, 0) + ends
+    activations = activations + np.where(candidates.placement >= 3, 0.0, numbers * software.copy)
+    largest = np.maximum(graph.block.parameters_cut, graph.last.parameters_cut * last) / t
+    largest = np.maximum(largest, graph.first.parameters_cut * first / t)
+    units = 2 * largest * (software.parameter + software.copy)
+    gathered = np.where(candidates.placement >= 3, units, 0.0)
+    gathered = gathered + np.where(candidates.placement >= 2, 2 * software.bucket, 0.0)
+    fixed = software.fixed + last * ~first * graph.tied / t * software.tied_copy
+    return Held(
+        parameters, gradients, optimizer, gathered, activations, np.broadcast_to(fixed, numbers.shape), stage
+    )

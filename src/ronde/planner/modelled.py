@@ -1,0 +1,43 @@
+"""Which keys of a plan the cost model prices, and why not the others: every key is in one of two tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["NOT_MODELLED", "PRICED"]
+
+PRICED: Mapping[str, str] = {
+    "data": "samples of a rank, sums of gradients",
+    "tensor": "products cut by columns or rows, all-reduces of activations",
+    "pipeline": "stages, bubble, micro-batches in flight, sends",
+    "context": "tokens of a rank, gathers of keys and values",
+    "expert": "experts of a rank, two exchanges of activations a layer each way",
+    "state": "bytes of parameters, gradients and optimizer state; what is gathered and scattered",
+    "servers": "bytes through the servers' network cards",
+    "algorithm": "rings, trees, or sums on nodes before sums across them",
+    "compressor": "bytes that travel, and passes to encode and decode",
+    "error-feedback": "two more passes",
+    "bucket-mb": "how many collectives, and their buffers",
+    "update": "how often and with whom ranks exchange, and whether they wait",
+    "every": "steps between exchanges",
+    "peers": "two ranks or all",
+    "precision": "peak of the device, bytes of values",
+    "micro-batches": "sizes of products, activations, bubble",
+    "recompute": "activations kept, forward computed again",
+    "schedule": "bubble and micro-batches in flight",
+}
+"""Keys with a cost, and what of it."""
+
+NOT_MODELLED: Mapping[str, str] = {
+    "sparse": "how many rows a step touches depends on the data",
+    "offload": "the link to host memory is no constant of a cluster file",
+    "compressed": "a momentum has the bytes of a gradient",
+    "adaptive": "k is found as the training goes; 8 is assumed",
+    "staleness": "how ranks drift apart depends on noise",
+    "optimizer-on": "the update's time is the same on either side",
+    "compile": "what a compiler fuses is not known before it runs; calibrate by one step",
+    "rng": "draws take no time beside the rest",
+    "batch-dim": "a layout, not an amount",
+    "loading": "the loader's rate is a constant of the cluster file",
+}
+"""Keys without a cost, and why."""

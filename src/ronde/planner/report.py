@@ -1,0 +1,111 @@
+"""An answer as lines for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ronde.planner.answer import Answer, Choice, NoFit
+
+__all__ = ["report"]
+
+_WIDTH = 110
+_LEAST_GAIN = 0.005
+
+
+def report(answer: Answer) -> str:
+    """The table, or what does not fit, under a line that says of what, and above the notes."""
+    heading = (
+        f"{answer.model}: {_number(answer.parameters)} parameters, a batch of {answer.batch}, on "
+        f"{answer.devices} devices of {answer.cluster}; {answer.fitting:,} of {answer.considered:,} plans fit"
+    )
+    body = _no_fit(answer.no_fit) if answer.no_fit is not None else _table(answer)
+    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in (*answer.notes, *_legend(answer))]
+    return "\n\n".join([textwrap.fill(heading, _WIDTH), body, "\n".join(notes)]).rstrip()
+
+
+def _table(answer: Answer) -> str:
+    rows = [("", "s/step", "from to", f"{answer.unit}/s", "MFU", "GiB", "reserved", "wall", "next", "plan")]
+    for place, choice in enumerate(answer.choices, 1):
+        rows.append(
+            (
+                str(place),
+                _seconds(choice.seconds),
+                f"{_seconds(choice.low)} {_seconds(choice.high)}",
+                _number(choice.per_second),
+                f"{choice.mfu:.0%}",
+                f"{choice.allocated / 2**30:.2f}",
+                f"{choice.reserved / 2**30:.2f}{'!' if choice.tight else ''}",
+                _wall(choice.walls, 0),
+                _wall(choice.walls, 1),
+                choice.plan + _marks(choice),
+            )
+        )
+    return _columns(rows)
+
+
+def _marks(choice: Choice) -> str:
+    return ("" if choice.exact else "  (inexact)") + ("  (not in this version)" if choice.runs else "")
+
+
+def _wall(walls: Sequence[tuple[str, float]], place: int) -> str:
+    name, gain = walls[place]
+    return f"{name} -{gain:.0%}" if gain >= _LEAST_GAIN else "none"
+
+
+def _legend(answer: Answer) -> list[str]:
+    if answer.no_fit is not None:
+        return []
+    lines = [
+        "a wall takes that share of the step: with ideal kernels (compute), infinite memory, free links "
+        "(communication), no bubble, a free loader (data)"
+    ]
+    if any(choice.tight for choice in answer.choices):
+        lines.append("!: what the allocator usually reserves is more than the device has; it may have to give back")
+    missing = sorted({choice.runs for choice in answer.choices if choice.runs}, key=len)
+    if missing:
+        lines.append(f"not in this version: {missing[0]}")
+        if all(choice.runs for choice in answer.choices):
+            lines.append("none of these runs in this version; fix its keys by --plan to see others")
+    return lines
+
+
+def _no_fit(no_fit: NoFit) -> str:
+    kinds = ", ".join(f"{kind} {value / 2**30:.2f}" for kind, value in no_fit.kinds.items() if value)
+    lines = [
+        f"does not fit: a device has {no_fit.available / 2**30:.2f} GiB for it",
+        f"nearest plan: {no_fit.nearest}: {no_fit.allocated / 2**30:.2f} GiB on the worst rank",
+        f"GiB by kind: {kinds}",
+    ]
+    if no_fit.devices:
+        lines.append(f"smallest cluster of these devices that does: {no_fit.devices}, by {no_fit.with_plan}")
+    else:
+        lines.append("no number of these devices that was tried would do; take some with more memory")
+    return "\n".join(lines)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Numbers to the right, the plan to the left."""
+    last = len(rows[0]) - 1
+    widths = [max(len(row[place]) for row in rows) for place in range(last)]
+    lines = [
+        "  ".join([*(row[place].rjust(widths[place]) for place in range(last)), row[last]]) for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _number(value: float) -> str:
+    """Three digits that count.
+
+    >>> [_number(each) for each in (12.3456, 1234.0, 7.1e9)]
+    ['12.3', '1,234', '7.10 G']
+    """
+    for size, name in ((1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if value >= size:
+            return f"{value / size:.3g}{name}" if value >= 10 * size else f"{value / size:.2f}{name}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+

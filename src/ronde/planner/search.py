@@ -1,0 +1,284 @@
+"""The search: enumerate, drop what cannot fit, cost the rest at once, keep the best, run these by events."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.plan import Plan, expand, validate
+from ronde.planner.answer import Answer, Choice, NoFit
+from ronde.planner.candidates import Candidates, Point, plan_of
+from ronde.planner.cluster import Cluster
+from ronde.planner.enumeration import Fixed, enumerate_candidates, fixed_by
+from ronde.planner.estimate import Setting, memory_of, seconds_of, simulated
+from ronde.planner.graph import CostGraph
+from ronde.planner.memory import KINDS, Held, states
+from ronde.planner.modelled import NOT_MODELLED
+from ronde.planner.software import ronde_software
+from ronde.planner.step import Step, flops_share
+from ronde.planner.traffic import traffic_of
+from ronde.planner.walls import walls
+
+__all__ = ["SIMULATED", "fitting", "front", "search"]
+
+SIMULATED = 30
+"""How many of the best candidates are run by events."""
+
+_GROWTH = 2
+_MOST_DEVICES = 65536
+_INEXACT = (
+    "compressor=fp16",
+    "compressor=bf16",
+    "compressor=int8",
+    "onebit",
+    "twobit",
+    "dgc",
+    "powersgd",
+    "local-sgd",
+    "decentralized",
+    "async-average",
+)
+# Half the width of an interval by one measured step, over that without.
+_CALIBRATED = 0.6
+_OUTSIDE = 2.0
+
+Floats = NDArray[np.float64]
+
+
+def search(
+    graph: CostGraph,
+    cluster: Cluster,
+    base: Plan,
+    *,
+    keys: Collection[str] = (),
+    top: int = 10,
+    allow_inexact: bool = False,
+) -> Answer:
+    """Rank plans for a model on a cluster.
+
+    Args:
+        base: values that all candidates have; those of `keys` are fixed, others searched.
+        keys: names of keys that the user has given.
+        allow_inexact: whether plans that change the update are ranked beside.
+    """
+    devices = cluster.devices
+    software = ronde_software(
+        base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes)
+    )
+    setting = Setting(
+        cluster=cluster,
+        graph=graph,
+        software=software,
+        algorithm=base.communication.algorithm,
+        traffic=traffic_of(base),
+    )
+    fixed = fixed_by(base, keys)
+    candidates = enumerate_candidates(graph, devices, fixed, cluster.node_size)
+    fit, memory = fitting(setting, candidates)
+    notes = list(_notes(graph, cluster, base, keys))
+    answer = Answer(
+        model=graph.name,
+        cluster=cluster.name,
+        devices=devices,
+        batch=graph.batch,
+        unit="tokens" if graph.tokens > 1 else "samples",
+        parameters=graph.parameters,
+        choices=(),
+        no_fit=None,
+        notes=tuple(notes),
+        considered=len(candidates),
+        fitting=len(fit),
+        sources=cluster.sources,
+    )
+    if not len(fit):
+        return dataclasses.replace(answer, no_fit=_no_fit(setting, candidates, base, fixed))
+    choices = _ranked(setting, candidates, fit, memory, base, top)
+    if allow_inexact and base.exact:
+        choices += _inexact(setting, fit, memory, base, top)
+    choices.sort(key=lambda choice: choice.seconds)
+    return dataclasses.replace(answer, choices=tuple(choices[:top]))
+
+
+def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
+    """Those whose worst rank fits its device, and what it holds; states alone are the lower bound of the first pass."""
+    if not len(candidates):
+        return candidates, memory_of(setting, candidates)
+    available = setting.cluster.memory
+    parts = states(setting.graph, candidates, setting.software, np.minimum(1, candidates.pipeline - 1))
+    bound = parts[0] + parts[1] + parts[2]
+    maybe = candidates.take(bound <= available)
+    if not len(maybe):
+        return maybe, memory_of(setting, maybe)
+    memory = memory_of(setting, maybe)
+    fits = memory.total <= available
+    return maybe.take(fits), Held(*(getattr(memory, name)[fits] for name in (*KINDS, "stage")))
+
+
+def front(seconds: Floats, memory: Floats) -> NDArray[np.bool_]:
+    """Which are on the Pareto front: no other is as quick and smaller, or as small and quicker."""
+    order = np.lexsort((memory, seconds))
+    least = np.minimum.accumulate(memory[order])
+    before = np.concatenate([[np.inf], least[:-1]])
+    found = np.zeros(len(seconds), dtype=bool)
+    found[order] = memory[order] < before
+    return found
+
+
+def _ranked(
+    setting: Setting, every: Candidates, fit: Candidates, memory: Held, base: Plan, top: int
+) -> list[Choice]:
+    closed = seconds_of(setting, fit)
+    pareto = front(closed.total, memory.total)
+    # The front first; what is behind it fills up, so that near ties are seen.
+    ahead = np.flatnonzero(pareto)
+    ahead = ahead[np.argsort(closed.total[ahead], kind="stable")]
+    behind = np.flatnonzero(~pareto)
+    behind = behind[np.argsort(closed.total[behind], kind="stable")]
+    chosen = np.concatenate([ahead[:SIMULATED], behind])[: max(SIMULATED, top)]
+    best = _best_without_memory(setting, every)
+    ran = [(simulated(setting, fit.point(place), closed, int(place)), int(place)) for place in chosen]
+    ran.sort()
+    return [
+        _choice(setting, fit, place, closed, memory, seconds, base, best, bool(pareto[place]))
+        for seconds, place in ran[:top]
+    ]
+
+
+def _best_without_memory(setting: Setting, every: Candidates) -> float:
+    return float(seconds_of(setting, every).total.min())
+
+
+def _choice(  # noqa: PLR0913 - all of one row
+    setting: Setting,
+    fit: Candidates,
+    place: int,
+    closed: Step,
+    memory: Held,
+    seconds: float,
+    base: Plan,
+    best: float,
+    pareto: bool,
+) -> Choice:
+    graph, cluster = setting.graph, setting.cluster
+    point = fit.point(place)
+    plan = plan_of(point, base)
+    allocated = float(memory.total[place])
+    width = _width(setting, point)
+    problems = validate(plan, cluster.devices)
+    names = ("compute", "exchange", "bubble", "gradients", "optimizer", "loader")
+    mfu = flops_share(cluster, graph, setting.software, np.array(seconds), np.array(float(cluster.devices)))
+    return Choice(
+        plan=str(plan),
+        seconds=seconds,
+        low=seconds / (1 + width),
+        high=seconds * (1 + width),
+        per_second=graph.batch * graph.tokens / seconds,
+        mfu=float(mfu),
+        allocated=allocated,
+        reserved=allocated * cluster.reserved,
+        kinds={kind: float(getattr(memory, kind)[place]) for kind in KINDS},
+        walls=tuple((wall.name, wall.gain) for wall in walls(setting, point, best)),
+        runs="; ".join(problems),
+        exact=plan.exact,
+        parts={name: float(getattr(closed, name)[place]) for name in names},
+        tight=allocated * cluster.reserved > cluster.memory,
+        pareto=pareto,
+    )
+
+
+def _width(setting: Setting, point: Point) -> float:
+    """Half the width of the interval, as a share: wider outside of what constants were fitted to."""
+    cluster = setting.cluster
+    width = cluster.uncertainty * (_CALIBRATED if cluster.calibration else 1.0)
+    samples = -(-setting.graph.batch // (point.data * point.micro_batches))
+    rows = samples * setting.graph.tokens / point.context
+    low, high = cluster.batches
+    return width * (1.0 if low <= rows <= high else _OUTSIDE)
+
+
+def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: int) -> list[Choice]:
+    """The best replicated candidates with compressors and looser updates."""
+    alone = (fit.placement == 0) & (fit.pipeline == 1) & (fit.tensor == 1) & (fit.context == 1)
+    places = np.flatnonzero(alone)
+    if not len(places):
+        return []
+    some = fit.take(places)
+    held = Held(*(getattr(memory, name)[places] for name in (*KINDS, "stage")))
+    found: list[Choice] = []
+    for items in _INEXACT:
+        asked = expand(items)
+        plan = dataclasses.replace(base, communication=asked.communication, update=asked.update)
+        theirs = dataclasses.replace(setting, traffic=traffic_of(plan))
+        closed = seconds_of(theirs, some)
+        place = int(closed.total.argmin())
+        seconds = float(closed.total[place])
+        found.append(_choice(theirs, some, place, closed, held, seconds, plan, seconds, False))
+    return sorted(found, key=lambda choice: choice.seconds)[:top]
+
+
+def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
+    """The plan that misses by least, and the smallest cluster where one fits."""
+    available = setting.cluster.memory
+    nearest, kinds, allocated = "none is legal", dict.fromkeys(KINDS, 0.0), 0.0
+    if len(candidates):
+        memory = memory_of(setting, candidates)
+        place = int(memory.total.argmin())
+        nearest = str(plan_of(candidates.point(place), base))
+        kinds = {kind: float(getattr(memory, kind)[place]) for kind in KINDS}
+        allocated = float(memory.total[place])
+    devices, plan = _smallest(setting, base, dataclasses.replace(fixed, data=None))
+    return NoFit(
+        nearest=nearest,
+        kinds=kinds,
+        allocated=allocated,
+        available=available,
+        devices=devices,
+        with_plan=plan,
+    )
+
+
+def _smallest(setting: Setting, base: Plan, fixed: Fixed) -> tuple[int, str]:
+    """The smallest number of devices on which a plan fits, in whole nodes, and the quickest such plan."""
+    node = setting.cluster.node_size
+
+    def best(devices: int) -> str | None:
+        grown = dataclasses.replace(setting, cluster=setting.cluster.resized(devices))
+        fit, _ = fitting(grown, enumerate_candidates(setting.graph, devices, fixed, node))
+        if not len(fit):
+            return None
+        return str(plan_of(fit.point(int(seconds_of(grown, fit).total.argmin())), base))
+
+    low, high = setting.cluster.devices, setting.cluster.devices
+    found = None
+    while found is None:
+        low, high = high, high * _GROWTH
+        if high > _MOST_DEVICES:
+            return 0, ""
+        found = best(high)
+    for devices in range(-(-(low + 1) // node) * node, high, node):
+        plan = best(devices)
+        if plan is not None:
+            return devices, plan
+    return high, found
+
+
+def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]) -> Iterator[str]:
+    if cluster.calibration:
+        yield f"calibrated by {cluster.calibration}: seconds are times {cluster.factor:.3f}"
+    devices = cluster.devices
+    if graph.batch < devices:
+        yield f"a batch of {graph.batch} has fewer samples than there are devices ({devices})"
+    elif graph.batch % devices:
+        nearest = max(1, round(graph.batch / devices)) * devices
+        yield (
+            f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample more; "
+            f"the nearest that does is {nearest}"
+        )
+    for key in keys:
+        if key in NOT_MODELLED:
+            yield f"{base.item(key)} has no cost in the model: {NOT_MODELLED[key]}"
+    if len({group.device.name for group in cluster.groups}) > 1:
+        yield "devices differ: seconds are those of the slowest, memory that of the smallest"

@@ -1,0 +1,109 @@
+"""A pipeline's step by events: when each stage does what, waiting for its neighbours and for the link to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ronde.plan.compute import Schedule
+from ronde.planner.schedule import Action, order
+
+__all__ = ["Span", "Timeline", "simulate"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """One action of a stage, from `start` to `end` in seconds."""
+
+    stage: int
+    action: Action
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timeline:
+    """All actions; `ends` has the second at which each stage is done."""
+
+    spans: tuple[Span, ...]
+    ends: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return max(self.ends)
+
+
+def simulate(
+    schedule: Schedule,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    micros: int,
+    *,
+    chunks: int = 1,
+    send: float = 0.0,
+    busy: float = 0.0,
+) -> Timeline:
+    """Run all stages of a pipeline.
+
+    Args:
+        forward, backward: seconds of a micro-batch on each stage, all its chunks together. Under `zero-bubble`
+            half of backward is W.
+        send: seconds until what one stage hands on is at the next.
+        busy: seconds for which a send keeps the link between two stages from the next one; 0 without contention.
+
+    A stage that waits lets others go on: each round runs every action whose inputs are there.
+    """
+    stages = len(forward)
+    orders = [order(schedule, stage, stages, micros, chunks) for stage in range(stages)]
+    split = schedule == "zero-bubble"
+    places = [0] * stages
+    free = [0.0] * stages
+    links: dict[tuple[int, str], float] = {}
+    there: dict[tuple[str, int, int], float] = {}
+    spans: list[Span] = []
+    left = sum(map(len, orders))
+    last = stages * chunks - 1
+    while left:
+        moved = False
+        for stage in range(stages):
+            while places[stage] < len(orders[stage]):
+                action = orders[stage][places[stage]]
+                virtual = action.chunk * stages + stage
+                ready = _ready(action, virtual, last, there)
+                if ready is None:
+                    break
+                start = max(free[stage], ready)
+                seconds = forward[stage] if action.kind == "F" else backward[stage] / (2 if split else 1)
+                end = start + seconds / chunks
+                free[stage] = end
+                there[f"{action.kind}-", action.micro, virtual] = end
+                there[action.kind, action.micro, virtual] = _sent(links, (stage, action.kind), end, send, busy)
+                spans.append(Span(stage, action, start, end))
+                places[stage] += 1
+                left -= 1
+                moved = True
+        assert moved, "an order of a schedule waits for itself"
+    return Timeline(tuple(spans), tuple(free))
+
+
+def _ready(
+    action: Action, virtual: int, last: int, there: dict[tuple[str, int, int], float]
+) -> float | None:
+    """When the inputs of an action are there; None as long as they are not known."""
+    if action.kind == "F":
+        return 0.0 if virtual == 0 else there.get(("F", action.micro, virtual - 1))
+    if action.kind == "W":
+        return there.get(("B-", action.micro, virtual))
+    own = there.get(("F-", action.micro, virtual))
+    if own is None or virtual == last:
+        return own
+    behind = there.get(("B", action.micro, virtual + 1))
+    return None if behind is None else max(own, behind)
+
+
+def _sent(
+    links: dict[tuple[int, str], float], link: tuple[int, str], end: float, send: float, busy: float
+) -> float:
+    begin = max(end, links.get(link, 0.0))
+    links[link] = begin + busy
+    return begin + send

@@ -1,0 +1,64 @@
+"""What a training stack keeps and sends for each number: stacks differ, and each part is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ronde.plan.compute import Precision
+
+__all__ = ["Software", "ronde_software"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Software:
+    """Bytes for each parameter or value.
+
+    Attributes:
+        precision: in which it computes.
+        itemsize: bytes of an activation.
+        parameter, gradient, optimizer: bytes kept for each parameter; a master copy counts to the optimizer.
+        copy: bytes of a narrow copy of a weight that forward keeps for backward.
+        wire_parameter, wire_gradient: bytes that travel for each parameter where it is gathered or summed.
+        sequence_parallel: whether tensor parallelism divides the parts between products by the sequence too.
+        fixed: bytes of workspaces on every rank.
+        tied_copy: bytes for each number of a shared embedding on a last stage, beside its state.
+        keeps_results: whether `recompute=selective` keeps results of products only (ronde); if not it drops
+            attention's scores only (Megatron-LM).
+        bucket: bytes of gradients that travel together.
+        overlaps: whether sums of gradients run beside backward.
+    """
+
+    precision: Precision
+    itemsize: float
+    parameter: float
+    gradient: float
+    optimizer: float
+    copy: float = 0.0
+    wire_parameter: float
+    wire_gradient: float
+    sequence_parallel: bool = False
+    fixed: float = 0.0
+    tied_copy: float = 0.0
+    keeps_results: bool = True
+    bucket: float = 25 * 2.0**20
+    overlaps: bool = True
+
+
+def ronde_software(precision: Precision, slots: int, itemsize: int, bucket: float) -> Software:
+    """ronde's own: parameters stay in the script's dtype, and products run under autocast.
+
+    >>> ronde_software("bf16", 2, 4, 1e6).optimizer
+    8.0
+    """
+    narrow = precision in ("bf16", "fp16") and itemsize > 2
+    return Software(
+        precision=precision,
+        itemsize=2.0 if narrow else float(itemsize),
+        parameter=float(itemsize),
+        gradient=float(itemsize),
+        optimizer=float(itemsize * slots),
+        copy=2.0 if narrow else 0.0,
+        wire_parameter=float(itemsize),
+        wire_gradient=float(itemsize),
+        bucket=bucket,
+    )

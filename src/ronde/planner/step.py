@@ -1,0 +1,274 @@
+"""Seconds of a step in closed form, for all candidates at once.
+
+T = m max(stage) + (p - 1)(f + b)/v for a pipeline of p stages, m micro-batches and v chunks (Narayanan et al. 2021);
+where p does not divide m, (v - 1)(p - m mod p) more chunks (Calculon). While compute and communication overlap,
+both run 1.13 times slower, then the rest at full speed (Galvatron).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.planner.candidates import Candidates
+from ronde.planner.cluster import Cluster
+from ronde.planner.collective import collective_seconds, send_seconds
+from ronde.planner.graph import Block, CostGraph
+from ronde.planner.kernels import Shares, block_seconds, peak_of
+from ronde.planner.memory import stage_layers, states
+from ronde.planner.software import Software
+from ronde.planner.traffic import USUAL, Traffic
+
+__all__ = ["OVERLAP", "Stages", "Step", "flops_share", "overlapped", "samples_of", "stages", "step"]
+
+Floats = NDArray[np.float64]
+
+OVERLAP = 1.13
+"""How much slower compute and communication run while they overlap (Galvatron)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of one micro-batch on the first, a middle and the last stage: arrays (3, candidates).
+
+    Attributes:
+        forward, backward: with what tensor and context parallelism exchange, and units gathered under `zero3`.
+        exchanged: the share of both that is communication.
+        send: of a boundary between stages, one way.
+    """
+
+    forward: Floats
+    backward: Floats
+    exchanged: Floats
+    send: Floats
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds of a step and its parts, of candidates in arrays.
+
+    Attributes:
+        total: of the step.
+        compute: of the slowest stage's micro-batches, communication left out.
+        exchange: what its micro-batches communicate, within the step and not hidden.
+        bubble: in which stages wait for each other.
+        gradients: of what travels once a step, the part that nothing hides.
+        optimizer: of the update.
+        loader: for which the step waits for data.
+    """
+
+    total: Floats
+    compute: Floats
+    exchange: Floats
+    bubble: Floats
+    gradients: Floats
+    optimizer: Floats
+    loader: Floats
+
+
+def overlapped(compute: Floats, communication: Floats) -> Floats:
+    """Seconds of both together.
+
+    >>> overlapped(np.array(10.0), np.array(1.0)).item()
+    10.13
+    """
+    return np.maximum(compute, communication) + (OVERLAP - 1) * np.minimum(compute, communication)
+
+
+def samples_of(graph: CostGraph, candidates: Candidates) -> Floats:
+    """Samples of a micro-batch on the rank that has most."""
+    ranks = np.ceil(graph.batch / candidates.data)
+    return np.ceil(ranks / candidates.micro_batches)
+
+
+def stages(cluster: Cluster, graph: CostGraph, candidates: Candidates, software: Software) -> Stages:
+    """Seconds of a micro-batch on each kind of stage."""
+    c = candidates
+    shares = Shares(samples_of(graph, c), c.tensor.astype(float), c.context.astype(float))
+    parts = [
+        _block(cluster, graph, block, c, software, shares) for block in (graph.first, graph.block, graph.last)
+    ]
+    (first_f, first_b, first_x), (block_f, block_b, block_x), (last_f, last_b, last_x) = parts
+    places = [np.zeros_like(c.pipeline), np.minimum(np.ones_like(c.pipeline), c.pipeline - 1), c.pipeline - 1]
+    forward, backward, exchanged = [], [], []
+    for place in places:
+        layers = stage_layers(graph.layers, c.pipeline, place)
+        first, last = place == 0, place == c.pipeline - 1
+        forward.append(layers * block_f + first * first_f + last * last_f)
+        backward.append(layers * block_b + first * first_b + last * last_b)
+        exchanged.append(layers * block_x + first * first_x + last * last_x)
+    size = graph.block.output * shares.samples * software.itemsize / (shares.context * shares.tensor)
+    stride = c.tensor * c.context * c.data
+    send = np.where(c.pipeline > 1, send_seconds(cluster, size, stride), 0.0)
+    return Stages(np.stack(forward), np.stack(backward), np.stack(exchanged), send)
+
+
+def step(
+    cluster: Cluster,
+    graph: CostGraph,
+    candidates: Candidates,
+    software: Software,
+    algorithm: str = "auto",
+    traffic: Traffic = USUAL,
+) -> Step:
+    """Seconds of a step."""
+    c = candidates
+    each = stages(cluster, graph, c, software)
+    m, p = c.micro_batches, c.pipeline
+    both = each.forward + each.backward + 2 * each.send * (p > 1)
+    slowest = both.max(axis=0)
+    worst = both.argmax(axis=0)
+    exchanged = np.choose(worst, each.exchanged) + 2 * each.send
+    body = m * slowest
+    bubble = _bubble(c, slowest)
+    gradients, once = _gradients(cluster, graph, c, software, algorithm, traffic)
+    window = each.backward.max(axis=0)
+    hidden = overlapped(window, gradients) - window if software.overlaps else gradients
+    exposed = hidden + once + _straggle(cluster, c)
+    optimizer = _optimizer(cluster, graph, c, software)
+    seconds = body + bubble + exposed + optimizer
+    seconds = seconds * cluster.factor
+    wait = np.zeros_like(seconds)
+    if cluster.loader is not None:
+        nodes = np.maximum(1, c.data * c.tensor * c.pipeline * c.context // cluster.node_size)
+        wait = np.maximum(0.0, graph.batch / (cluster.loader * nodes) - seconds)
+    factor = cluster.factor
+    return Step(
+        total=seconds + wait,
+        compute=(body - m * exchanged) * factor,
+        exchange=m * exchanged * factor,
+        bubble=bubble * factor,
+        gradients=exposed * factor,
+        optimizer=optimizer * factor,
+        loader=wait,
+    )
+
+
+def _straggle(cluster: Cluster, c: Candidates) -> Floats:
+    """Seconds for which all nodes wait for the slowest."""
+    nodes = np.maximum(1.0, c.data * c.tensor * c.pipeline * c.context / cluster.node_size)
+    return cluster.network.straggle * np.log2(nodes)
+
+
+def _bubble(c: Candidates, slowest: Floats) -> Floats:
+    """Seconds in which the slowest stage waits for others."""
+    share = np.select([c.schedule == 2, c.schedule == 3], [1 / c.chunks, np.full(len(c), 1 / 3)], 1.0)
+    short = np.where(c.schedule == 3, np.maximum(0, c.pipeline - c.micro_batches), 0)
+    usual = (c.pipeline - 1 + short) * slowest * share
+    left = c.micro_batches % c.pipeline
+    more = np.where(
+        (c.chunks > 1) & (left > 0), (c.chunks - 1) * (c.pipeline - left) * slowest / c.chunks, 0.0
+    )
+    return np.where(c.pipeline > 1, usual + more, 0.0)
+
+
+def _block(
+    cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
+) -> tuple[Floats, Floats, Floats]:
+    """Forward, backward and communication of a block; `zero3` gathers beside its compute."""
+    forward, backward = block_seconds(cluster.slowest, software, block, shares)
+    again = _again(cluster, block, c, software, shares, forward)
+    exchange = _exchange(cluster, graph, block, c, software, shares)
+    repeated = np.where(c.recompute == 2, 1, 0)
+    gather = _gather(cluster, block, c, software)
+    there = overlapped(forward, gather)
+    back = overlapped(backward + again, 2 * gather)
+    total_forward = there + exchange
+    total_backward = back + exchange * (1 + repeated)
+    hidden = there - forward + back - backward - again
+    return total_forward, total_backward, exchange * (2 + repeated) + hidden
+
+
+def _again(
+    cluster: Cluster, block: Block, c: Candidates, software: Software, shares: Shares, forward: Floats
+) -> Floats:
+    """Seconds that recomputation adds to backward; nothing outside of repeated blocks."""
+    if not block.exchanges or block.table:
+        return np.zeros_like(forward)
+    if software.keeps_results:
+        light = dataclasses.replace(block, matmuls=(), attention=None)
+    else:
+        light = dataclasses.replace(block, matmuls=(), moved_cut=0.0, moved_whole=0.0, kernels=0.0)
+    selective, _ = block_seconds(cluster.slowest, software, light, shares)
+    return np.choose(c.recompute, [np.zeros_like(forward), selective, forward])
+
+
+def _exchange(
+    cluster: Cluster, graph: CostGraph, block: Block, c: Candidates, software: Software, shares: Shares
+) -> Floats:
+    """Seconds of a block's forward for what tensor, context and expert parallelism send."""
+    size = block.output * shares.samples * software.itemsize / shares.context
+    one = np.ones_like(c.tensor)
+    tensor = collective_seconds(cluster, "all_reduce", size, c.tensor, one) * block.exchanges
+    keys = 2 * size / shares.tensor
+    context = np.zeros_like(size)
+    if block.attention is not None:
+        context = collective_seconds(cluster, "all_gather", keys * shares.context, c.context, c.tensor)
+    routed = np.zeros_like(size)
+    if block.attention is not None and graph.experts > 1:
+        routed = 2 * collective_seconds(cluster, "alltoall", size, c.expert, c.tensor * c.context)
+    return tensor + context + routed
+
+
+def _gather(cluster: Cluster, block: Block, c: Candidates, software: Software) -> Floats:
+    """Seconds to gather a block's parameters once under `zero3`; `central` broadcasts them."""
+    if not np.any(c.placement >= 3):
+        return np.zeros(len(c))
+    numbers = block.parameters_cut / c.tensor + block.parameters_whole
+    ranks = c.data * c.context
+    seconds = collective_seconds(cluster, "all_gather", numbers * software.wire_parameter, ranks, c.tensor)
+    return np.where(c.placement >= 3, seconds, 0.0)
+
+
+def _gradients(
+    cluster: Cluster,
+    graph: CostGraph,
+    c: Candidates,
+    software: Software,
+    algorithm: str,
+    traffic: Traffic,
+) -> tuple[Floats, Floats]:
+    """Seconds of sums that backward may hide, and of what must wait for the update, once a step."""
+    *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
+    *_, others = states(graph, c, software, c.pipeline - 1)
+    numbers = np.maximum(numbers, others)
+    ranks = c.data * c.context
+    size = numbers * software.wire_gradient * traffic.share
+    none = np.zeros_like(size)
+    if traffic.servers:
+        link = cluster.network
+        moved = 2 * size * ranks / (traffic.servers * link.usual.beta * link.nics)
+        return (moved + 2 * link.usual.alpha) / traffic.every * traffic.waits, none
+    if traffic.peers:
+        ranks = np.minimum(ranks, traffic.peers)
+    buckets = np.maximum(1, np.ceil(size / software.bucket))
+
+    def collective(operation: str, moved: Floats) -> Floats:
+        return collective_seconds(cluster, operation, moved, ranks, c.tensor, algorithm)
+
+    summed = buckets * collective("all_reduce", size / buckets)
+    scattered = buckets * collective("reduce_scatter", size / buckets)
+    shared = collective("all_gather", numbers * software.wire_parameter)
+    device = cluster.slowest
+    coding = traffic.passes * numbers * software.gradient / (device.copy_efficiency * device.bandwidth)
+    hideable = np.choose(c.placement, [summed, scattered, scattered, none, scattered])
+    once = np.choose(c.placement, [none, shared, shared, none, none])
+    return (hideable * traffic.waits + coding) / traffic.every, once
+
+
+def _optimizer(cluster: Cluster, graph: CostGraph, c: Candidates, software: Software) -> Floats:
+    """Seconds of the update: what it reads and writes of each number."""
+    *_, numbers = states(graph, c, software, np.zeros_like(c.pipeline))
+    ranks = np.where((c.placement >= 1) & (c.placement <= 3), c.data * c.context, 1)
+    moved = numbers / ranks * (2 * software.optimizer + 2 * software.parameter + software.gradient)
+    device = cluster.slowest
+    return moved / (device.copy_efficiency * device.bandwidth)
+
+
+def flops_share(
+    cluster: Cluster, graph: CostGraph, software: Software, seconds: Floats, ranks: Floats
+) -> Floats:
+    """MFU: the step's FLOPs, nothing counted twice, over what the devices could do in that time."""
+    return graph.step_flops / (seconds * ranks * peak_of(cluster.slowest, software.precision))

@@ -1,0 +1,81 @@
+"""The cluster that is this host, measured when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ronde.cluster.cores import available_cores
+from ronde.errors import UsageError
+from ronde.planner.cluster import Cluster, Group
+from ronde.planner.device import Device
+from ronde.planner.fitting import fit_collective, fit_gemm
+from ronde.planner.link import Constants, Link
+
+__all__ = ["host_of", "measured_host"]
+
+_TIMEOUT = 120
+_UNCERTAIN = 0.15
+_MEASURED = "measured on this host"
+
+
+def measured_host(ranks: int | None = None) -> Cluster:
+    """Measure this host with so many ranks, by default one for each core.
+
+    Raises:
+        UsageError: it cannot be measured, with what was said.
+    """
+    count = ranks or available_cores()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "ronde.runtime.costs.host", folder, str(count)]
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
+        found = Path(folder) / "host.json"
+        if done.returncode or not found.exists():
+            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise UsageError(f"this host cannot be measured ({last}); give a preset or a file by --cluster")
+        return host_of(json.loads(found.read_text()))
+
+
+def host_of(measured: Mapping[str, Any]) -> Cluster:
+    """The cluster of what was measured."""
+    products = np.array(measured["products"], dtype=float)
+    floor, flops, rate = fit_gemm(*products.T, itemsize=4)
+    copy, ranks = measured["copy"], measured["ranks"]
+    device = Device(
+        name="a rank's share of the processor",
+        memory=measured["memory"] / ranks,
+        peak={"fp32": flops},
+        bandwidth=copy,
+        gemm_floor=floor,
+        gemm_efficiency=1.0,
+        gemm_bandwidth=max(rate / copy, 1e-3),
+        attention_efficiency=min(1.0, measured["attention"] / flops),
+        copy_efficiency=1.0,
+        launch=measured["launch"],
+        sustained=1.0,
+    )
+    sums = np.array(measured["sums"], dtype=float).reshape(-1, 2)
+    usual = Constants(alpha=1e-5, beta=copy)
+    if len(sums):
+        usual = fit_collective(2 * (ranks - 1) / ranks, sums[:, 0], sums[:, 1])
+    link = Link(usual=usual)
+    return Cluster(
+        name="this-host",
+        groups=(Group(nodes=1, devices=ranks, device=device),),
+        node=link,
+        network=link,
+        loader=None,
+        reserved=1.0,
+        context=0.0,
+        backend="gloo",
+        sources={"groups": _MEASURED, "node": _MEASURED},
+        uncertainty=_UNCERTAIN,
+        batches=(1.0, float("inf")),
+    )

@@ -1,0 +1,139 @@
+"""The cost graph of a script: another process runs it without data, this one makes a graph of what it counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ronde.errors import UsageError
+from ronde.planner.graph import Attention, Block, CostGraph, Cut, Matmul
+
+__all__ = ["graph_of", "traced"]
+
+_TIMEOUT = 600
+
+
+def traced(script: str, arguments: Sequence[str], *, real: bool = False) -> CostGraph:
+    """Run the script until its second optimizer step, on tensors without data unless `real`.
+
+    Raises:
+        UsageError: it cannot run so, calls no model, or makes no step; with the line and the way out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "costs.json"
+        kind = "real" if real else "fake"
+        command = [sys.executable, "-m", "ronde.runtime.costs", kind, str(out), script, *arguments]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise UsageError(
+                f"{script} has made no second optimizer step in {_TIMEOUT} s; give its sizes by --model"
+            ) from None
+        if not out.exists():
+            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise UsageError(
+                f"{script} ended its interpreter while it was traced ({last or done.returncode}); give its "
+                "sizes by --model"
+            )
+        amounts = json.loads(out.read_text())
+    if "problem" in amounts:
+        raise UsageError(_refusal(script, amounts, real))
+    return graph_of(amounts, script)
+
+
+def _refusal(script: str, amounts: Mapping[str, str], real: bool) -> str:
+    where = f" at {amounts['line']}" if amounts["line"] else ""
+    way = "mend the script" if real else "add --real-step, or give its sizes by --model"
+    return f"{script} cannot be traced{where}: {amounts['problem']}; {way}"
+
+
+def graph_of(amounts: Mapping[str, Any], name: str) -> CostGraph:
+    """The graph of what was counted; blocks that differ are taken as so many of their mean."""
+    rows = max(1, amounts["rows"])
+    blocks = amounts["blocks"]
+    heads = amounts["heads"]
+    itemsize = amounts["itemsize"]
+    return CostGraph(
+        name=Path(name).name,
+        batch=rows,
+        tokens=max(1, amounts["tokens"]),
+        first=_block("first", [amounts["first"]], rows, heads),
+        block=_block("block", blocks, rows, heads) if blocks else Block(name="block"),
+        last=_block("last", [amounts["last"]], rows, heads),
+        layers=len(blocks),
+        heads=heads,
+        slots=amounts["slots"],
+        itemsize=itemsize,
+        source=f"traced from {name}",
+    )
+
+
+def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int) -> Block:
+    """The mean of parts, for one sample."""
+    count = len(parts) * rows
+    attended = any(part["attention_flops"] for part in parts)
+    divided = heads > 0 and name == "block"
+
+    def mean(key: str) -> float:
+        return sum(part[key] for part in parts) / count
+
+    cut = mean("cut") if divided else 0.0
+    width = max((part["output"] for part in parts), default=0.0)
+    matmuls = tuple(_matmuls(parts, count, rows, divided))
+    weights = sum(each.n * each.k * each.count for each in matmuls if each.cut != "whole")
+    parameters = sum(part["parameters"] for part in parts) / len(parts)
+    attention = None
+    if attended:
+        attention = Attention(
+            flops=mean("attention_flops"),
+            values=0.0,
+            saved=0.0,
+            masks=0.0,
+            fused=heads > 0,
+            head_size=max(part["head_size"] for part in parts),
+        )
+    return Block(
+        name=name,
+        parameters_cut=min(parameters, weights),
+        parameters_whole=max(0.0, parameters - weights),
+        matmuls=matmuls,
+        attention=attention,
+        moved_whole=mean("moved"),
+        kernels=sum(part["kernels"] for part in parts) / len(parts),
+        saved_cut=cut,
+        saved_whole=max(0.0, mean("saved") - cut),
+        masks_whole=mean("masks"),
+        output=width / rows,
+        exchanges=2 if divided else 1 if name == "block" else 0,
+        results=mean("results"),
+    )
+
+
+def _matmuls(
+    parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided: bool
+) -> Sequence[Matmul]:
+    """Products of all parts, those of one size together; shares of a block where not every block has them."""
+    sizes: dict[tuple[int, int, Cut], float] = {}
+    numbers: dict[tuple[int, int, Cut], float] = {}
+    for part in parts:
+        for product in part["products"]:
+            key = (product["n"], product["k"], _cut(product) if divided else "whole")
+            sizes[key] = sizes.get(key, 0.0) + product["rows"] * product["count"]
+            numbers[key] = numbers.get(key, 0.0) + product["count"]
+    found: list[Matmul] = []
+    for (n, k, cut), total in sizes.items():
+        often = max(1, round(numbers[n, k, cut] * rows / count))
+        found.append(Matmul(rows=total / count / often, n=n, k=k, cut=cut, count=often))
+    return found
+
+
+def _cut(product: Mapping[str, Any]) -> Cut:
+    """Megatron's way: what widens is cut by columns, what narrows by rows, as is what follows attention."""
+    if product["n"] == product["k"]:
+        return "rows" if product["after"] else "columns"
+    return "columns" if product["n"] > product["k"] else "rows"

@@ -1,0 +1,68 @@
+"""What travels between ranks beside the usual sums: compressors, averages every k steps, servers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ronde.plan import Plan
+
+__all__ = ["USUAL", "Traffic", "traffic_of"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """What a plan's communication and update values change.
+
+    Attributes:
+        share: bytes that travel over those of gradients in the parameters' dtype.
+        passes: how often encoding and decoding read or write all gradients.
+        every: steps between two exchanges.
+        peers: ranks with which a rank exchanges; 0 for all.
+        servers: of parameters; 0 without.
+        waits: whether the step waits for the exchange.
+    """
+
+    share: float = 1.0
+    passes: float = 0.0
+    every: float = 1.0
+    peers: int = 0
+    servers: int = 0
+    waits: bool = True
+
+
+USUAL = Traffic()
+
+# Bytes that travel over those of float32, and passes over the gradients to encode and decode.
+_CODING: Mapping[str, tuple[float, float]] = {
+    "none": (1.0, 0.0),
+    "fp16": (1 / 2, 3.0),
+    "bf16": (1 / 2, 3.0),
+    "int8": (1 / 4, 5.0),
+    "onebit": (1 / 32, 5.0),
+    "twobit": (1 / 16, 5.0),
+    # A thousandth of the values with their places, of every rank; choosing them reads all some times.
+    "topk": (0.002, 12.0),
+    "randomk": (0.002, 4.0),
+    "powersgd": (0.01, 6.0),
+}
+
+
+def traffic_of(plan: Plan) -> Traffic:
+    """How much of the usual traffic a plan has.
+
+    >>> from ronde.plan import expand
+    >>> traffic_of(expand("update=local,every=8")).every
+    8.0
+    """
+    share, passes = _CODING[plan.communication.compressor]
+    rule = plan.update.rule
+    every = float(plan.update.every or 8) if rule in ("local", "geo") else 1.0
+    return Traffic(
+        share=share,
+        passes=passes + 2 * plan.communication.error_feedback,
+        every=every,
+        peers=2 if plan.update.peers == "shift-one" else 0,
+        servers=plan.state.server_count if plan.state.placement == "server" else 0,
+        waits=rule not in ("async", "async-average", "bounded", "geo"),
+    )

@@ -1,0 +1,235 @@
+"""The cost graph of a transformer from its sizes.
+
+Activations are those of Korthikanti et al. 2022 (sbh(10 + 24/t + 5as/(ht)) bytes a layer in half precision), and
+checked in `ronde bench planner` against the peaks that Megatron-LM's tests record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ronde.errors import UsageError
+from ronde.plan.key import did_you_mean
+from ronde.planner.graph import Attention, Block, CostGraph, Matmul
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["MODELS", "Transformer", "read_model", "transformer_graph"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Transformer:
+    """The sizes of a decoder or encoder.
+
+    Attributes:
+        layers, hidden, heads: as usual.
+        key_value_heads: groups of keys and values; 0 for as many as heads.
+        feed_forward: inner size; 0 for four times hidden.
+        gated: whether the feed-forward part has a third matrix (SwiGLU).
+        vocabulary: rows of the embedding.
+        sequence: tokens of a sample.
+        batch: samples of a global batch.
+        tied: whether input and output embedding are one.
+        dropout: whether there is any, whose masks are kept.
+        fused_attention: flash attention, which keeps no scores.
+        positions: whether positions are learned parameters.
+        loss_bytes: bytes that the loss keeps for each logit beside the logits.
+        experts: feed-forward parts of a layer, one of which a token takes.
+    """
+
+    name: str = "model"
+    layers: int
+    hidden: int
+    heads: int
+    key_value_heads: int = 0
+    feed_forward: int = 0
+    gated: bool = False
+    vocabulary: int
+    sequence: int
+    batch: int
+    tied: bool = True
+    dropout: bool = False
+    fused_attention: bool = True
+    positions: bool = False
+    loss_bytes: int = 4
+    experts: int = 1
+
+
+def _named() -> Iterator[Transformer]:
+    gpt = dict(vocabulary=50304, sequence=1024, batch=512, positions=True, dropout=True)
+    for name, layers, hidden, heads in (
+        ("gpt2-small", 12, 768, 12),
+        ("gpt2-medium", 24, 1024, 16),
+        ("gpt2-large", 36, 1280, 20),
+        ("gpt2-xl", 48, 1600, 25),
+    ):
+        yield Transformer(name=name, layers=layers, hidden=hidden, heads=heads, **gpt)
+    yield Transformer(
+        name="gpt3-175b",
+        layers=96,
+        hidden=12288,
+        heads=96,
+        vocabulary=51200,
+        sequence=2048,
+        batch=1536,
+        positions=True,
+    )
+    llama = dict(gated=True, vocabulary=32000, sequence=4096, batch=1024, tied=False)
+    yield Transformer(name="llama2-7b", layers=32, hidden=4096, heads=32, feed_forward=11008, **llama)
+    yield Transformer(name="llama2-13b", layers=40, hidden=5120, heads=40, feed_forward=13824, **llama)
+    yield Transformer(
+        name="llama2-70b",
+        layers=80,
+        hidden=8192,
+        heads=64,
+        key_value_heads=8,
+        feed_forward=28672,
+        **llama,
+    )
+
+
+MODELS: Mapping[str, Transformer] = {model.name: model for model in _named()}
+"""Models by name."""
+
+
+def read_model(source: str) -> Transformer:
+    """The model of a name or a `.toml` file whose keys are the fields of `Transformer`, with dashes.
+
+    Raises:
+        UsageError: for a name that there is not, or mistakes in the file: all of them.
+    """
+    if not source.endswith(".toml"):
+        if source not in MODELS:
+            near = difflib.get_close_matches(source, list(MODELS), n=1, cutoff=0.3)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UsageError(
+                f"--model {source} is no model that is known{hint}; give one of {', '.join(MODELS)}, or a .toml file"
+            )
+        return MODELS[source]
+    try:
+        fields = tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read --model {source}: {error.strerror}; give a name or a .toml file"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"--model {source} is no TOML: {error}") from None
+    wrong = list(_mistakes(fields))
+    if wrong:
+        raise UsageError(f"--model {source}: {'; '.join(wrong)}")
+    return Transformer(**{key.replace("-", "_"): value for key, value in fields.items()})
+
+
+def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
+    known = {field.name.replace("_", "-"): field for field in dataclasses.fields(Transformer)}
+    for key, value in fields.items():
+        if key not in known:
+            yield f"{key} is no key{did_you_mean(key, known)}: there are {', '.join(known)}"
+            continue
+        kind = known[key].type
+        if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            yield f"{key} is {value!r}: give a whole number"
+        elif kind == "bool" and not isinstance(value, bool):
+            yield f"{key} is {value!r}: give true or false"
+    for key, field in known.items():
+        missing = field.default is dataclasses.MISSING
+        if missing and not fields.get(key):
+            yield f"{key} is missing or nought: give a whole number from 1"
+    hidden, heads = fields.get("hidden"), fields.get("heads")
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
+        yield f"hidden is {hidden}, no multiple of heads ({heads}): the nearest is {round(hidden / heads) * heads}"
+
+
+def transformer_graph(model: Transformer) -> CostGraph:
+    """What one step computes, keeps and sends."""
+    s, h = model.sequence, model.hidden
+    embedding = float(model.vocabulary * h)
+    positions = float(s * h) if model.positions else 0.0
+    first = Block(
+        name="embedding",
+        parameters_cut=embedding,
+        parameters_whole=positions,
+        moved_whole=3.0 * s * h,
+        kernels=3,
+        masks_whole=s * h * model.dropout + 8.0 * s,
+        output=float(s * h),
+        exchanges=1,
+        table=True,
+    )
+    last = Block(
+        name="logits and loss",
+        parameters_cut=embedding,
+        parameters_whole=2.0 * h,
+        matmuls=(Matmul(rows=s, n=model.vocabulary, k=h, cut="columns"),),
+        moved_cut=3.0 * s * model.vocabulary,
+        moved_whole=4.0 * s * h,
+        kernels=6,
+        saved_whole=2.0 * s * h,
+        saved_cut=float(s * model.vocabulary),
+        masks_cut=float(model.loss_bytes * s * model.vocabulary),
+        results=float(s * model.vocabulary),
+        output=1.0,
+    )
+    return CostGraph(
+        name=model.name,
+        batch=model.batch,
+        tokens=s,
+        first=first,
+        block=_layer(model),
+        last=last,
+        layers=model.layers,
+        heads=model.heads,
+        tied=embedding if model.tied else 0.0,
+        experts=model.experts,
+        source=f"the sizes of {model.name}",
+    )
+
+
+def _layer(model: Transformer) -> Block:
+    s, h = model.sequence, model.hidden
+    groups = model.key_value_heads or model.heads
+    inner = model.feed_forward or 4 * h
+    share = groups / model.heads
+    width = 3 if model.gated else 2
+    qkv = round(h * (1 + 2 * share))
+    matmuls = (
+        Matmul(rows=s, n=qkv, k=h, cut="columns"),
+        Matmul(rows=s, n=h, k=h, cut="rows"),
+        Matmul(rows=s, n=inner, k=h, cut="columns", count=width - 1),
+        Matmul(rows=s, n=h, k=inner, cut="rows"),
+    )
+    scores = float(model.heads * s * s)
+    attention = Attention(
+        flops=4.0 * s * s * h,
+        values=0.0 if model.fused_attention else scores * (4 if model.dropout else 3),
+        saved=0.0 if model.fused_attention else scores * (2 if model.dropout else 1),
+        masks=4.0 * model.heads * s if model.fused_attention else scores * model.dropout,
+        fused=model.fused_attention,
+        head_size=h // model.heads,
+    )
+    feed_forward = float(width * h * inner)
+    return Block(
+        name="layer",
+        parameters_cut=h * qkv + h * h + feed_forward * model.experts + qkv + inner,
+        parameters_whole=6.0 * h,
+        matmuls=matmuls,
+        attention=attention,
+        moved_whole=10.0 * s * h + 2.0 * s * h * model.dropout,
+        moved_cut=(2.0 if not model.gated else 3.0) * s * inner,
+        kernels=8 + 2 * model.dropout,
+        saved_whole=4.0 * s * h,
+        # Queries, keys, values, what attention gives; before and behind the activation function.
+        saved_cut=s * (qkv + h) + float(width) * s * inner,
+        masks_whole=2.0 * s * h * model.dropout,
+        output=float(s * h),
+        exchanges=2,
+        results=s * (qkv + 2 * h) + (width - 1.0) * s * inner + s * h,
+    )

@@ -1,0 +1,72 @@
+"""Which wall a plan stands at: the step again with free links, ideal kernels, no bubble, a free loader."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ronde.planner.candidates import Candidates, Point
+from ronde.planner.cluster import Cluster
+from ronde.planner.estimate import Setting, seconds_of
+from ronde.planner.link import Constants, Link
+
+__all__ = ["WALLS", "Wall", "walls"]
+
+WALLS = ("compute", "memory", "communication", "bubble", "data")
+"""The walls by name."""
+
+_FREE = Link(usual=Constants(alpha=0.0, beta=math.inf))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wall:
+    """A wall, and the share of the step's seconds that goes if it is lifted."""
+
+    name: str
+    gain: float
+
+
+def walls(setting: Setting, point: Point, best_without_memory: float) -> list[Wall]:
+    """All walls, the one of the largest gain first.
+
+    Args:
+        best_without_memory: seconds of the best plan were memory infinite.
+    """
+    one = Candidates.one(point)
+    usual = seconds_of(setting, one)
+    total = float(usual.total[0])
+
+    def seconds(cluster: Cluster) -> float:
+        return float(seconds_of(dataclasses.replace(setting, cluster=cluster), one).total[0])
+
+    cluster = setting.cluster
+    without = {
+        "compute": seconds(_ideal_kernels(cluster)),
+        "memory": min(total, best_without_memory),
+        "communication": seconds(dataclasses.replace(cluster, node=_FREE, network=_FREE)),
+        "bubble": total - float(usual.bubble[0]),
+        "data": seconds(dataclasses.replace(cluster, loader=None)),
+    }
+    found = [Wall(name, max(0.0, 1 - without[name] / total)) for name in WALLS]
+    return sorted(found, key=lambda wall: -wall.gain)
+
+
+def _ideal_kernels(cluster: Cluster) -> Cluster:
+    """Kernels that reach the data sheet."""
+    groups = tuple(
+        dataclasses.replace(
+            group,
+            device=dataclasses.replace(
+                group.device,
+                gemm_floor=0.0,
+                gemm_efficiency=1.0,
+                gemm_bandwidth=max(1.0, group.device.gemm_bandwidth),
+                attention_efficiency=1.0,
+                copy_efficiency=1.0,
+                launch=0.0,
+                sustained=1.0,
+            ),
+        )
+        for group in cluster.groups
+    )
+    return dataclasses.replace(cluster, groups=groups, factor=min(1.0, cluster.factor))

@@ -1,0 +1,215 @@
+"""Counts what passes torch's dispatcher in forward, by the part of the model in which it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ronde.parallel.blocks import repeated_blocks
+from ronde.runtime.costs.amounts import Part, Product
+from ronde.runtime.costs.fakes import answer, is_real, really
+
+__all__ = ["Counter"]
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm.default: (0, 1), _aten.addmm.default: (1, 2)}
+_BATCHED = {_aten.bmm.default: (0, 1), _aten.baddbmm.default: (1, 2)}
+_ATTENTION = {
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+}
+FIRST, LAST = "first", "last"
+
+
+class Counter(TorchDispatchMode):
+    """The mode, and the hooks that tell it in which part of the model it is.
+
+    Attributes:
+        first, last, blocks: what comes before repeated blocks, behind them, and these.
+        heads, tokens, rows: of attention, of a sample, of a batch; 0 where nobody showed them.
+    """
+
+    def __init__(self, *, real: bool) -> None:
+        super().__init__()
+        self._real = real
+        self.first, self.last = Part(), Part()
+        self.blocks: list[Part] = []
+        self.heads = self.tokens = self.rows = 0
+        self.model: nn.Module | None = None
+        self._places: dict[nn.Module, Part] = {}
+        self._now = self.first
+        self._inside = 0
+        self._seen: dict[int, Tensor] = {}
+        # Held too: a place that is given out again would be taken for a result.
+        self._made: dict[int, Tensor] = {}
+        self._attended = False
+        self._width = 0
+        # Rows of the call that runs.
+        self._rows = 0
+        self.counting = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._real:
+            result = func(*args, **kwargs)
+        elif is_real(args, kwargs):
+            result = really(func, args, kwargs)
+        elif func is _aten._local_scalar_dense.default:
+            return answer(args[0])
+        else:
+            result = func(*args, **kwargs)
+        if self.counting and torch._C._current_graph_task_id() == -1:
+            self._count(func, args, result)
+        return result
+
+    def _count(self, func: Any, args: Any, result: Any) -> None:
+        part = self._now
+        if func in _PRODUCTS:
+            left, right = (args[place] for place in _PRODUCTS[func])
+            self._product(part, left.shape[0], right.shape[1], left.shape[1])
+            self._note_results(result)
+        elif func is _aten.convolution.default:
+            weight = args[1]
+            rows = result.numel() // result.shape[1]
+            self._product(part, rows, weight.shape[0], weight.numel() // weight.shape[0])
+            self._note_results(result)
+        elif func in _BATCHED:
+            left, right = (args[place] for place in _BATCHED[func])
+            part.attention_flops += 2.0 * left.numel() * right.shape[2]
+            part.head_size = part.head_size or int(left.shape[2])
+            if not self.heads and self._rows and left.shape[0] % self._rows == 0:
+                self.heads = int(left.shape[0]) // self._rows
+            self._attended = True
+            self._note_results(result)
+        elif func in _ATTENTION:
+            query, key = args[0], args[1]
+            part.attention_flops += 4.0 * query.numel() * key.shape[2]
+            part.head_size = int(query.shape[3])
+            self.heads = int(query.shape[1])
+            self._attended = True
+            self._note_results(result)
+        elif not func.is_view and func.namespace != "prim" and func is not _aten.detach.default:
+            tensors = [each for each in tree_leaves((args, result)) if isinstance(each, Tensor)]
+            part.moved += sum(each.numel() for each in tensors)
+            part.kernels += 1
+
+    def _product(self, part: Part, rows: int, n: int, k: int) -> None:
+        new = Product(int(rows), int(n), int(k), self._attended)
+        for known in part.products:
+            if (known.rows, known.n, known.k, known.after) == (new.rows, new.n, new.k, new.after):
+                known.count += 1
+                return
+        part.products.append(new)
+
+    def _note_results(self, result: Any) -> None:
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor):
+                self._made[_key(each)] = each.detach()
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """What autograd keeps: each storage once, held so that its place is not given out again."""
+        if self.counting and tensor.layout is torch.strided and not isinstance(tensor, nn.Parameter):
+            key = _key(tensor)
+            if key not in self._seen:
+                self._seen[key] = tensor.detach()
+                self._keep(tensor, key)
+        return tensor.detach()
+
+    def know(self, tensors: Iterator[Tensor]) -> None:
+        """These are there anyhow: parameters, buffers, the batch."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                self._seen.setdefault(_key(tensor), tensor.detach())
+
+    def _keep(self, tensor: Tensor, key: int) -> None:
+        part = self._now
+        size = tensor.untyped_storage().nbytes()
+        part.saved_bytes += size
+        if not tensor.dtype.is_floating_point or tensor.itemsize == 1:
+            part.masks += size
+            return
+        values = size / tensor.itemsize
+        part.saved += values
+        if key in self._made:
+            part.results += values
+        if tensor.dim() == 4 or (self._width and tensor.shape[-1] != self._width):
+            part.cut += values
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Forward of every module, from the outermost of the first model on."""
+        pre = nn.modules.module.register_module_forward_pre_hook(self._enter)
+        post = nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda saved: saved):
+                yield
+        finally:
+            pre.remove()
+            post.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self.counting or torch._C._current_graph_task_id() != -1:
+            return
+        self._inside += 1
+        if self.model is None and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+            self._begin(module)
+        if module is self.model:
+            self._batch(args)
+        if module in self._places:
+            self._now = self._places[module]
+            self._now.calls += 1
+            self._attended = False
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.counting or torch._C._current_graph_task_id() != -1:
+            return
+        self._inside -= 1
+        tensors = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
+        if module is self.model and tensors and tensors[0].dim():
+            self.rows += self._rows or int(tensors[0].shape[0])
+        if module in self._places and tensors:
+            self._places[module].output = float(tensors[0].numel())
+            self._now = self.last
+        elif module is self.model and not self._places:
+            self._now = self.last
+
+    def _begin(self, module: nn.Module) -> None:
+        self.model = module
+        # What came before has made the model.
+        self.first = self._now = Part()
+        found = repeated_blocks(module)
+        self.blocks = [Part() for _ in found]
+        self._places = dict(zip(found, self.blocks, strict=True))
+        owners: dict[int, Part] = {}
+        for block, part in self._places.items():
+            for each in block.parameters():
+                owners.setdefault(id(each), part)
+        seen = False
+        for part_module in module.modules():
+            seen = seen or part_module in self._places
+            for each in part_module.parameters(recurse=False):
+                owners.setdefault(id(each), self.last if seen else self.first)
+        for each in module.parameters():
+            owners[id(each)].parameters += each.numel()
+        self.know(iter(module.parameters()))
+        self.know(iter(module.buffers()))
+
+    def _batch(self, args: Any) -> None:
+        tensors = [each for each in tree_leaves(args) if isinstance(each, Tensor) and each.dim()]
+        if not tensors:
+            return
+        self.know(iter(tensors))
+        self._rows = int(tensors[0].shape[0])
+        words = not tensors[0].dtype.is_floating_point and tensors[0].dim() == 2
+        self.tokens = int(tensors[0].shape[1]) if words else 1
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,85 @@
+"""Lets a script train a model whose parameters have no data, on data that is real.
+
+What a module's constructor makes has no data, nor what is computed of it. All else is real: data sets, loaders,
+samplers, indices. So a script may index, mask and count its data as it likes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from ronde.patching.patches import Patches
+
+__all__ = ["answer", "faked", "is_real", "really"]
+
+_DEEPEST = 60
+_MAKING = ("__init__", "reset_parameters", "_reset_parameters")
+
+
+def answer(tensor: Tensor) -> bool | float | int | complex:
+    """What a script reads of a tensor without data: 1 of numbers, so that it can be divided by, False of others."""
+    if tensor.dtype is torch.bool:
+        return False
+    if tensor.dtype.is_complex:
+        return 1 + 0j
+    return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def is_real(args: Any, kwargs: Any) -> bool:
+    """Whether an operation is of the script's data: none of its operands lacks data, and no module is being made."""
+    operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    if any(isinstance(each, FakeTensor) for each in operands):
+        return False
+    return bool(operands) or not _makes_a_module()
+
+
+def really(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on real tensors."""
+    with _disable_current_modes():
+        return func(*args, **kwargs)
+
+
+def _makes_a_module() -> bool:
+    """Whether a module's constructor asks for a tensor."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _MAKING and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def faked() -> Iterator[FakeTensorMode]:
+    """A mode in which tensors have no data where `is_real` does not say otherwise."""
+    patches = Patches()
+    patches.set(torch, "compile", _uncompiled)
+    swap = torch.utils.swap_tensors
+
+    def moved(old: Tensor, new: Tensor) -> None:
+        # `module.to` where it is already: weak references to tensors without data keep torch from swapping.
+        if (old.device, old.dtype, old.shape) != (new.device, new.dtype, new.shape):
+            swap(old, new)
+
+    patches.set(torch.utils, "swap_tensors", moved)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        patches.restore()
+
+
+def _uncompiled(model: Any = None, **_: Any) -> Any:
+    """Compiled code has no operations to count; a decorator with options gives its function back."""
+    return model if model is not None else (lambda function: function)

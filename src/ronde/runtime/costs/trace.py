@@ -1,0 +1,144 @@
+"""Runs a script until its second optimizer step and says what one step computes and keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ronde.runtime.costs.amounts import Part
+from ronde.runtime.costs.counting import Counter
+from ronde.runtime.costs.fakes import faked
+from ronde.runtime.script import execute
+
+__all__ = ["trace_script"]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class _Done(BaseException):
+    """The second step was about to be made."""
+
+
+def trace_script(script: str, arguments: Sequence[str], *, real: bool = False) -> dict[str, Any]:
+    """What the script's first step computes and keeps, as plain numbers.
+
+    Args:
+        real: use real tensors, and so their memory and time; a script that reads what has no data needs that.
+
+    Returns:
+        amounts of `first`, `last` and of all `blocks`, `rows`, `tokens`, `heads`, `slots`, `itemsize`; or
+        `problem`, a sentence, with `line`, where it arose in the script, "" where there is none.
+    """
+    counter = Counter(real=real)
+    steps = _Steps(counter)
+    hooks = [register_optimizer_step_pre_hook(steps.before), register_optimizer_step_post_hook(steps.after)]
+    try:
+        with _silent(), contextlib.nullcontext() if real else faked(), counter, counter.watching():
+            execute(script, arguments, module=False)
+    except _Done:
+        pass
+    except SystemExit:
+        pass
+    except Exception as error:
+        return {"problem": _told(error), "line": _line(error, script)}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if counter.model is None:
+        return {"problem": "it calls no model that has parameters", "line": ""}
+    if steps.done == 0:
+        return {"problem": "it makes no optimizer step", "line": ""}
+    return _amounts(counter, steps)
+
+
+class _Steps:
+    """Counting ends with the first step; the second ends the script."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self.done = 0
+        self.slots = 0.0
+        self.itemsize = 4
+
+    def before(self, *_: Any) -> None:
+        self._counter.counting = False
+        if self.done and self._counter.model is not None:
+            raise _Done
+
+    def after(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._counter.model is None:
+            return
+        self.done += 1
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        size = sum(each.nbytes for each in parameters)
+        held = [
+            value.nbytes
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and value.dim()
+        ]
+        self.slots = sum(held) / max(size, 1)
+        self.itemsize = parameters[0].itemsize if parameters else 4
+
+
+def _amounts(counter: Counter, steps: _Steps) -> dict[str, Any]:
+    parts = {"first": counter.first, "last": counter.last}
+    return {
+        **{name: part.fields() for name, part in parts.items()},
+        "blocks": [part.fields() for part in _run(counter.blocks)],
+        "rows": counter.rows,
+        "tokens": counter.tokens,
+        "heads": counter.heads,
+        "slots": round(steps.slots),
+        "itemsize": steps.itemsize,
+    }
+
+
+def _run(blocks: list[Part]) -> list[Part]:
+    """Blocks that ran; others take parameters only."""
+    return [part for part in blocks if part.calls or part.parameters]
+
+
+def _told(error: Exception) -> str:
+    """What kept the script from running without data, in a few words."""
+    text = " ".join(str(error).split())[:160]
+    name = type(error).__name__
+    if name == "DataDependentOutputException":
+        return f"it reads values that a tensor without data does not have ({text})"
+    if name == "DynamicOutputShapeException":
+        return f"the size of a result depends on values ({text})"
+    if "numpy" in text.lower():
+        return f"it turns a tensor into a NumPy array ({text})"
+    return f"{name}: {text}"
+
+
+def _line(error: Exception, script: str) -> str:
+    """The innermost line that is the script's, else the innermost that is neither ours nor torch's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if os.path.abspath(each.filename) == os.path.abspath(script)]
+    torch_folder = os.path.dirname(torch.__file__)
+    others = [each for each in frames if not each.filename.startswith((_OURS, torch_folder, "<"))]
+    found = own or others
+    if not found:
+        return ""
+    return f"{os.path.basename(found[-1].filename)}:{found[-1].lineno}: {found[-1].line}"
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What the script prints would stand in the answer."""
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        with contextlib.redirect_stderr(nothing):
+            yield
+    sys.stdout.flush()
