@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from ronde.errors import PlanError
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
+from ronde.plan.contradiction import contradiction as _contradiction
+from ronde.plan.contradiction import unused as _unused
+from ronde.plan.validate_messages import messages, not_combined
 from ronde.plan.values import Values
 
 __all__ = ["check", "contradictions", "validate"]
@@ -28,6 +31,7 @@ def contradictions(plan: Values, world_size: int | None = None, device: str | No
     """As `validate`, without what is only not built yet: such a plan means something."""
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
+    errors += messages(plan, world_size)
     errors += _without_effect(plan, device)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
@@ -46,16 +50,13 @@ def _not_built(plan: Values) -> Iterator[str]:
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
+    yield from not_combined(plan)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:
     """Whether servers have the rows of tables, and ranks all else."""
     state = plan.state
     return state.placement != "server" and state.sparse == "sharded" and state.servers is not None
-
-
-def _contradiction(first: str, second: str, remedy: str) -> str:
-    return f"{first} and {second} contradict each other; nearest legal: {remedy}"
 
 
 def _refinements(plan: Values) -> Iterator[str]:
@@ -147,11 +148,6 @@ def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
         )
     if plan.data.loading == "full":
         yield _unused(plan, "loading", rule, "each rank loads only the samples that it trains on")
-
-
-def _unused(plan: Values, name: str, other: str, why: str) -> str:
-    default = KEYS[name].write(KEYS[name].default)
-    return f"{plan.item(name)} does nothing with {other}: {why}; nearest legal: {other},{default}"
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:

@@ -54,7 +54,8 @@ class Values:
     def inexact_because(self) -> tuple[str, ...]:
         """The items by which this plan departs from the single-device update; none if it is exact."""
         lossy = self.communication.compressor != "none"
-        items = {"update": self.update.rule != "sync", "compressor": lossy}
+        other = self.communication.reduction != "mean"
+        items = {"update": self.update.rule != "sync", "compressor": lossy, "reduction": other}
         return tuple(self.item(name) for name, departs in items.items() if departs)
 
     @property
