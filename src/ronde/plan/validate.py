@@ -9,6 +9,7 @@ from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
 from ronde.plan.contradiction import contradiction as _contradiction
 from ronde.plan.contradiction import unused as _unused
+from ronde.plan.validate_among_ranks import among_ranks
 from ronde.plan.validate_messages import messages, not_combined
 from ronde.plan.values import Values
 
@@ -32,6 +33,7 @@ def contradictions(plan: Values, world_size: int | None = None, device: str | No
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
     errors += messages(plan, world_size)
+    errors += among_ranks(plan, world_size)
     errors += _without_effect(plan, device)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
@@ -103,9 +105,9 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction(rule, state, f"state=server,{rule}")
     if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
         yield _contradiction(rule, state, f"state=replicated,{rule}")
-    if plan.is_local and plan.compute.micro_batches > 1:
+    if plan.in_local_view and plan.compute.micro_batches > 1:
         item = plan.item("micro-batches")
-        yield _contradiction(rule, item, f"state=server,update=sync,{item}")
+        yield _contradiction(rule, item, f"{state},update=sync,{item}")
     at_servers = plan.update.rule in ("async", "bounded") and not bounds_tables
     if at_servers and plan.update.optimizer_on == "worker":
         remedy = f"state=server,{rule},optimizer-on=server"
@@ -125,8 +127,25 @@ def _update_and_state(plan: Values) -> Iterator[str]:
 
 def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
     """Keys that nothing asks where servers have the state, or where ranks train by themselves."""
-    if plan.state.placement != "server":
+    if plan.state.placement == "server":
+        yield from _on_servers(plan, device)
+    if not plan.in_local_view:
         return
+    rule = plan.item("update")
+    if plan.communication.bucket_mb is not None:
+        why = "each rank pushes its gradients when it steps" if plan.is_local else "parameters travel at once"
+        yield _unused(plan, "bucket-mb", rule, why)
+    if plan.data.rng == "global":
+        yield _unused(plan, "rng", rule, "each rank trains by itself, and draws for its own rows")
+    if plan.data.batch_dim is not None:
+        yield _unused(
+            plan, "batch-dim", rule, "each rank loads some samples of every batch, which is not cut"
+        )
+    if plan.data.loading == "full":
+        yield _unused(plan, "loading", rule, "each rank loads only the samples that it trains on")
+
+
+def _on_servers(plan: Values, device: str | None) -> Iterator[str]:
     state, rule = plan.item("state"), plan.item("update")
     if plan.communication.algorithm != "auto":
         yield _unused(plan, "algorithm", state, "gradients go to servers, not around among ranks")
@@ -136,18 +155,6 @@ def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
     if plan.state.offload != "none" and (at_servers or plan.is_local) and device != "cpu":
         why = "servers have the optimizer's state" if at_servers else "each rank keeps its optimizer as it is"
         yield _unused(plan, "offload", state if at_servers else rule, why)
-    if not plan.is_local:
-        return
-    if plan.communication.bucket_mb is not None:
-        yield _unused(plan, "bucket-mb", rule, "each rank pushes its gradients when it steps")
-    if plan.data.rng == "global":
-        yield _unused(plan, "rng", rule, "each rank trains by itself, and draws for its own rows")
-    if plan.data.batch_dim is not None:
-        yield _unused(
-            plan, "batch-dim", rule, "each rank loads some samples of every batch, which is not cut"
-        )
-    if plan.data.loading == "full":
-        yield _unused(plan, "loading", rule, "each rank loads only the samples that it trains on")
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:

@@ -67,6 +67,11 @@ class Values:
         return self.update.rule in ("async", "bounded", "geo") and self.state.placement == "server"
 
     @property
+    def in_local_view(self) -> bool:
+        """Whether each rank runs the script on its slice of every batch, and sees its own values."""
+        return self.is_local or self.update.rule in ("local", "decentralized", "async-average")
+
+    @property
     def exact(self) -> bool:
         """Whether parameters equal the single-device ones up to floating-point reordering."""
         return not self.inexact_because
