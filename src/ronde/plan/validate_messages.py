@@ -75,9 +75,10 @@ def _reductions(plan: Values, world_size: int | None) -> Iterator[str]:
         if travels.predivide is not None:
             yield contradiction(plan.item("predivide"), reduction, f"{plan.item('predivide')},reduction=mean")
     if travels.predivide is not None:
-        for name in ("compressor", "update"):
-            if plan.value(name) not in ("none", "sync"):
-                yield contradiction(plan.item("predivide"), plan.item(name), plan.item(name))
+        for name, plain in (("compressor", "none"), ("update", "sync")):
+            if plan.value(name) != plain:
+                item = plan.item("predivide")
+                yield contradiction(item, plan.item(name), f"{item},{name}={plain}")
     if travels.reduction == "adasum" and world_size is not None and world_size & (world_size - 1):
         ranks = 1 << (world_size.bit_length() - 1)
         yield contradiction(reduction, f"{world_size} ranks (no power of two)", f"{reduction} on {ranks} ranks")
@@ -91,7 +92,7 @@ def _momentum(plan: Values) -> Iterator[str]:
     if plan.communication.compressor not in _BY_CHUNKS:
         yield contradiction(item, compressor, f"compressor=int8,{item}")
     if plan.communication.error_feedback:
-        yield contradiction("error-feedback=true", item, f"{compressor},{item}")
+        yield contradiction("error-feedback=true", item, f"error-feedback=false,{item}")
     if plan.update.rule != "sync":
         yield contradiction(item, plan.item("update"), f"{compressor},{item},update=sync")
 
