@@ -71,7 +71,10 @@ def test_lamb_is_its_equation() -> None:
 ])  # fmt: skip
 def test_lars_without_trust_is_sgd_at_a_constant_rate(make: Callable[[Any], torch.optim.Optimizer]) -> None:
     found, plain = _parameters(), _parameters()
-    for parameters, optimizer in ((found, make(found)), (plain, torch.optim.SGD(plain, lr=0.1, momentum=0.9))):
+    for parameters, optimizer in (
+        (found, make(found)),
+        (plain, torch.optim.SGD(plain, lr=0.1, momentum=0.9)),
+    ):
         for step in range(5):
             _gradients(parameters, step)
             optimizer.step()

@@ -207,9 +207,7 @@ def test_async_average_by_the_schedule_that_it_had(ranks: Ranks, warm_up: int, w
     _compare(found, _by_schedule(world_size, schedules, [each[2] for each in found], warm_up))
 
 
-def _by_schedule(
-    ranks: int, schedules: Any, counts: Sequence[int], warm_up: int
-) -> list[list[torch.Tensor]]:
+def _by_schedule(ranks: int, schedules: Any, counts: Sequence[int], warm_up: int) -> list[list[torch.Tensor]]:
     """Each rank as far as the copies that it needs are there, until all are at their end.
 
     Args:

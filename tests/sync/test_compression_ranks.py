@@ -150,7 +150,9 @@ def test_backwards_between_two_steps_count_as_one(momentum: Momentum) -> None:
     before, first, second = (torch.randn(5, dtype=torch.float64) for _ in range(3))
     at_once, in_two = before.clone(), before.clone()
     added = _moved(at_once, first + second, momentum, fresh=True)
-    parts = _moved(in_two, first, momentum, fresh=True).clone() + _moved(in_two, second, momentum, fresh=False)
+    parts = _moved(in_two, first, momentum, fresh=True).clone() + _moved(
+        in_two, second, momentum, fresh=False
+    )
     torch.testing.assert_close(in_two, at_once, rtol=0, atol=1e-14)
     torch.testing.assert_close(parts, added, rtol=0, atol=1e-14)
 
@@ -290,6 +292,8 @@ def test_what_has_no_meaning_is_refused(ranks: Ranks, case: Any, said: str) -> N
 
 
 def test_three_ranks_have_no_adasum(ranks: Ranks) -> None:
-    with pytest.raises(AssertionError, match="reduction=adasum adds gradients in pairs of pairs, and 3 ranks"):
+    with pytest.raises(
+        AssertionError, match="reduction=adasum adds gradients in pairs of pairs, and 3 ranks"
+    ):
         ranks(3, _trained, "reduction=adasum", _sgd)
     assert issubclass(UsageError, Exception)

@@ -34,4 +34,6 @@ def _peers(plan: Values, world_size: int | None) -> Iterator[str]:
     if pairs and plan.communication.algorithm != "auto":
         yield contradiction(plan.item("algorithm"), peers, f"{peers},algorithm=auto")
     if pairs and compressor == "none" and world_size is not None and world_size % 2 and world_size > 1:
-        yield contradiction(peers, f"{world_size} ranks (an odd number)", f"{peers} on {world_size + 1} ranks")
+        yield contradiction(
+            peers, f"{world_size} ranks (an odd number)", f"{peers} on {world_size + 1} ranks"
+        )

@@ -81,7 +81,9 @@ def _reductions(plan: Values, world_size: int | None) -> Iterator[str]:
                 yield contradiction(item, plan.item(name), f"{item},{name}={plain}")
     if travels.reduction == "adasum" and world_size is not None and world_size & (world_size - 1):
         ranks = 1 << (world_size.bit_length() - 1)
-        yield contradiction(reduction, f"{world_size} ranks (no power of two)", f"{reduction} on {ranks} ranks")
+        yield contradiction(
+            reduction, f"{world_size} ranks (no power of two)", f"{reduction} on {ranks} ranks"
+        )
 
 
 def _momentum(plan: Values) -> Iterator[str]:

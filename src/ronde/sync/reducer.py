@@ -326,7 +326,11 @@ class Reducer:
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
-        return [*dense, *encoded, *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse)]
+        return [
+            *dense,
+            *encoded,
+            *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse),
+        ]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""

@@ -52,7 +52,9 @@ class Decentralized(Averaging):
         comm = self.comm
         if self._peers == "all":
             total = flat.clone()
-            return _Sent(members, comm.all_reduce_async(total), lambda: total.div_(comm.world_size).sub_(flat))
+            return _Sent(
+                members, comm.all_reduce_async(total), lambda: total.div_(comm.world_size).sub_(flat)
+            )
         peer = peer_of(comm.rank, step, comm.world_size)
         ranks = range(comm.world_size)
         pieces = [flat if rank == peer else flat[:0] for rank in ranks]

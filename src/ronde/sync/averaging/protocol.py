@@ -141,6 +141,5 @@ def _write(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
 def _parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
     ends = list(itertools.accumulate((each.numel() for each in members), initial=0))
     return [
-        flat[begin:end].view(each.shape)
-        for begin, end, each in zip(ends, ends[1:], members, strict=False)
+        flat[begin:end].view(each.shape) for begin, end, each in zip(ends, ends[1:], members, strict=False)
     ]

@@ -63,9 +63,7 @@ class Corrected(Gathered):
             super().take(gradients, fresh)
             return
         added: list[torch.Tensor | None] = []
-        for gradient, velocity, momentum in zip(
-            gradients, self.shaped(self._velocity), momenta, strict=True
-        ):
+        for gradient, velocity, momentum in zip(gradients, self.shaped(self._velocity), momenta, strict=True):
             added.append(None if gradient is None else _moved(velocity, gradient, momentum, fresh))
         super().take(added, fresh)
 
@@ -80,9 +78,7 @@ class Corrected(Gathered):
             velocity[codec.places(message, size)] = 0
 
 
-def _moved(
-    velocity: torch.Tensor, gradient: torch.Tensor, momentum: Momentum, fresh: bool
-) -> torch.Tensor:
+def _moved(velocity: torch.Tensor, gradient: torch.Tensor, momentum: Momentum, fresh: bool) -> torch.Tensor:
     """Move u by a gradient; what is added to v. Not `fresh`: it is a later part of one step's gradient."""
     factor, dampening, nesterov = momentum
     part = gradient if dampening == 0 else gradient * (1 - dampening)

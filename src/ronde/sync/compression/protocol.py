@@ -73,7 +73,9 @@ class Compression:
         self._momenta: dict[int, list[float]] = {}
         self._messages = self._plain_bytes = 0
 
-    def bucket(self, leaves: Sequence[Leaf], optimizer: Any, memory: GradientMemory) -> CompressedBucket | None:
+    def bucket(
+        self, leaves: Sequence[Leaf], optimizer: Any, memory: GradientMemory
+    ) -> CompressedBucket | None:
         """A bucket of these leaves of an optimizer; None where they are of a dtype that travels as it is."""
         if leaves[0].dtype not in _DTYPES:
             return None
