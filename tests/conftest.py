@@ -42,12 +42,12 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[..., list[Any]]]:
-    """`ranks(world_size, fn, *args)`: `fn(rank, *args)` on 2 or 3 ranks, whose processes outlive the test."""
+    """`ranks(world_size, fn, *args)`: `fn(rank, *args)` on 2 to 4 ranks, whose processes outlive the test."""
     from ronde.testing.run_ranks import RankPool
 
-    pools = {world_size: RankPool(world_size) for world_size in (2, 3)}
-    for pool in pools.values():
-        pool.start()
+    pools = {world_size: RankPool(world_size) for world_size in (2, 3, 4)}
+    for world_size in (2, 3):  # those of four start when they are asked for
+        pools[world_size].start()
     yield lambda world_size, fn, *args: pools[world_size].run(fn, *args)
     for pool in pools.values():
         pool.close()

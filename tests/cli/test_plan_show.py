@@ -26,8 +26,9 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
         "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
-        "  bucket-mb=auto",
-        "update         update=sync  every not set  adaptive=false  peers not set  staleness not set"
+        "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set  bucket-mb=auto",
+        "update         update=sync  every not set  adaptive=false  peers not set  warm-up not set"
+        "  staleness not set"
         "  optimizer-on=worker",
         "compute        precision=fp32  micro-batches=1  recompute=none  schedule not set  compile=false",
         "data           rng=auto  batch-dim=auto  loading=auto",
@@ -72,14 +73,14 @@ def test_one_rank_holds_everything_under_every_plan(capsys: pytest.CaptureFixtur
 
 
 def test_a_plan_that_is_not_built_is_shown_and_refused(capsys: pytest.CaptureFixture[str]):
-    assert show("local-sgd") == 2
+    assert show("local-sgd,compressor=fp16") == 2
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1] == "available      not in this version"
     assert "update rule    w_r = U(w_r, g_r) on each rank; each k steps" in captured.out
-    assert "exact          no: the update is changed by update=local" in captured.out
+    assert "exact          no: the update is changed by update=local and by compressor=fp16" in captured.out
     assert captured.err == (
-        "ronde: error: update=local is not available in this version; available: update=sync, "
-        "update=async, update=bounded, update=geo\n"
+        "ronde: error: compressor=fp16 with update=local is not available in this version; available with: "
+        "update=sync, or for int8 update=decentralized with peers=shift-one\n"
     )
 
 

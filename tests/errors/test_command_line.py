@@ -17,7 +17,8 @@ from ronde.trace import run_directory
 
 KEYS = (
     "data, tensor, pipeline, context, expert, state, sparse, servers, offload, algorithm, "
-    "compressor, compressed, error-feedback, bucket-mb, update, every, adaptive, peers, staleness, "
+    "compressor, compressed, error-feedback, density, threshold, low-rank, reduction, predivide, bucket-mb, "
+    "update, every, adaptive, peers, warm-up, staleness, "
     "optimizer-on, precision, "
     "micro-batches, recompute, schedule, compile, rng, batch-dim, loading"
 )

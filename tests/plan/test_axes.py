@@ -13,7 +13,7 @@ from ronde.plan import Communication, Compute, Data, Mesh, Plan, State, Update
 from ronde.plan.axes import AXES, KEYS, axis_of
 from ronde.plan.key import Choice, keys_of
 
-# DESIGN.md section 3, word for word, plus the two keys of ADR 0010.
+# DESIGN.md section 3, word for word, plus the keys of ADR 0010 and 0100.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "mesh": {"data": (), "tensor": (), "pipeline": (), "context": (), "expert": ()},
     "state": {
@@ -30,6 +30,11 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "compressed": ("gradient", "momentum"),
         "error-feedback": (),
+        "density": (),
+        "threshold": (),
+        "low-rank": (),
+        "reduction": ("mean", "sum", "adasum"),
+        "predivide": (),
         "bucket-mb": (),
     },
     "update": {
@@ -37,6 +42,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         "every": (),
         "adaptive": (),
         "peers": ("all", "shift-one"),
+        "warm-up": (),
         "staleness": (),
         "optimizer-on": ("worker", "server"),
     },

@@ -437,6 +437,11 @@ def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int
             f"--checkpoint does not save what parameter servers have, nor ranks that do not wait for one "
             f"another (plan {plan}); servers keep their state by --durability, or take --plan ddp"
         )
+    if not parsed.exact:
+        raise UsageError(
+            f"--checkpoint saves what all ranks have alike, and under {parsed} each holds something of its own "
+            "(what encoding lost, or its parameters between two averages); take --plan ddp, or let the script save"
+        )
     from ronde.checkpoint.manifest import latest_manifest
 
     found = latest_manifest(folder)

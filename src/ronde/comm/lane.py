@@ -23,6 +23,11 @@ class Task:
         self._done = threading.Event()
         self._error: BaseException | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._done.is_set()
+
     def wait(self) -> None:
         self._done.wait()
         if self._error is not None:

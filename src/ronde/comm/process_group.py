@@ -283,14 +283,22 @@ class Comm:
             pieces: contiguous, of one dtype, and of one shape but for their first dimension, which may be 0.
             sizes: the first dimension of what comes from each rank.
         """
+        outs, pending = self.all_to_all_async(pieces, sizes)
+        pending.wait()
+        return outs
+
+    def all_to_all_async(
+        self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> tuple[list[torch.Tensor], Pending]:
+        """Start `all_to_all`; the result may be read after `wait`."""
         outs = [pieces[0].new_empty((size, *pieces[0].shape[1:])) for size in sizes]
         sent = [as_bytes(piece) for piece in pieces]
         received = [as_bytes(out) for out in outs]
         # All ranks say the same of it: sizes differ.
         told = pieces[0][:0]
         nbytes = sum(map(len, sent))
-        self._start("all_to_all", told, lambda: self.backend.all_to_all(received, sent), nbytes).wait()
-        return outs
+        launch = lambda: self.backend.all_to_all(received, sent)  # noqa: E731 - it is started below
+        return outs, self._start("all_to_all", told, launch, nbytes)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Copy `tensor` of rank `source` into every rank's `tensor`; return it."""

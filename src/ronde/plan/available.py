@@ -17,8 +17,6 @@ BUILT: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "sparse": ("replicated", "sharded"),
         "offload": ("none", "optimizer", "all"),
         "algorithm": ("auto", "ring", "tree", "hierarchical", "shared-memory"),
-        "compressor": ("none",),
-        "update": ("sync", "async", "bounded", "geo"),
         "precision": ("fp32", "tf32", "bf16", "fp16"),
         "recompute": ("none", "selective", "full"),
         "compile": (False, True),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from ronde.plan.key import Flag, Number, Spelled, check_fields, choice
+from ronde.plan.key import Flag, Integer, Number, Spelled, check_fields, choice
 
-__all__ = ["Algorithm", "Communication", "Compressed", "Compressor"]
+__all__ = ["Algorithm", "Communication", "Compressed", "Compressor", "Reduction"]
 
 Algorithm = Literal["auto", "ring", "tree", "hierarchical", "shared-memory"]
 Compressor = Literal["none", "fp16", "bf16", "int8", "onebit", "twobit", "topk", "randomk", "powersgd"]
 Compressed = Literal["gradient", "momentum"]
+Reduction = Literal["mean", "sum", "adasum"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,12 @@ class Communication:
         compressor: what a message is encoded as. Every one but `none` loses something.
         compressed: what is encoded: the gradient, or the optimizer's momentum.
         error_feedback: add to the next message what encoding lost of this one.
+        density: share of the elements that `topk` and `randomk` send; 0.001 unless it is said.
+        threshold: of `twobit`; unless it is said twice the mean magnitude of each tensor.
+        low_rank: columns of the factors of `powersgd`; 2 unless it is said.
+        reduction: what becomes of all ranks' gradients. `mean` is what one device has; `sum` is as many times
+            that as there are ranks, `adasum` something between the two.
+        predivide: the mean is divided by this before ranks sum, and by the rest of their number after it.
         bucket_mb: gradients travel in buckets of about this many MiB, overlapped with backward; the first is
             no larger than 1. `auto` is 25, and 4 where gradients are cut: these take memory twice while they
             are sent.
@@ -32,7 +39,17 @@ class Communication:
     compressor: Annotated[Compressor, Spelled("compressor", choice(Compressor))] = "none"
     compressed: Annotated[Compressed, Spelled("compressed", choice(Compressed))] = "gradient"
     error_feedback: Annotated[bool, Spelled("error-feedback", Flag())] = False
+    density: Annotated[float | None, Spelled("density", Number())] = None
+    threshold: Annotated[float | None, Spelled("threshold", Number())] = None
+    low_rank: Annotated[int | None, Spelled("low-rank", Integer(at_least=1))] = None
+    reduction: Annotated[Reduction, Spelled("reduction", choice(Reduction))] = "mean"
+    predivide: Annotated[float | None, Spelled("predivide", Number())] = None
     bucket_mb: Annotated[float | None, Spelled("bucket-mb", Number(open_word="auto"))] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether gradients travel as they are, and their mean is taken in one division."""
+        return self.compressor == "none" and self.reduction == "mean" and self.predivide is None

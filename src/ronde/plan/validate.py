@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from ronde.errors import PlanError
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
+from ronde.plan.contradiction import contradiction as _contradiction
+from ronde.plan.contradiction import unused as _unused
+from ronde.plan.validate_among_ranks import among_ranks
+from ronde.plan.validate_messages import messages, not_combined
 from ronde.plan.values import Values
 
 __all__ = ["check", "contradictions", "validate"]
@@ -28,6 +32,8 @@ def contradictions(plan: Values, world_size: int | None = None, device: str | No
     """As `validate`, without what is only not built yet: such a plan means something."""
     errors = list(_refinements(plan))
     errors += _update_and_state(plan)
+    errors += messages(plan, world_size)
+    errors += among_ranks(plan, world_size)
     errors += _without_effect(plan, device)
     errors += _offload(plan, world_size, device)
     errors += _mesh(plan, world_size)
@@ -46,16 +52,13 @@ def _not_built(plan: Values) -> Iterator[str]:
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
+    yield from not_combined(plan)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:
     """Whether servers have the rows of tables, and ranks all else."""
     state = plan.state
     return state.placement != "server" and state.sparse == "sharded" and state.servers is not None
-
-
-def _contradiction(first: str, second: str, remedy: str) -> str:
-    return f"{first} and {second} contradict each other; nearest legal: {remedy}"
 
 
 def _refinements(plan: Values) -> Iterator[str]:
@@ -102,9 +105,9 @@ def _update_and_state(plan: Values) -> Iterator[str]:
         yield _contradiction(rule, state, f"state=server,{rule}")
     if plan.update.rule in _AMONG_RANKS and plan.state.placement != "replicated":
         yield _contradiction(rule, state, f"state=replicated,{rule}")
-    if plan.is_local and plan.compute.micro_batches > 1:
+    if plan.in_local_view and plan.compute.micro_batches > 1:
         item = plan.item("micro-batches")
-        yield _contradiction(rule, item, f"state=server,update=sync,{item}")
+        yield _contradiction(rule, item, f"{state},update=sync,{item}")
     at_servers = plan.update.rule in ("async", "bounded") and not bounds_tables
     if at_servers and plan.update.optimizer_on == "worker":
         remedy = f"state=server,{rule},optimizer-on=server"
@@ -124,21 +127,14 @@ def _update_and_state(plan: Values) -> Iterator[str]:
 
 def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
     """Keys that nothing asks where servers have the state, or where ranks train by themselves."""
-    if plan.state.placement != "server":
+    if plan.state.placement == "server":
+        yield from _on_servers(plan, device)
+    if not plan.in_local_view:
         return
-    state, rule = plan.item("state"), plan.item("update")
-    if plan.communication.algorithm != "auto":
-        yield _unused(plan, "algorithm", state, "gradients go to servers, not around among ranks")
-    if plan.state.sparse == "sharded":
-        yield _unused(plan, "sparse", state, "servers have the rows of tables")
-    at_servers = plan.update.optimizer_on == "server"
-    if plan.state.offload != "none" and (at_servers or plan.is_local) and device != "cpu":
-        why = "servers have the optimizer's state" if at_servers else "each rank keeps its optimizer as it is"
-        yield _unused(plan, "offload", state if at_servers else rule, why)
-    if not plan.is_local:
-        return
+    rule = plan.item("update")
     if plan.communication.bucket_mb is not None:
-        yield _unused(plan, "bucket-mb", rule, "each rank pushes its gradients when it steps")
+        why = "each rank pushes its gradients when it steps" if plan.is_local else "parameters travel at once"
+        yield _unused(plan, "bucket-mb", rule, why)
     if plan.data.rng == "global":
         yield _unused(plan, "rng", rule, "each rank trains by itself, and draws for its own rows")
     if plan.data.batch_dim is not None:
@@ -149,9 +145,16 @@ def _without_effect(plan: Values, device: str | None) -> Iterator[str]:
         yield _unused(plan, "loading", rule, "each rank loads only the samples that it trains on")
 
 
-def _unused(plan: Values, name: str, other: str, why: str) -> str:
-    default = KEYS[name].write(KEYS[name].default)
-    return f"{plan.item(name)} does nothing with {other}: {why}; nearest legal: {other},{default}"
+def _on_servers(plan: Values, device: str | None) -> Iterator[str]:
+    state, rule = plan.item("state"), plan.item("update")
+    if plan.communication.algorithm != "auto":
+        yield _unused(plan, "algorithm", state, "gradients go to servers, not around among ranks")
+    if plan.state.sparse == "sharded":
+        yield _unused(plan, "sparse", state, "servers have the rows of tables")
+    at_servers = plan.update.optimizer_on == "server"
+    if plan.state.offload != "none" and (at_servers or plan.is_local) and device != "cpu":
+        why = "servers have the optimizer's state" if at_servers else "each rank keeps its optimizer as it is"
+        yield _unused(plan, "offload", state if at_servers else rule, why)
 
 
 def _offload(plan: Values, world_size: int | None, device: str | None) -> Iterator[str]:

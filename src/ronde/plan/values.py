@@ -54,7 +54,8 @@ class Values:
     def inexact_because(self) -> tuple[str, ...]:
         """The items by which this plan departs from the single-device update; none if it is exact."""
         lossy = self.communication.compressor != "none"
-        items = {"update": self.update.rule != "sync", "compressor": lossy}
+        other = self.communication.reduction != "mean"
+        items = {"update": self.update.rule != "sync", "compressor": lossy, "reduction": other}
         return tuple(self.item(name) for name, departs in items.items() if departs)
 
     @property
@@ -64,6 +65,11 @@ class Values:
         Where these have tables only, ranks step together, and `update=bounded` is about look-ups.
         """
         return self.update.rule in ("async", "bounded", "geo") and self.state.placement == "server"
+
+    @property
+    def in_local_view(self) -> bool:
+        """Whether each rank runs the script on its slice of every batch, and sees its own values."""
+        return self.is_local or self.update.rule in ("local", "decentralized", "async-average")
 
     @property
     def exact(self) -> bool:

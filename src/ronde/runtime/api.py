@@ -94,7 +94,13 @@ def init(plan: Plan | str | None = None, *, seed: int = 0) -> None:
     seeds.seed_all(seed)
     entropy = Patches()
     seeds.install(entropy, seed)
-    session = Session(config, read_plan(config.plan), entropy=entropy)
+    parsed = read_plan(config.plan)
+    if parsed.in_local_view:
+        raise UsageError(
+            f"{parsed.item('update')} runs a script in local view from its first line on; start it by "
+            f"`ronde run --plan {parsed}`, under torchrun `-m ronde run`, and leave ronde.init() as it is"
+        )
+    session = Session(config, parsed, entropy=entropy)
     atexit.register(session.close)
     session.install()
     activate(session)

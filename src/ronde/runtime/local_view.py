@@ -1,7 +1,7 @@
-"""A rank that trains by itself, on parameter servers that it shares with others: the plan's inexact updates.
+"""A rank that trains by itself, and shares parameters with others: the plan's inexact updates.
 
-What the script reads is this rank's own: its slice of every batch, its loss, the parameters as servers
-answered last. Rank 0 alone prints and changes files. Ranks do not wait for one another.
+What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone prints
+and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to average.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ronde.launch.rank_environment import run_id_of
 from ronde.parallel.local_update import GeoUpdate, LocalUpdate, ServedParameters
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
-from ronde.runtime import compute, servers, tables, take_over
+from ronde.runtime import averaging, compute, servers, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.memory.meter import MemoryMeter
 from ronde.runtime.traffic import GroupTraffic
@@ -36,6 +36,7 @@ from ronde.trace.temporary_folder import TemporaryFolders
 
 if TYPE_CHECKING:
     from ronde.runtime.publishing import Publishing
+    from ronde.server.transport.client import Client
 
 __all__ = ["LocalView"]
 
@@ -51,6 +52,7 @@ class LocalView:
         files: mediates files.
         patches: whatever was replaced.
         tally: counts steps, samples and time.
+        averaging: averages parameters with the other ranks; None where servers have them.
     """
 
     def __init__(self, config: RankConfig, plan: Plan, tally: Tally, entropy: Patches) -> None:
@@ -59,15 +61,16 @@ class LocalView:
         self.notes = Notes()
         self.tally, self._entropy = tally, entropy
         self.patches = Patches()
-        client = servers.connect(config, plan)
-        assert client is not None
-        self._client = client
+        self._client = servers.connect(config, plan)
+        self._paths = paths_of_rank(config.run_dir)
+        # Who averages without servers, in a group of its own.
+        self.averaging = None if plan.is_local else averaging.join(config, plan, self._paths.is_private)
         self._meter = MemoryMeter(on_cuda=config.device == "cuda", hears_calls=False)
         self._slices = LocalSlices(config.rank, config.world_size, lambda rows: tally.deliver(0, rows))
         self._others = _Apart(config.rank, config.world_size)
         self.files = ScriptFiles(
             comm=self._others,
-            paths=paths_of_rank(config.run_dir),
+            paths=self._paths,
             temporary=TemporaryFolders(config.temporary, run_id_of(config, os.environ)),
             apart=True,
         )
@@ -84,21 +87,28 @@ class LocalView:
 
     def install(self) -> None:
         patches, plan, client, config = self.patches, self.plan, self._client, self.config
+        patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
+        if client is not None:
+            self._install_servers(client)
+            tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
+        if self.averaging is not None:
+            averaging.install(patches, self.averaging, plan)
+        patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
+        self._slices.install(patches)
+        compute.install_alone(plan, self.notes.say)
+        if self._publishing is not None:
+            self._publishing.install(patches)
+        take_over.install(patches, config, self.retire)
+        self.files.install()
+
+    def _install_servers(self, client: Client) -> None:
+        patches, plan, config = self.patches, self.plan, self.config
         parameters = ServedParameters(client)
         parameters.install(patches)
         if plan.update.rule == "geo":
             GeoUpdate(client, parameters, plan.update.every or 1, config.world_size).install(patches)
         else:
             LocalUpdate(self._context, client, parameters, config.rank, self.notes.say).install(patches)
-        patches.undo(register_optimizer_step_pre_hook(self._before_step).remove)
-        patches.undo(register_optimizer_step_post_hook(self._after_step).remove)
-        self._slices.install(patches)
-        tables.install(patches, self._others, plan, self.files.for_itself, client, self.notes.say)
-        compute.install_alone(plan, self.notes.say)
-        if self._publishing is not None:
-            self._publishing.install(patches)
-        take_over.install(patches, config, self.retire)
-        self.files.install()
 
     def _before_step(self, *_: Any) -> None:
         if self.config.world_size > 1 and not self._slices.cut and not self._stepped:
@@ -130,22 +140,40 @@ class LocalView:
         raise RondeError(f"ronde.deferred() is for plans that cut parameters; {self.plan} is none")
 
     def traffic(self) -> GroupTraffic:
-        """What this rank exchanges with servers."""
-        return GroupTraffic((), self._client)
+        """What this rank exchanges with others."""
+        return GroupTraffic(() if self.averaging is None else [self.averaging.comm], self._client)
 
     def finish(self) -> None:
         """The script is at its end: what servers have refused is raised here; publish what it ends with."""
-        self._client.finish()
+        if self._client is not None:
+            self._client.finish()
+        if self.averaging is not None:
+            self.averaging.finish()
         if self._publishing is not None:
             self._publishing.finish()
 
     def summary(self) -> RankSummary:
         notes = [*self.notes, *self.files.notes]
-        return summarize(self.config, self.tally, algorithm="", notes=notes, memory=self._meter.memory())
+        waited, account = 0, ""
+        if self.averaging is not None:
+            waited = averaging.waited_ns(self.plan, self.averaging)
+            account = f"each rank's own ({self.plan.item('update')}); {self.averaging.account()}"
+        return summarize(
+            self.config,
+            self.tally,
+            communication_ns=waited,
+            algorithm=account,
+            notes=notes,
+            memory=self._meter.memory(),
+        )
 
     def close(self) -> None:
-        """Leave the servers: nobody waits for this rank any more."""
+        """Leave the others: nobody waits for this rank any more."""
         self.files.uninstall()
+        if self.averaging is not None:
+            self.averaging.comm.close()
+        if self._client is None:
+            return
         leaving = [self._client.send(server, Operation.LEAVE, {}) for server in range(self._client.servers)]
         self._client.wait(leaving)
         self._client.close()

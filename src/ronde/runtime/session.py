@@ -41,7 +41,7 @@ from ronde.process.console import Console
 from ronde.process.signals import HandledSignals
 from ronde.process.threads import Started
 from ronde.rng.rank_stream import RankStream
-from ronde.runtime import compute, saved_gradients, servers, sparse_weights, tables, take_over
+from ronde.runtime import compression, compute, saved_gradients, servers, sparse_weights, tables, take_over
 from ronde.runtime.account import summarize
 from ronde.runtime.backward import Backward
 from ronde.runtime.groups import join_group, listens_on, shares_memory, signal_board
@@ -82,6 +82,7 @@ class Session:
         tally: counts steps, samples and time.
         context: the ranks of global tensors, and where execution stands.
         calls: what is known of calls of modules.
+        compression: encodes gradients; None where they travel as they are.
         reducer: averages gradients.
         agreement: what ranks go by where the clock or a seed would take them apart.
         files: mediates files; `session.files.unmediated()` for ronde's own.
@@ -109,6 +110,7 @@ class Session:
         self.client = servers.connect(config, plan)
         self._sharding = Sharding(plan, reducer_comm, self.notes.say, self.client)
         clock = self.tally.clock
+        self.compression = compression.of_plan(plan, reducer_comm)
         self.reducer = Reducer(
             reducer_comm,
             plan.bucket_bytes,
@@ -116,6 +118,7 @@ class Session:
             clock,
             rows=self._sharding.rows,
             allocate=self._sharding.allocate,
+            compress=None if self.compression is None else self.compression.bucket,
         )
         if self.tally.vitals is not None:
             self.reducer.on_first = Watch(self.tally.vitals.finite)
@@ -295,6 +298,8 @@ class Session:
         optimizers.install(patches)
         self._install_memory()
         one_pass.install(patches)
+        if self.compression is not None:
+            compression.install(patches, self.compression)
         # Over the optimizers: a step that is cut begins with parts that all ranks have.
         self._sharding.install(patches, context)
         saved_gradients.install(patches, self.reducer.memory.holds)
@@ -385,7 +390,7 @@ class Session:
             self.config,
             self.tally,
             communication_ns=waited,
-            algorithm=self._groups[1].algorithm,
+            algorithm=compression.account(self.plan, self.compression) or self._groups[1].algorithm,
             notes=notes,
             memory=self.memory.memory(),
         )

@@ -215,7 +215,7 @@ def _session(
         return None
     from ronde.runtime.api import activate
 
-    if plan.is_local:
+    if plan.in_local_view:
         from ronde.runtime.local_view import LocalView as kind
     else:
         from ronde.runtime.session import Session as kind

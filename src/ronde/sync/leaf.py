@@ -25,7 +25,7 @@ class Leaf:
         sparse: its gradient may be sparse.
     """
 
-    __slots__ = ("_described", "device", "dtype", "ref", "shape", "sparse", "stride")
+    __slots__ = ("__weakref__", "_described", "device", "dtype", "ref", "shape", "sparse", "stride")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.sparse = False

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from ronde.comm.buffer import Buffer
 from ronde.comm.process_group import Comm
-from ronde.errors import RondeError
+from ronde.errors import RondeError, UsageError
 from ronde.plan.resident import Census
 from ronde.sync.bucket import Bucket, assign_buckets, average
 from ronde.sync.bucket_memory import GradientMemory
@@ -37,12 +37,15 @@ from ronde.sync.row_parts import RowParts
 from ronde.sync.sparse_bucket import SparseBucket
 from ronde.trace.step_clock import Part, StepClock
 
-__all__ = ["Allocate", "Reducer"]
+__all__ = ["Allocate", "Compress", "Reducer"]
 
 _FIRST_BUCKET_BYTES = 1 << 20
 
 Allocate = Callable[[Sequence[tuple[int, torch.dtype]], Sequence[torch.device]], Sequence[Buffer]]
 """Buffers of these numbers of elements and dtypes, on these devices."""
+
+Compress = Callable[[Sequence[Leaf], Any, GradientMemory], "Bucket | None"]
+"""A bucket of these leaves of an optimizer whose gradients are encoded; None where they travel as they are."""
 
 
 class _Group:
@@ -81,6 +84,7 @@ class Reducer:
         clock: is told, where it is armed, what runs.
         allocate: makes the memory of buckets whose gradients every rank has; the group's own as a rule.
         rows: where ranks keep gradients of rows that are spread over them; None where none are.
+        compress: makes buckets whose gradients are encoded; None where all travel as they are.
 
     Attributes:
         hooks: the user's own on accumulated gradients.
@@ -97,8 +101,10 @@ class Reducer:
         clock: StepClock | None = None,
         allocate: Allocate | None = None,
         rows: RowParts | None = None,
+        compress: Compress | None = None,
     ) -> None:
         self._comm = comm
+        self._compress = compress
         self._allocate = allocate or comm.allocate
         self._bucket_bytes = bucket_bytes
         self._parts = parts
@@ -205,6 +211,11 @@ class Reducer:
             graph: gradients will be differentiable themselves (`create_graph`).
             casts: what this backward reaches through float16, which may not hold every sum over all rows.
         """
+        if divided and self._compress is not None and not self._depth:
+            raise UsageError(
+                "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be added to the "
+                "next by another scale; use precision=bf16 in place of the scaler, or compressor=none"
+            )
         if self._depth:
             self._nested = True
             self._depth += 1
@@ -293,9 +304,10 @@ class Reducer:
             there = self._comm.votes([tensor is not None for tensor in held])
             everywhere = self._comm.world_size
             leaves = [leaf for leaf, count in zip(leaves, there, strict=True) if count == everywhere]
-        group.rebuild(leaves, self._buckets, self._bucket_bytes)
+        optimizer = next((each for each, of in self._optimizers.items() if of is group), None)
+        group.rebuild(leaves, lambda cut: self._buckets(cut, optimizer), self._bucket_bytes)
 
-    def _buckets(self, cut: list[list[Leaf]]) -> list[Bucket]:
+    def _buckets(self, cut: list[list[Leaf]], optimizer: Any) -> list[Bucket]:
         """Buckets of these leaves; ranks come alike."""
         parts = self._parts
         if parts is not None:
@@ -305,11 +317,20 @@ class Reducer:
             return []
         sparse = [leaf for members in cut for leaf in members if leaf.sparse]
         cut = [dense for members in cut if (dense := [leaf for leaf in members if not leaf.sparse])]
+        encoded: list[Bucket] = []
+        if self._compress is not None:
+            made = [(members, self._compress(members, optimizer, self.memory)) for members in cut]
+            encoded = [bucket for _, bucket in made if bucket is not None]
+            cut = [members for members, bucket in made if bucket is None]
         shapes = [(Bucket.size(members), members[0].dtype) for members in cut]
         buffers = self._allocate(shapes, [members[0].device for members in cut]) if cut else []
         dense = [Bucket(*each, self.memory) for each in zip(cut, buffers, strict=True)]
         # Behind the others, which they would keep from leaving early.
-        return [*dense, *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse)]
+        return [
+            *dense,
+            *encoded,
+            *(SparseBucket(leaf, self._comm, self.memory, self._rows) for leaf in sparse),
+        ]
 
     def _forget_gone(self) -> None:
         """Let go of leaves that are gone on every rank: each collects its garbage when it likes."""

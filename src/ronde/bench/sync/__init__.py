@@ -1,0 +1,1 @@
+"""`ronde bench sync`: ways of synchronising, between hosts of a slow network and on one host."""

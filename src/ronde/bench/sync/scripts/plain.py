@@ -1,0 +1,30 @@
+"""An ordinary script for one device: `ronde run --plan PLAN plain.py`."""
+
+import task
+import torch
+from torch.utils.data import DataLoader
+
+
+def main():
+    args = task.arguments()
+    torch.manual_seed(args.seed)
+    train = task.pictures(args.data, "train")
+    test = task.pictures(args.data, "t10k") if args.test_every else None
+    model = task.model()
+    optimizer = task.optimizer(args, model.parameters())
+    clock = task.Clock(args.warm_up)
+    while clock.done < args.steps:
+        for inputs, targets in DataLoader(train, batch_size=args.batch_size, shuffle=True, drop_last=True):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            clock.step()
+            if args.test_every and clock.done % args.test_every == 0:
+                clock.test(model, test)
+            if clock.done == args.steps:
+                break
+    print(clock.report())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""fp16 and bf16: each element in half the bits of float32 (Horovod's `Compression.fp16`)."""
+
+from __future__ import annotations
+
+import torch
+
+from ronde.comm.compressors.codec import joined, padded, split
+
+__all__ = ["Cast"]
+
+
+class Cast:
+    """Rounds to the nearest number of a narrower dtype.
+
+    What float16 does not hold becomes its largest number, so that a sum stays finite; what is no finite number
+    stays so.
+
+    Args:
+        dtype: torch.float16 or torch.bfloat16.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._limit = torch.finfo(dtype).max
+
+    def size(self, numel: int, dtype: torch.dtype) -> int:
+        return padded(numel * self._dtype.itemsize)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        narrow = values.clamp(-self._limit, self._limit).to(self._dtype)
+        lost = values.isinf()
+        return joined(torch.where(lost, values.to(self._dtype), narrow) if bool(lost.any()) else narrow)
+
+    def add(self, message: torch.Tensor, into: torch.Tensor, sign: int = 1) -> None:
+        (narrow,) = split(message, (into.numel(), self._dtype))
+        into.add_(narrow.to(into.dtype), alpha=sign)

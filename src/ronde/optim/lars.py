@@ -1,0 +1,71 @@
+"""LARS: momentum SGD whose layers step in proportion to their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ronde.optim.trust import check, dense, ratio
+
+__all__ = ["LARS"]
+
+
+class LARS(Optimizer):
+    """For each parameter w with gradient g, rate lr, momentum m, weight decay b and trust coefficient c:
+
+        l = c |w| / (|g| + b |w|);  v = m v + lr l (g + b w);  w = w - v
+
+    with l = 1 where |w| or |g| is nought. Source: You, Gitman and Ginsburg, "Large batch training of convolutional
+    networks", 2017. Norms are those of whole tensors: plans that cut optimizer state leave it whole on every rank.
+
+    Args:
+        params: tensors, or groups. A group with `trust_coefficient=None` steps as SGD does (biases, norms).
+        lr: of the whole model; the layers' own rates are about a thousandth of it.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float | None = 0.001,
+    ) -> None:
+        check("lr", lr)
+        check("momentum", momentum, below=1.0)
+        check("weight_decay", weight_decay)
+        check("trust_coefficient", trust_coefficient or 0.0)
+        super().__init__(params, {
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient,
+        })  # fmt: skip
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update; the loss of `closure`, where one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, dense(parameter, "LARS"), group)
+        return loss
+
+    def _step(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        decay, coefficient = group["weight_decay"], group["trust_coefficient"]
+        change = gradient.add(parameter, alpha=decay) if decay else gradient.clone()
+        if coefficient is not None:
+            norm, of_gradient = parameter.norm(), gradient.norm()
+            there = of_gradient > 0
+            below = torch.where(there, of_gradient + decay * norm, torch.zeros_like(norm))
+            own = torch.where(there & (norm > 0), coefficient * ratio(norm, below), torch.ones_like(norm))
+            change.mul_(own)
+        change.mul_(group["lr"])
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        parameter.sub_(state["momentum_buffer"].mul_(group["momentum"]).add_(change))

@@ -1,0 +1,39 @@
+"""Norms of whole parameters, by which layers step at rates of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["check", "dense", "ratio"]
+
+
+def ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+    """above / below, and 1 where either is nought: a layer that is nought, or has no gradient, has no rate of
+    its own. No number is read: a device need not be waited for."""
+    usable = (above > 0) & (below > 0)
+    return torch.where(
+        usable, above / torch.where(usable, below, torch.ones_like(below)), torch.ones_like(above)
+    )
+
+
+def dense(parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """The gradient of a parameter.
+
+    Raises:
+        RuntimeError: where it is sparse.
+    """
+    gradient: Any = parameter.grad
+    if gradient.is_sparse:
+        raise RuntimeError(f"{name} does not support sparse gradients; use sparse=False, or SparseAdam")
+    return gradient
+
+
+def check(name: str, value: float, *, below: float = float("inf")) -> None:
+    """Raise ValueError for a hyper-parameter that is negative, or not below a bound."""
+    if not 0.0 <= value < below:
+        raise ValueError(
+            f"{name}={value} is out of range; give a number from 0"
+            + ("" if below == float("inf") else f" and below {below:g}")
+        )

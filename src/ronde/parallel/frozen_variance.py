@@ -1,0 +1,77 @@
+"""Steps of Adam and AdamW whose second moment stays as it is (QAdam after its warm-up)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Adam, AdamW
+
+from ronde.errors import UsageError
+from ronde.parallel.hooked_step import replace_step
+from ronde.patching.patches import Patches
+
+__all__ = ["frozen_step", "install"]
+
+
+def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
+    """Replace the steps of optimizers for which `is_frozen` says so."""
+
+    def around(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def step(optimizer: Any, closure: Any = None) -> Any:
+            if type(optimizer) not in (Adam, AdamW) or not is_frozen(optimizer):
+                return plain(optimizer, closure)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            frozen_step(optimizer)
+            return loss
+
+        return step
+
+    for kind in (Adam, AdamW):
+        replace_step(patches, kind, around)
+
+
+@torch.no_grad()
+def frozen_step(optimizer: Any) -> None:
+    """m = beta_1 m + (1 - beta_1) g;  w = w - lr m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + eps), v as it is.
+
+    Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
+
+    Raises:
+        UsageError: for `amsgrad`, whose largest second moment has no meaning where it does not change.
+    """
+    for group in optimizer.param_groups:
+        if group["amsgrad"]:
+            raise UsageError(
+                "compressed=momentum leaves the second moment as it is, of which amsgrad=True takes the largest; "
+                "use amsgrad=False, or compressed=gradient"
+            )
+        decoupled = isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay", False)
+        for tensor in group["params"]:
+            if tensor.grad is not None:
+                _step(tensor, optimizer.state[tensor], group, decoupled)
+
+
+def _step(tensor: torch.Tensor, state: dict[str, Any], group: dict[str, Any], decoupled: bool) -> None:
+    lr, (beta1, beta2), decay = float(group["lr"]), group["betas"], group["weight_decay"]
+    gradient: Any = -tensor.grad if group["maximize"] else tensor.grad  # pyright: ignore[reportOptionalOperand]
+    if not state:  # it came after the warm-up
+        state["step"] = torch.zeros(())
+        state["exp_avg"] = torch.zeros_like(tensor)
+        state["exp_avg_sq"] = gradient.square()
+    state["step"] += 1
+    step = float(state["step"])
+    if decay and decoupled:
+        tensor.mul_(1 - lr * decay)
+    elif decay:
+        gradient = gradient.add(tensor, alpha=decay)
+    moment = state["exp_avg"].lerp_(gradient, 1 - beta1)
+    scale = (state["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**step)).add_(group["eps"])
+    tensor.addcdiv_(moment, scale, value=-lr / (1 - beta1**step))

@@ -1,0 +1,105 @@
+"""How the plan's update axis is put into effect among ranks that train by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ronde.errors import UsageError
+from ronde.launch.rank_config import RankConfig
+from ronde.patching.late_patches import LatePatches
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.runtime.groups import join_group, listens_on
+from ronde.sync.averaging.async_average import AsyncAverage
+from ronde.sync.averaging.decentralized import Decentralized
+from ronde.sync.averaging.local_steps import LocalSteps
+from ronde.sync.averaging.low_precision import LowPrecision
+from ronde.sync.averaging.protocol import Averaging
+
+__all__ = ["install", "join", "of_plan", "waited_ns"]
+
+_FIRST_INTERVAL = 1  # of adaptive=true where every is not said; Paddle's init_k_steps
+
+
+def join(config: RankConfig, plan: Plan, own_file: Callable[[str], bool]) -> Averaging:
+    """Meet the other ranks in a group for averages."""
+    comm = join_group(config, "average", listens_on(config), plan.communication.algorithm, own_file)
+    return of_plan(plan, comm)
+
+
+def of_plan(plan: Plan, comm: Any) -> Averaging:
+    """The protocol of a plan whose ranks train by themselves, without servers."""
+    update = plan.update
+    match update.rule:
+        case "local":
+            every = update.every or _FIRST_INTERVAL
+            return LocalSteps(comm, every=every, adaptive=update.adaptive, warm_up=update.warm_up or 0)
+        case "decentralized":
+            if plan.communication.compressor == "int8":
+                return LowPrecision(comm)
+            return Decentralized(comm, update.peers or "all")
+        case "async-average":
+            return AsyncAverage(comm, warm_up=update.warm_up or 0)
+        case "sync" | "async" | "bounded" | "geo":
+            raise ValueError(f"{plan.item('update')} averages no parameters among ranks")
+
+
+def install(patches: Patches, averaging: Averaging, plan: Plan) -> None:
+    """Let it hear of steps and losses; refuse what has no meaning where ranks are not alike."""
+
+    def before(optimizer: Any, *_: Any) -> None:
+        averaging.before_step(optimizer)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        averaging.after_step(optimizer)
+
+    patches.undo(register_optimizer_step_pre_hook(before).remove)
+    patches.undo(register_optimizer_step_post_hook(after).remove)
+    if plan.update.adaptive:
+        _listen_to_losses(patches, averaging)
+    if plan.update.rule == "async-average":
+        _refuse_clipping(patches, plan)
+    late = LatePatches({"ronde.server.embedding_table": lambda module: _refuse_tables(module, plan)})
+    late.install()
+    patches.undo(late.uninstall)
+
+
+def waited_ns(plan: Plan, averaging: Averaging) -> int:
+    """How long this rank's script was kept waiting; a background thread's waiting keeps nobody."""
+    return 0 if plan.update.rule == "async-average" else averaging.comm.waited_ns
+
+
+def _listen_to_losses(patches: Patches, averaging: Averaging) -> None:
+    plain: Any = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        first = tensors[0] if isinstance(tensors, (tuple, list)) and tensors else tensors
+        if isinstance(first, torch.Tensor) and first.numel() == 1:
+            averaging.last_loss = first.detach()
+        plain(tensors, *args, **kwargs)
+
+    patches.set(torch.autograd, "backward", backward)
+
+
+def _refuse_clipping(patches: Patches, plan: Plan) -> None:
+    def clip_grad_norm_(*_: Any, **__: Any) -> Any:
+        raise UsageError(
+            f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at different steps, and no "
+            "gradient has a norm over all of them; use clip_grad_value_, or --plan local-sgd, where each rank clips "
+            "its own"
+        )
+
+    patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
+    patches.set(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
+
+
+def _refuse_tables(module: ModuleType, plan: Plan) -> None:
+    raise UsageError(
+        f"{module.EmbeddingTable.__name__} and {plan.item('update')} contradict each other: rows are not averaged; "
+        "use --plan hybrid, or geo,every=K with servers"
+    )

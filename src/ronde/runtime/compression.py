@@ -1,0 +1,49 @@
+"""How the plan's communication axis is put into effect: what gradients travel as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ronde.comm.process_group import Comm
+from ronde.parallel import frozen_variance
+from ronde.patching.patches import Patches
+from ronde.plan import Plan
+from ronde.sync.compression.protocol import Compression
+
+__all__ = ["account", "install", "of_plan"]
+
+
+def of_plan(plan: Plan, comm: Comm) -> Compression | None:
+    """What encodes gradients; None where they travel as they are."""
+    if plan.communication.as_it_is or comm.world_size == 1:
+        return None
+    return Compression(comm, plan.communication, plan.update.warm_up)
+
+
+def install(patches: Patches, compression: Compression) -> None:
+    """Let it hear of steps, and of Adam's second moment."""
+
+    def before(optimizer: Any, *_: Any) -> None:
+        compression.before_step(optimizer)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        compression.after_step(optimizer)
+
+    patches.undo(register_optimizer_step_pre_hook(before).remove)
+    patches.undo(register_optimizer_step_post_hook(after).remove)
+    if compression.freezes:
+        frozen_variance.install(patches, lambda optimizer: not compression.is_warming(optimizer))
+
+
+def account(plan: Plan, compression: Compression | None) -> str:
+    """What a summary says of gradients that are encoded."""
+    if compression is None:
+        return ""
+    names = ("compressor", "compressed", "error-feedback", "reduction", "predivide")
+    asked = {name: plan.item(name) for name in names}
+    plain = ("compressor=none", "compressed=gradient", "error-feedback=false", "reduction=mean")
+    items = [item for item in asked.values() if item not in plain and not item.endswith("not set")]
+    told = compression.account()
+    return ",".join(items) + (f"; {told}" if told else "")

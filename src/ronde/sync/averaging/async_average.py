@@ -1,0 +1,131 @@
+"""Asynchronous model average: parameters are averaged in the background while each rank goes on training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ronde.comm.lane import Lane, Task
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.sync.averaging.protocol import Averaging, add_parts, average_gradients, flats_of, members_of
+
+__all__ = ["AsyncAverage"]
+
+# By its second step all optimizers of a script have shown themselves.
+_FIRST = 2
+
+
+class AsyncAverage(Averaging):
+    """On rank r, with U the script's optimizer: w_r = U(w_r, g_r), and in the background, again and again,
+
+        c_r = w_r, a copy between two steps;  m = 1/W sum over ranks of c_q;  later, between two steps, w_r += m - c_r
+
+    The n-th average is that of every rank's n-th copy, however many steps each has made: no rank waits. Source:
+    Bagua's asynchronous model average. There the background thread writes under a lock; here the thread that trains
+    takes the copy and adds the difference, after the first step that ends when an average has arrived. During a
+    warm-up of K steps gradients are averaged, and all wait.
+
+    A rank at the end of its script goes on to take part, with its parameters as they are, until all have come there.
+
+    Args:
+        warm_up: K.
+
+    Attributes:
+        schedule: for each average, after how many steps this rank took its copy and added the difference.
+    """
+
+    def __init__(self, comm: Comm, *, warm_up: int = 0) -> None:
+        super().__init__(comm)
+        self._warm_up = warm_up
+        self._optimizers: list[Any] = []
+        self._lane = Lane("ronde-average")
+        self._under_way: _Average | None = None
+        self._averages_now = False
+        self._finished = False
+        self.schedule: list[list[int]] = []
+
+    def begin(self, optimizer: Any) -> None:
+        if self._averages_now:
+            raise UsageError(
+                "update=async-average averages the parameters of all optimizers at once, and one has stepped for the "
+                "first time after others had begun to; let all step in the first round, or use update=local,every=K"
+            )
+        self._optimizers.append(optimizer)
+        self._on_lane(lambda: super(AsyncAverage, self).begin(optimizer))
+
+    def prepare(self, optimizer: Any, step: int) -> None:
+        if step < self._warm_up:
+            self._on_lane(lambda: average_gradients(self.comm, optimizer))
+
+    def complete(self, optimizer: Any, step: int) -> None:
+        if optimizer is not self._optimizers[-1] or step < max(_FIRST, self._warm_up):
+            return
+        self._averages_now = True
+        if self._under_way is not None:
+            if not self._under_way.arrived:
+                return
+            self._add(step)
+        self._send(step, at_end=False)
+
+    @torch.no_grad()
+    def _send(self, step: int, *, at_end: bool) -> None:
+        members = [each for optimizer in self._optimizers for each in members_of(optimizer)]
+        self._under_way = _Average(self._lane, self.comm, members, at_end)
+        self.schedule.append([step])
+
+    def _add(self, step: int) -> None:
+        average = self._under_way
+        assert average is not None
+        average.add()
+        self._under_way = None
+        self._finished = average.all_at_end
+        self.averages += 1
+        self.schedule[-1].append(step)
+
+    def finish(self) -> None:
+        """Take part until every rank has come to its end."""
+        if not self._averages_now:
+            self._lane.close()
+            return
+        step = self.steps_of(self._optimizers[-1])
+        while not self._finished:
+            if self._under_way is None:
+                self._send(step, at_end=True)
+            self._add(step)
+        self._lane.close()
+
+    def _on_lane(self, work: Any) -> None:
+        """Where all that this rank sends comes in one order."""
+        self._lane.start(work).wait()
+
+
+class _Average:
+    """One average: this rank's copy, and the sum over ranks of all copies."""
+
+    def __init__(self, lane: Lane, comm: Comm, members: list[torch.Tensor], at_end: bool) -> None:
+        self._comm = comm
+        self._copies = flats_of(members)
+        self._sums = [flat.clone() for flat, _ in self._copies]
+        self._ended = torch.tensor([int(at_end)], dtype=torch.int32, device=comm.control_device)
+        self._task: Task = lane.start(self._reduce)
+
+    def _reduce(self) -> None:
+        self._comm.all_reduce(self._ended)
+        for total in self._sums:
+            self._comm.all_reduce(total).div_(self._comm.world_size)
+
+    @property
+    def arrived(self) -> bool:
+        return self._task.done
+
+    @torch.no_grad()
+    def add(self) -> None:
+        self._task.wait()
+        for (copy, members), mean in zip(self._copies, self._sums, strict=True):
+            add_parts(members, mean.sub_(copy))
+
+    @property
+    def all_at_end(self) -> bool:
+        return int(self._ended) == self._comm.world_size

@@ -1,0 +1,89 @@
+"""Decentralized SGD: each step begins with an average over some ranks, sent while the step before was computed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from ronde.comm.process_group import Comm, Pending
+from ronde.errors import UsageError
+from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of, members_of
+
+__all__ = ["Decentralized", "peer_of"]
+
+Peers = Literal["all", "shift-one"]
+
+
+class Decentralized(Averaging):
+    """On rank r, with U the script's optimizer and P(r, t) ranks that include r:
+
+        w_r[t+1] = U(mean over q in P(r, t) of w_q[t], g_r(w_r[t]))
+
+    The gradient is that of the rank's own parameters, so that these travel while forward and backward run. P is all
+    ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms outperform
+    centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. What a script writes to its parameters between
+    steps is kept: the difference to the mean is added.
+    """
+
+    def __init__(self, comm: Comm, peers: Peers) -> None:
+        super().__init__(comm)
+        if peers == "shift-one" and comm.world_size % 2:
+            raise UsageError(
+                f"peers=shift-one pairs ranks, and {comm.world_size} is odd; use an even number of ranks, or peers=all"
+            )
+        self._peers = peers
+        self._under_way: weakref.WeakKeyDictionary[Any, list[_Sent]] = weakref.WeakKeyDictionary()
+
+    def prepare(self, optimizer: Any, step: int) -> None:
+        for sent in self._under_way.pop(optimizer, []):
+            add_parts(sent.members, sent.difference())
+            self.averages += 1
+
+    @torch.no_grad()
+    def complete(self, optimizer: Any, step: int) -> None:
+        self._under_way[optimizer] = [
+            self._send(flat, members, step - 1) for flat, members in flats_of(members_of(optimizer))
+        ]
+
+    def _send(self, flat: torch.Tensor, members: list[torch.Tensor], step: int) -> _Sent:
+        comm = self.comm
+        if self._peers == "all":
+            total = flat.clone()
+            return _Sent(
+                members, comm.all_reduce_async(total), lambda: total.div_(comm.world_size).sub_(flat)
+            )
+        peer = peer_of(comm.rank, step, comm.world_size)
+        ranks = range(comm.world_size)
+        pieces = [flat if rank == peer else flat[:0] for rank in ranks]
+        outs, pending = comm.all_to_all_async(pieces, [len(flat) if rank == peer else 0 for rank in ranks])
+        return _Sent(members, pending, lambda: outs[peer].sub_(flat).div_(2))
+
+    def finish(self) -> None:
+        """What is under way is received, so that no rank waits; no step follows that would begin with it."""
+        for sent in [each for some in self._under_way.values() for each in some]:
+            sent.difference()
+        self._under_way.clear()
+
+
+class _Sent:
+    """An average under way."""
+
+    def __init__(
+        self, members: list[torch.Tensor], pending: Pending, difference: Callable[[], torch.Tensor]
+    ) -> None:
+        self.members, self._pending, self._difference = members, pending, difference
+
+    @torch.no_grad()
+    def difference(self) -> torch.Tensor:
+        """The mean less what this rank had sent: flat."""
+        self._pending.wait()
+        return self._difference()
+
+
+def peer_of(rank: int, step: int, ranks: int) -> int:
+    """With whom a rank is paired: each of the lower half with each of the upper in turn, one further each step."""
+    half = ranks // 2
+    return (step + rank) % half + half if rank < half else (rank - half - step) % half

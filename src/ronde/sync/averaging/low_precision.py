@@ -1,0 +1,99 @@
+"""Decentralized SGD on a ring whose messages are differences of 8 bits."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+from ronde.comm.compressors.codec import decoded
+from ronde.comm.compressors.min_max import MinMax
+from ronde.comm.process_group import Comm
+from ronde.sync.averaging.protocol import Averaging, add_parts, flats_of, members_of
+
+__all__ = ["LowPrecision"]
+
+
+class LowPrecision(Averaging):
+    """On rank r, with U the script's optimizer, L and R the ranks before and after r on a ring, and Q the encoding as
+    min-max uint8 and its decoding, tensor by tensor:
+
+        x_r = U(w_r, g_r);  d_r = Q(x_r + w_L / 3 + w_R / 3 - 5/3 w_r);  w_r = w_r + d_r
+
+    Each rank keeps copies of w_L and w_R, to which it adds the d that comes from there, so that copies are equal to
+    the bit. Two ranks are each other's L and R. Source: Tang et al., "Communication compression for decentralized
+    training", NeurIPS 2018 (DCD-SGD); Bagua's `low_precision_decentralized`.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        super().__init__(comm)
+        self._codec = MinMax()
+        self._rings: weakref.WeakKeyDictionary[Any, list[_Ring]] = weakref.WeakKeyDictionary()
+
+    def begin(self, optimizer: Any) -> None:
+        super().begin(optimizer)
+        self._rings[optimizer] = [_Ring(flat) for flat, _ in flats_of(members_of(optimizer))]
+
+    @torch.no_grad()
+    def complete(self, optimizer: Any, step: int) -> None:
+        found = flats_of(members_of(optimizer))
+        rings = self._rings[optimizer]
+        if [len(flat) for flat, _ in found] != [len(ring.own) for ring in rings]:
+            rings = self._rings[optimizer] = self._anew(optimizer)
+            found = flats_of(members_of(optimizer))
+        for (flat, members), ring in zip(found, rings, strict=True):
+            self._exchange(flat, members, ring)
+        self.averages += 1
+
+    def _anew(self, optimizer: Any) -> list[_Ring]:
+        """Parameters have come or gone: all ranks begin with rank 0's again."""
+        super().begin(optimizer)
+        return [_Ring(flat) for flat, _ in flats_of(members_of(optimizer))]
+
+    def _exchange(self, flat: torch.Tensor, members: list[torch.Tensor], ring: _Ring) -> None:
+        comm, codec = self.comm, self._codec
+        sizes = [each.numel() for each in members]
+        difference = flat.add(ring.left, alpha=1 / 3).add_(ring.right, alpha=1 / 3)
+        difference.sub_(ring.own, alpha=5 / 3)
+        message = torch.cat([codec.encode(part) for part in difference.split(sizes)])
+        left, right = (comm.rank - 1) % comm.world_size, (comm.rank + 1) % comm.world_size
+        beside = {left, right}
+        ranks = range(comm.world_size)
+        pieces = [message if rank in beside else message[:0] for rank in ranks]
+        counts = [len(message) if rank in beside else 0 for rank in ranks]
+        received = comm.all_to_all(pieces, counts)
+        for copy, sent in ((ring.own, message), (ring.left, received[left]), (ring.right, received[right])):
+            self._add(copy, sent, sizes)
+        add_parts(members, ring.own - flat)
+
+    def _add(self, copy: torch.Tensor, message: torch.Tensor, sizes: list[int]) -> None:
+        lengths = [self._codec.size(size, copy.dtype) for size in sizes]
+        begins = itertools.accumulate(lengths, initial=0)
+        for part, size, length, begin in zip(copy.split(sizes), sizes, lengths, begins, strict=False):
+            part.add_(decoded(self._codec, message[begin : begin + length], size, copy.dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        rings = [self._rings[each] for each in self._steps]
+        return {**super().state_dict(), "rings": [[ring.state() for ring in each] for each in rings]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for optimizer, saved in zip(list(self._steps), state["rings"], strict=False):
+            for ring, values in zip(self._rings[optimizer], saved, strict=True):
+                ring.load(values)
+
+
+class _Ring:
+    """w_r, w_L and w_R, which begin alike."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.own, self.left, self.right = flat, flat.clone(), flat.clone()
+
+    def state(self) -> list[torch.Tensor]:
+        return [each.clone() for each in (self.own, self.left, self.right)]
+
+    def load(self, values: list[torch.Tensor]) -> None:
+        for each, value in zip((self.own, self.left, self.right), values, strict=True):
+            each.copy_(value)

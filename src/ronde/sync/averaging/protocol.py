@@ -1,0 +1,145 @@
+"""What every protocol that averages parameters has, and how the parameters of an optimizer travel."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+
+__all__ = ["Averaging", "add_parts", "average_gradients", "flats_of", "members_of"]
+
+
+class Averaging:
+    """Hears of every step of every optimizer; all ranks make the same steps of the same optimizers.
+
+    Args:
+        comm: a group of its own.
+
+    Attributes:
+        averages: how many there were.
+        last_loss: the number from which this rank's last backward began; None before it.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.averages = 0
+        self.last_loss: torch.Tensor | None = None
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def steps_of(self, optimizer: Any) -> int:
+        """How often an optimizer has stepped."""
+        return self._steps.get(optimizer, 0)
+
+    def before_step(self, optimizer: Any) -> None:
+        """Gradients are there."""
+        if optimizer not in self._steps:
+            self._steps[optimizer] = 0
+            self.begin(optimizer)
+        self.prepare(optimizer, self._steps[optimizer])
+
+    def after_step(self, optimizer: Any) -> None:
+        self._steps[optimizer] += 1
+        self.complete(optimizer, self._steps[optimizer])
+
+    @torch.no_grad()
+    def begin(self, optimizer: Any) -> None:
+        """An optimizer is about to step for the first time: all ranks begin with rank 0's parameters."""
+        for flat, members in flats_of(members_of(optimizer)):
+            self.comm.broadcast(flat)
+            _write(members, flat)
+
+    def prepare(self, optimizer: Any, step: int) -> None:
+        """An optimizer is about to step, after `step` steps."""
+
+    def complete(self, optimizer: Any, step: int) -> None:
+        """It has stepped, for the time of that number."""
+
+    def finish(self) -> None:
+        """The script is at its end."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on, but for parameters and optimizers."""
+        return {"steps": list(self._steps.values())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the same rank's `state_dict` gave; for optimizers that have begun, in their order."""
+        for optimizer, steps in zip(list(self._steps), state["steps"], strict=False):
+            self._steps[optimizer] = steps
+
+    def account(self) -> str:
+        """What a summary says."""
+        times = "once" if self.averages == 1 else f"{self.averages} times"
+        return f"parameters averaged {times}, {self.comm.sent_bytes / 1e6:.3g} MB given away by this rank"
+
+
+def members_of(optimizer: Any) -> list[torch.Tensor]:
+    """The parameters that are averaged: those of a floating-point dtype.
+
+    Raises:
+        UsageError: for complex ones.
+    """
+    found = [each for group in optimizer.param_groups for each in group["params"]]
+    if any(each.is_complex() for each in found):
+        raise UsageError(
+            "a parameter of a complex dtype is not averaged between ranks that train by themselves; use --plan ddp"
+        )
+    return [each for each in found if each.is_floating_point()]
+
+
+@torch.no_grad()
+def flats_of(members: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Copies of tensors end to end, one for each dtype and device, and which tensors are in it."""
+    kinds = dict.fromkeys((each.dtype, each.device) for each in members)
+    alike = [[each for each in members if (each.dtype, each.device) == kind] for kind in kinds]
+    return [(torch.cat([each.detach().reshape(-1) for each in some]), some) for some in alike]
+
+
+@torch.no_grad()
+def add_parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Add to tensors what lies end to end in `flat`."""
+    torch._foreach_add_([each.detach() for each in members], _parts(members, flat))
+
+
+@torch.no_grad()
+def average_gradients(comm: Comm, optimizer: Any) -> None:
+    """Each gradient becomes the mean over ranks; one that a rank has not computed counts as nought.
+
+    Raises:
+        UsageError: for sparse gradients.
+    """
+    with torch.inference_mode(False):  # gradients made here are changed outside of it as well
+        _average_gradients(comm, members_of(optimizer))
+
+
+def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
+    if any(each.grad is not None and each.grad.layout != torch.strided for each in members):
+        raise UsageError(
+            "during the warm-up ranks average dense gradients only, and an embedding with sparse=True has others; "
+            "use sparse=False, or leave warm-up out"
+        )
+    there = comm.votes([each.grad is not None for each in members])
+    computed = [each for each, count in zip(members, there, strict=True) if count]
+    gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in computed]
+    for flat, some in flats_of(gradients):
+        comm.all_reduce(flat).div_(comm.world_size)
+        _write(some, flat)
+    for each, gradient in zip(computed, gradients, strict=True):
+        each.grad = gradient
+
+
+@torch.no_grad()
+def _write(members: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    torch._foreach_copy_([each.detach() for each in members], _parts(members, flat))
+
+
+def _parts(members: Sequence[torch.Tensor], flat: torch.Tensor) -> list[torch.Tensor]:
+    ends = list(itertools.accumulate((each.numel() for each in members), initial=0))
+    return [
+        flat[begin:end].view(each.shape) for begin, end, each in zip(ends, ends[1:], members, strict=False)
+    ]

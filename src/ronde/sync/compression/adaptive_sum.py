@@ -1,0 +1,57 @@
+"""Adasum over ranks: in log2(W) rounds each rank adds what another one has, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ronde.comm.compressors.adasum import adasum
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.sync.compression.exchange import Exchange
+from ronde.sync.leaf import Leaf
+
+__all__ = ["AdaptiveSum"]
+
+
+class AdaptiveSum(Exchange):
+    """g = the Adasum of all ranks' gradients, tensor by tensor, over a tree of pairs: ranks r and r + 1 first,
+    then r and r + 2, and so on. With A(a, b) = a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), four ranks have
+    A(A(g_0, g_1), A(g_2, g_3)).
+
+    Source: Maleki et al., MLSys 2021; Horovod's `op=Adasum`.
+
+    Raises:
+        UsageError: where the number of ranks is no power of two.
+    """
+
+    def __init__(self, comm: Comm, leaves: Sequence[Leaf]) -> None:
+        super().__init__(comm, leaves, None)
+        if comm.world_size & (comm.world_size - 1):
+            raise UsageError(
+                f"reduction=adasum adds gradients in pairs of pairs, and {comm.world_size} ranks are no power "
+                "of two; use 2, 4, 8, ... ranks, or reduction=mean"
+            )
+
+    def start(self, flags: torch.Tensor) -> None:
+        self._counts = flags.to(torch.int32)
+        self._pending = self.comm.all_reduce_async(self._counts)
+
+    def collect(self, out: torch.Tensor) -> list[int]:
+        self._pending.wait()
+        rank, distance = self.comm.rank, 1
+        own = self.values.clone()
+        while distance < self.comm.world_size:
+            other = self._from(rank ^ distance, own)
+            first, second = (own, other) if rank < rank ^ distance else (other, own)
+            own = adasum(first, second, self.sizes)
+            distance *= 2
+        out.copy_(own)
+        return self._counts.tolist()
+
+    def _from(self, peer: int, own: torch.Tensor) -> torch.Tensor:
+        ranks = range(self.comm.world_size)
+        self.sent_bytes += own.nbytes
+        pieces = [own if rank == peer else own[:0] for rank in ranks]
+        return self.comm.all_to_all(pieces, [len(own) if rank == peer else 0 for rank in ranks])[peer]

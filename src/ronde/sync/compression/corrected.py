@@ -1,0 +1,94 @@
+"""Deep Gradient Compression: the momentum of what is held back is kept where it is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ronde.comm.compressors.codec import Codec
+from ronde.comm.compressors.sparse import TopK
+from ronde.comm.process_group import Comm
+from ronde.sync.compression.gathered import Gathered
+from ronde.sync.compression.held import Held
+from ronde.sync.leaf import Leaf
+
+__all__ = ["Corrected", "Momentum", "momentum_of"]
+
+Momentum = tuple[float, float, bool]
+"""Momentum, dampening, and whether it is Nesterov's."""
+
+
+def momentum_of(group: dict[str, Any]) -> Momentum:
+    """What a parameter group of `torch.optim.SGD` asks for."""
+    return float(group["momentum"]), float(group["dampening"]), bool(group["nesterov"])
+
+
+class Corrected(Gathered):
+    """Of each tensor, on rank r, with the optimizer's momentum m (0 where it has none):
+
+        u_r = m u_r + g_r;  v_r = v_r + u_r             (Nesterov: u_r = m (u_r + g_r);  v_r = v_r + u_r + g_r)
+        s_r = the k elements of v_r of largest magnitude
+        v_r = 0 and u_r = 0 at their places              (masking)
+        g = 1/W sum over ranks of s_r
+
+    The optimizer then steps on g without momentum of its own: w = w - lr g. Weight decay is the optimizer's, of
+    whole parameters. Source: Lin et al., "Deep Gradient Compression", ICLR 2018, and Paddle's `dgc` operator. Local
+    clipping is left out. Several backwards between two steps count as one: m is applied once.
+
+    Args:
+        momenta: for each leaf, asked before each message.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        leaves: Sequence[Leaf],
+        held: Held,
+        codecs: Callable[[], Sequence[Codec]],
+        momenta: Callable[[], Sequence[Momentum]],
+    ) -> None:
+        super().__init__(comm, leaves, held, codecs)
+        self._held = held
+        self._momenta = momenta
+        # Made when an optimizer has momentum: as large as the gradients.
+        self._velocity: torch.Tensor | None = None
+
+    def take(self, gradients: Sequence[torch.Tensor | None], fresh: bool) -> None:
+        momenta = self._momenta()
+        if self._velocity is None and any(momentum for momentum, _, _ in momenta):
+            self._velocity = self._held.flat("velocity", self.leaves)
+        if self._velocity is None:
+            super().take(gradients, fresh)
+            return
+        added: list[torch.Tensor | None] = []
+        for gradient, velocity, momentum in zip(gradients, self.shaped(self._velocity), momenta, strict=True):
+            added.append(None if gradient is None else _moved(velocity, gradient, momentum, fresh))
+        super().take(added, fresh)
+
+    def keep(self, codecs: Sequence[Codec], messages: Sequence[torch.Tensor]) -> None:
+        super().keep(codecs, messages)
+        if self._velocity is None:
+            return
+        for codec, message, size, velocity in zip(
+            codecs, messages, self.sizes, self._velocity.split(self.sizes), strict=True
+        ):
+            assert isinstance(codec, TopK)
+            velocity[codec.places(message, size)] = 0
+
+
+def _moved(velocity: torch.Tensor, gradient: torch.Tensor, momentum: Momentum, fresh: bool) -> torch.Tensor:
+    """Move u by a gradient; what is added to v. Not `fresh`: it is a later part of one step's gradient."""
+    factor, dampening, nesterov = momentum
+    part = gradient if dampening == 0 else gradient * (1 - dampening)
+    if not nesterov:
+        if not fresh:
+            velocity.add_(part)
+            return part
+        return velocity.mul_(factor).add_(part)
+    scaled = part * factor
+    if not fresh:
+        velocity.add_(scaled)
+        return scaled + gradient
+    return velocity.mul_(factor).add_(scaled) + gradient

@@ -1,0 +1,263 @@
+"""The plan's compressor at work: which exchange each bucket has, and what optimizers have to do with it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from ronde.comm.compressors.cast import Cast
+from ronde.comm.compressors.codec import Codec
+from ronde.comm.compressors.min_max import MinMax
+from ronde.comm.compressors.one_bit import OneBit
+from ronde.comm.compressors.sparse import RandomK, TopK
+from ronde.comm.compressors.two_bit import TwoBit
+from ronde.comm.process_group import Comm
+from ronde.errors import UsageError
+from ronde.plan.communication import Communication
+from ronde.sync.bucket_memory import GradientMemory
+from ronde.sync.compression.adaptive_sum import AdaptiveSum
+from ronde.sync.compression.averaged_momentum import AveragedMomentum, FirstMoment
+from ronde.sync.compression.bucket import CompressedBucket
+from ronde.sync.compression.chunked import Chunked
+from ronde.sync.compression.corrected import Corrected, Momentum, momentum_of
+from ronde.sync.compression.exchange import Exchange
+from ronde.sync.compression.factored import Factored
+from ronde.sync.compression.gathered import Gathered
+from ronde.sync.compression.held import Held
+from ronde.sync.compression.summed import Summed
+from ronde.sync.leaf import Leaf
+
+__all__ = ["Compression", "density_at"]
+
+_DENSITY = 0.001
+_LOW_RANK = 2
+_ADAM_WARM_UP = 100
+_STAGES = 4
+_DTYPES = (torch.float32, torch.float64)
+_NO_MOMENTUM: Momentum = (0.0, 0.0, False)
+_T = TypeVar("_T")
+
+
+def density_at(step: int, density: float, warm_up: int) -> float:
+    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 for a quarter of the warm-up each.
+
+    Source: Lin et al., ICLR 2018: sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.
+    """
+    if step >= warm_up:
+        return density
+    return max(density, 0.25 ** (1 + _STAGES * step // warm_up))
+
+
+class Compression:
+    """What gradients travel as under a plan.
+
+    Args:
+        comm: the reducer's group.
+        travels: the plan's communication axis; not `as_it_is`.
+        warm_up: the plan's; None where it says nothing.
+    """
+
+    def __init__(self, comm: Comm, travels: Communication, warm_up: int | None) -> None:
+        self._comm = comm
+        self._travels = travels
+        self._warm_up = warm_up or (_ADAM_WARM_UP if travels.compressed == "momentum" else 0)
+        self._held = Held()
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._exchanges: list[Exchange] = []
+        self._gone_bytes = 0
+        self._of: weakref.WeakSet[_Source] = weakref.WeakSet()
+        # Before a step by optimizer, the momentum of its groups.
+        self._momenta: dict[int, list[float]] = {}
+        self._messages = self._plain_bytes = 0
+
+    def bucket(
+        self, leaves: Sequence[Leaf], optimizer: Any, memory: GradientMemory
+    ) -> CompressedBucket | None:
+        """A bucket of these leaves of an optimizer; None where they are of a dtype that travels as it is."""
+        if leaves[0].dtype not in _DTYPES:
+            return None
+        source = _Source(self, leaves, None if optimizer is None else weakref.ref(optimizer))
+        self._of.add(source)
+        return CompressedBucket(leaves, memory, source.next)
+
+    def steps_of(self, optimizer: Any) -> int:
+        """How often an optimizer has stepped."""
+        return 0 if optimizer is None else self._steps.get(optimizer, 0)
+
+    def is_warming(self, optimizer: Any) -> bool:
+        """Whether the gradients of its next step travel as they are, as the warm-up has not ended."""
+        return self._travels.compressor != "topk" and self.steps_of(optimizer) < self._warm_up
+
+    @property
+    def freezes(self) -> bool:
+        """Whether Adam's second moment stays as it is after the warm-up."""
+        return self._travels.compressed == "momentum"
+
+    @property
+    def corrects(self) -> bool:
+        """Whether momentum is the plan's, and no more the optimizer's."""
+        return self._travels.compressor == "topk" and self._travels.error_feedback
+
+    def before_step(self, optimizer: Any) -> None:
+        """Momentum that has been applied already is not applied again."""
+        if self.corrects and type(optimizer) is torch.optim.SGD:
+            groups = optimizer.param_groups
+            self._momenta[id(optimizer)] = [group["momentum"] for group in groups]
+            for group in groups:
+                group["momentum"] = 0
+
+    def after_step(self, optimizer: Any) -> None:
+        for group, momentum in zip(
+            optimizer.param_groups, self._momenta.pop(id(optimizer), ()), strict=False
+        ):
+            group["momentum"] = momentum
+        self._steps[optimizer] = self.steps_of(optimizer) + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank holds back, and how many steps there were, in the order of optimizers."""
+        return {"held": self._held.state_dict(), "steps": list(self._steps.values())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what the same rank's `state_dict` gave; optimizers must be there, in the same order."""
+        self._held.load_state_dict(state["held"])
+        for optimizer, steps in zip(list(self._steps), state["steps"], strict=False):
+            self._steps[optimizer] = steps
+
+    def account(self) -> str:
+        """What a summary says of the bytes: empty before the first message."""
+        if not self._messages:
+            return ""
+        sent = sum(exchange.sent_bytes for source in self._of for exchange in source.exchanges)
+        sent += self._gone_bytes
+        plain = self._plain_bytes * 2 * (self._comm.world_size - 1) / self._comm.world_size
+        return (
+            f"{_megabytes(sent)} sent by this rank, where gradients as they are would have been "
+            f"{_megabytes(plain)} ({plain / max(sent, 1):.3g} times as much)"
+        )
+
+    def count(self, numel: int, itemsize: int) -> None:
+        """A message of so many elements is about to be sent."""
+        self._messages += 1
+        self._plain_bytes += numel * itemsize
+
+    def forget(self, sent_bytes: int) -> None:
+        """A bucket that has sent so much is gone."""
+        self._gone_bytes += sent_bytes
+
+    def plain(self, leaves: Sequence[Leaf]) -> Exchange:
+        """Gradients as they are."""
+        travels, ranks = self._travels, self._comm.world_size
+        before = travels.predivide or 1.0
+        after = 1.0 if travels.reduction == "sum" else before / ranks
+        return Summed(self._comm, leaves, before=before, after=after)
+
+    def encoded(self, leaves: Sequence[Leaf], source: _Source) -> Exchange:
+        """As the plan says."""
+        travels, comm = self._travels, self._comm
+        held = self._held if travels.error_feedback else None
+        match travels.compressor:
+            case "none":
+                return AdaptiveSum(comm, leaves) if travels.reduction == "adasum" else self.plain(leaves)
+            case "fp16" | "bf16" | "int8":
+                codec = self._by_chunks()
+                if travels.compressed == "momentum":
+                    return AveragedMomentum(comm, leaves, codec, source.moments)
+                return Chunked(comm, leaves, held, codec)
+            case "powersgd":
+                return Factored(comm, leaves, held, self._held, travels.low_rank or _LOW_RANK)
+            case "topk" if held is not None:
+                return Corrected(comm, leaves, held, source.codecs, source.momenta)
+            case "topk" | "randomk" | "onebit" | "twobit":
+                return Gathered(comm, leaves, held, source.codecs)
+
+    def _by_chunks(self) -> Codec:
+        if self._travels.compressor == "int8":
+            return MinMax()
+        return Cast(torch.float16 if self._travels.compressor == "fp16" else torch.bfloat16)
+
+    def codec(self, leaf: Leaf, step: int, message: int) -> Codec:
+        """Of one leaf in this step; `message` is another number for each message."""
+        travels = self._travels
+        density = travels.density or _DENSITY
+        match travels.compressor:
+            case "topk":
+                return TopK(density_at(step, density, self._warm_up))
+            case "randomk":
+                key = self._held.number(leaf) << 40 | message
+                return RandomK(density, key=key, unbiased=not travels.error_feedback)
+            case "onebit":
+                return OneBit()
+            case _:
+                return TwoBit(travels.threshold)
+
+
+class _Source:
+    """What the exchanges of one bucket have to know of its optimizer."""
+
+    def __init__(self, compression: Compression, leaves: Sequence[Leaf], optimizer: Any) -> None:
+        self._compression = compression
+        self._leaves = list(leaves)
+        self._optimizer: Callable[[], Any] = optimizer or (lambda: None)
+        self._plain: Exchange | None = None
+        self._encoded: Exchange | None = None
+        self._last = -1
+        self._message = 0
+        self._numel = sum(leaf.shape.numel() for leaf in leaves)
+
+    def __del__(self) -> None:
+        self._compression.forget(sum(exchange.sent_bytes for exchange in self.exchanges))
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        return [each for each in (self._plain, self._encoded) if each is not None]
+
+    def next(self) -> tuple[Exchange, bool]:
+        """The exchange of the backward that is under way, and whether a step came since the last."""
+        optimizer = self._optimizer()
+        steps = self._compression.steps_of(optimizer)
+        fresh, self._last = steps != self._last or optimizer is None, steps
+        self._message += 1
+        self._compression.count(self._numel, self._leaves[0].dtype.itemsize)
+        if self._compression.is_warming(optimizer):
+            self._plain = self._plain or self._compression.plain(self._leaves)
+            return self._plain, fresh
+        if self._encoded is None:
+            self._encoded = self._compression.encoded(self._leaves, self)
+        return self._encoded, fresh
+
+    def codecs(self) -> list[Codec]:
+        steps = self._compression.steps_of(self._optimizer())
+        return [self._compression.codec(leaf, steps, self._message) for leaf in self._leaves]
+
+    def momenta(self) -> list[Momentum]:
+        if type(self._optimizer()) is not torch.optim.SGD:
+            return [_NO_MOMENTUM] * len(self._leaves)
+        return self._asked(momentum_of, _NO_MOMENTUM)
+
+    def moments(self) -> list[FirstMoment]:
+        optimizer = self._optimizer()
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+            name = "no optimizer" if optimizer is None else type(optimizer).__name__
+            raise UsageError(
+                f"compressed=momentum averages the first moment of torch.optim.Adam or AdamW, and these "
+                f"parameters have {name}; use one of the two, or compressed=gradient"
+            )
+        betas = self._asked(lambda group: float(group["betas"][0]), 0.9)
+        state = optimizer.state
+        return [
+            (beta, state[tensor].get("exp_avg") if (tensor := leaf.tensor) in state else None)
+            for beta, leaf in zip(betas, self._leaves, strict=True)
+        ]
+
+    def _asked(self, of: Callable[[dict[str, Any]], _T], default: _T) -> list[_T]:
+        """What the parameter group of each leaf says."""
+        groups = self._optimizer().param_groups
+        known = {id(tensor): of(group) for group in groups for tensor in group["params"]}
+        return [known.get(id(leaf.tensor), default) for leaf in self._leaves]
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.3g} MB"

@@ -1,0 +1,47 @@
+"""Gradients that travel as they are: mean, sum, and a mean whose division is in two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ronde.comm.process_group import Comm, Pending
+from ronde.sync.compression.exchange import Exchange
+from ronde.sync.leaf import Leaf
+
+__all__ = ["Summed"]
+
+
+class Summed(Exchange):
+    """g = after * sum over ranks of g_r / before.
+
+    The mean has before * after' = 1 with after' = before / W; Horovod's `gradient_predivide_factor` f divides by
+    f before the sum and by W / f after it, so that neither a half-precision sum nor its terms leave the
+    range. `op=Sum` has both 1.
+
+    Args:
+        before: each rank's gradient is divided by it.
+        after: the sum is multiplied by it.
+    """
+
+    def __init__(self, comm: Comm, leaves: Sequence[Leaf], *, before: float, after: float) -> None:
+        super().__init__(comm, leaves, None)
+        self._before, self._after = before, after
+        self._pending: Pending | None = None
+
+    def start(self, flags: torch.Tensor) -> None:
+        sent = self.values if self._before == 1 else self.values / self._before
+        self._sent = torch.cat([sent, flags.to(sent.dtype)])
+        self._pending = self.comm.all_reduce_async(self._sent)
+        self.count_all_reduce(self._sent.nbytes)
+
+    def reduce(self) -> None:
+        assert self._pending is not None
+        self._pending.wait()
+
+    def collect(self, out: torch.Tensor) -> list[int]:
+        torch.mul(self._sent[: len(out)], self._after, out=out)
+        counts = self._sent[len(out) :].tolist()
+        del self._sent
+        return [round(count) for count in counts]
