@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Manifest", "checkpoints_in", "latest_manifest"]
+__all__ = ["Manifest", "checkpoints_in", "is_checkpoint", "latest_manifest"]
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FORMAT = 1
@@ -51,7 +51,16 @@ class Manifest:
         Raises:
             OSError, ValueError: there is none, or it is damaged.
         """
-        fields = json.loads((folder / "manifest.json").read_text())
+        return cls.of_text((folder / "manifest.json").read_text())
+
+    @classmethod
+    def of_text(cls, text: str) -> Manifest:
+        """What its file says.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        fields = json.loads(text)
         fields["arguments"] = tuple(fields["arguments"])
         try:
             manifest = cls(**fields)
@@ -70,6 +79,11 @@ def latest_manifest(folder: Path) -> Manifest | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder of this name is one."""
+    return _NAME.fullmatch(name) is not None
 
 
 def checkpoints_in(folder: Path) -> Iterator[tuple[int, Path]]:

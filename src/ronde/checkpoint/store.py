@@ -46,7 +46,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, *, keep: int, journal_bytes: int = 0) -> None:
-        self._folder, self._keep = folder, keep
+        self.folder, self._keep = folder, keep
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".step-*"):
@@ -56,8 +56,11 @@ class Store:
         except OSError as error:
             raise UsageError(f"--checkpoint {folder} cannot be written: {error.strerror}") from None
 
-    def write(self, manifest: Manifest, state: State, content: bytes) -> None:
+    def write(self, manifest: Manifest, state: State, content: bytes) -> str:
         """Append to the journal and write a checkpoint; on return both survive a loss of power.
+
+        Returns:
+            the name of its folder.
 
         Raises:
             OSError: the disk is full or gone; the checkpoints before are whole.
@@ -71,7 +74,7 @@ class Store:
             self._journal.truncate(place)
             raise
         name = f"step-{manifest.step:08d}"
-        beside = self._folder / f".{name}-{os.getpid()}"
+        beside = self.folder / f".{name}-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         try:
@@ -87,16 +90,17 @@ class Store:
                 json.dump(dataclasses.asdict(whole), text, indent=1)
                 text.flush()
                 os.fsync(text.fileno())
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-            os.rename(beside, self._folder / name)
-            _sync(self._folder)
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            os.rename(beside, self.folder / name)
+            _sync(self.folder)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
         self._prune()
+        return name
 
     def _prune(self) -> None:
-        for _, folder in list(checkpoints_in(self._folder))[self._keep :]:
+        for _, folder in list(checkpoints_in(self.folder))[self._keep :]:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:

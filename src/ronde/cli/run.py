@@ -159,8 +159,8 @@ def run(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Save the whole run there as it goes on, for --resume."),
+        str | None,
+        typer.Option(metavar="DIR|URL", help="Save the whole run there as it goes on, for --resume."),
     ] = None,
     every: Annotated[
         str, typer.Option(metavar="N|TIME", help="Steps between checkpoints, or a time: 30s, 10m, 1h.")
@@ -254,7 +254,7 @@ def run(  # noqa: PLR0913 - one parameter per option
         server_state=_server_state(server_state, directory),
         publish=_publish(publish, native=native),
         trace_steps=_traced(trace, trace_steps, native=native, place=place, far=remote is not None),
-        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+        checkpoint=_checkpoint_place(checkpoint),
         checkpoint_every=read_cadence(every),
         checkpoint_keep=keep,
         resume=saved is not None,
@@ -423,9 +423,15 @@ def _write_timeline(job: Job, file: Path) -> None:
         say(f"a timeline of {count} spans is in {file}; open it in ui.perfetto.dev or chrome://tracing")
 
 
-def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int | None:
+def _checkpoint_place(given: str | None) -> str:
+    if not given:
+        return ""
+    return given if "://" in given else os.path.abspath(given)
+
+
+def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int | None:
     """The seed of the run that is resumed; None where the run begins."""
-    if folder is None:
+    if place is None:
         if resume:
             raise UsageError("--resume needs --checkpoint DIR, where the run was saved")
         return None
@@ -443,13 +449,14 @@ def _saved(folder: Path | None, *, resume: bool, native: bool, plan: str) -> int
             "(what encoding lost, or its parameters between two averages); take --plan ddp, or let the script save"
         )
     from ronde.checkpoint.manifest import latest_manifest
+    from ronde.checkpoint.mirror import Mirror, is_url
 
-    found = latest_manifest(folder)
+    found = Mirror(place).latest() if is_url(place) else latest_manifest(Path(place))
     if found is None:
         return None  # the first start, too, may say --resume
     if not resume:
         raise UsageError(
-            f"--checkpoint {folder} has a checkpoint of step {found.step}: go on from it by --resume, or "
+            f"--checkpoint {place} has a checkpoint of step {found.step}: go on from it by --resume, or "
             "choose another folder"
         )
     return found.seed

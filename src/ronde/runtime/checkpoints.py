@@ -32,6 +32,7 @@ from ronde.checkpoint.held import held_by_script
 from ronde.checkpoint.host_reads import HostReads
 from ronde.checkpoint.journal import Entry, Journal, Mismatch
 from ronde.checkpoint.manifest import Manifest, latest_manifest
+from ronde.checkpoint.mirror import Mirror, is_url
 from ronde.checkpoint.outline import NoOutline, Outlines, build
 from ronde.checkpoint.schedule import Schedule
 from ronde.checkpoint.state import HostCopies, State, Unchanged, put_back, take
@@ -82,6 +83,12 @@ class Checkpoints:
         self._leads = comm.rank == 0
         self._schedule = Schedule(Cadence(*config.checkpoint_every), self._sum, leads=self._leads)
         folder = Path(config.checkpoint)
+        self._mirror = Mirror(config.checkpoint) if is_url(config.checkpoint) else None
+        if self._mirror is not None:
+            folder = Path(config.run_dir) / "checkpoints"
+            if config.resume and config.local_rank == 0:
+                self._mirror.fetch(folder)
+            comm.barrier()
         self._resumed: tuple[Manifest, State] | None = None
         entries: list[Entry] | None = None
         if config.resume and latest_manifest(folder) is not None:
@@ -488,13 +495,15 @@ class Checkpoints:
         assert self._store is not None
         try:
             with self._files.unmediated():
-                self._store.write(manifest, state, content)
+                name = self._store.write(manifest, state, content)
+                if self._mirror is not None:
+                    self._mirror.push(self._store.folder, name, self._config.checkpoint_keep)
                 write_event(
                     Path(self._config.run_dir), "checkpoint", f"step {manifest.step} is saved", rank=0
                 )
             self._trouble = ""
         except OSError as error:
-            self._trouble = f"{self._config.checkpoint}: {error.strerror}"
+            self._trouble = f"{self._config.checkpoint}: {error.strerror or error}"
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
 

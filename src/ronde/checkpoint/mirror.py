@@ -1,0 +1,103 @@
+"""Checkpoints of a run in a place that is no folder: object stores and whatever else fsspec reaches.
+
+They are written to a folder of this host first and copied from there. An object store has no rename: the
+manifest is copied last, and a checkpoint without one is none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ronde.checkpoint.manifest import Manifest, is_checkpoint
+from ronde.errors import UsageError
+
+__all__ = ["Mirror", "is_url"]
+
+_MANIFEST = "manifest.json"
+
+
+def is_url(place: str) -> bool:
+    """Whether it is not a folder of this host: `s3://bucket/run`."""
+    return "://" in place
+
+
+class Mirror:
+    """The checkpoints of one run at a URL.
+
+    Args:
+        url: as fsspec takes it.
+
+    Raises:
+        UsageError: fsspec, or what it needs for this kind of place, is missing, or the place is not reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+
+            self._fs: Any
+            self._fs, self._root = url_to_fs(url)
+            self._fs.exists(self._root)
+        except ImportError as error:
+            raise UsageError(
+                f"--checkpoint {url} needs a package that is missing ({error}); install it"
+            ) from None
+        except Exception as error:
+            raise UsageError(f"--checkpoint {url} is not reached: {_first_line(error)}") from None
+        self._url = url
+
+    def latest(self) -> Manifest | None:
+        """Of the newest checkpoint that is whole; None where there is none."""
+        for name in self._names():
+            try:
+                return Manifest.of_text(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}").decode())
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def fetch(self, folder: Path) -> None:
+        """Bring the newest two that are whole, and the journal, to a folder: one of them may be damaged.
+
+        Raises:
+            UsageError: the place is not reached any more.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            whole = [name for name in self._names() if self._fs.exists(f"{self._root}/{name}/{_MANIFEST}")]
+            for name in whole[:2]:
+                (folder / name).mkdir(exist_ok=True)
+                for file in ("state.pt", _MANIFEST):
+                    self._fs.get_file(f"{self._root}/{name}/{file}", str(folder / name / file))
+            if whole:
+                self._fs.get_file(f"{self._root}/journal", str(folder / "journal"))
+        except OSError as error:
+            raise UsageError(f"--checkpoint {self._url} cannot be read: {_first_line(error)}") from None
+
+    def push(self, folder: Path, name: str, keep: int) -> None:
+        """Copy one checkpoint of a folder, and the journal; on return it is there. Older ones are removed.
+
+        Raises:
+            OSError: it is not; those before are.
+        """
+        place = f"{self._root}/{name}"
+        self._fs.makedirs(place, exist_ok=True)
+        self._fs.put_file(str(folder / name / "state.pt"), f"{place}/state.pt")
+        self._fs.put_file(str(folder / "journal"), f"{self._root}/journal")
+        self._fs.put_file(str(folder / name / _MANIFEST), f"{place}/{_MANIFEST}")
+        self._fs.invalidate_cache()
+        for old in self._names()[keep:]:
+            self._fs.rm(f"{self._root}/{old}", recursive=True)
+
+    def _names(self) -> list[str]:
+        """Of checkpoints, the newest first."""
+        try:
+            entries = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
+        return sorted((name for name in names if is_checkpoint(name)), reverse=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

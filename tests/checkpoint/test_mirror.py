@@ -1,0 +1,81 @@
+"""Checkpoints at a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ronde.checkpoint.journal import Journal
+from ronde.checkpoint.manifest import Manifest
+from ronde.checkpoint.mirror import Mirror, is_url
+from ronde.checkpoint.store import Store, newest
+from ronde.errors import UsageError
+
+URL = "memory://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Iterator[None]:
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    yield
+    MemoryFileSystem.store.clear()
+
+
+def push(folder: Path, mirror: Mirror, *steps: int) -> None:
+    store, journal = Store(folder, keep=2), Journal()
+    for step in steps:
+        journal.record("read", "item", step)
+        manifest = Manifest(
+            step=step,
+            entries=len(journal),
+            journal_bytes=0,
+            boundary="call",
+            seed=step + 1,
+            plan="ddp",
+            ranks=2,
+            script="a.py",
+        )
+        state = {"tensors": {"w": torch.full((3,), float(step))}}
+        mirror.push(folder, store.write(manifest, state, journal.fresh()), keep=2)
+    store.close()
+
+
+def test_what_is_pushed_is_fetched(tmp_path: Path) -> None:
+    assert Mirror(URL).latest() is None
+    push(tmp_path / "here", Mirror(URL), 10, 20, 30)
+    found = Mirror(URL).latest()
+    assert found is not None
+    assert (found.step, found.seed) == (30, 31)
+    Mirror(URL).fetch(tmp_path / "there")
+    manifest, state, entries = newest(tmp_path / "there", pytest.fail)
+    assert (manifest.step, state["tensors"]["w"].tolist()) == (30, [30, 30, 30])
+    assert [each.payload for each in entries] == [10, 20, 30]
+    assert sorted(each.name for each in (tmp_path / "there").iterdir()) == [
+        "journal",
+        "step-00000020",
+        "step-00000030",
+    ]
+
+
+def test_one_that_was_not_copied_whole_is_none(tmp_path: Path) -> None:
+    push(tmp_path / "here", Mirror(URL), 10, 20)
+    MemoryFileSystem().rm("/bucket/run/step-00000020/manifest.json")
+    found = Mirror(URL).latest()
+    assert found is not None
+    assert found.step == 10
+    Mirror(URL).fetch(tmp_path / "there")
+    assert newest(tmp_path / "there", pytest.fail)[0].step == 10
+
+
+def test_a_place_that_nobody_knows() -> None:
+    assert is_url("s3://bucket/run")
+    assert not is_url("saved/run")
+    with pytest.raises(
+        UsageError, match="is not reached: Protocol not known: nowhere"
+    ):
+        Mirror("nowhere://x")
