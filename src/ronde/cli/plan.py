@@ -13,9 +13,7 @@ from ronde.plan.validate import contradictions
 
 __all__ = ["plan"]
 
-plan = typer.Typer(
-    help="Show what a plan means, or find one.", no_args_is_help=True, rich_markup_mode=None
-)
+plan = typer.Typer(help="Show what a plan means, or find one.", no_args_is_help=True, rich_markup_mode=None)
 # The script's own options go behind it.
 plan.command(context_settings={"allow_interspersed_args": False})(search)
 

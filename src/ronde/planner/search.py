@@ -65,9 +65,7 @@ def search(
         allow_inexact: whether plans that change the update are ranked beside.
     """
     devices = cluster.devices
-    software = ronde_software(
-        base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes)
-    )
+    software = ronde_software(base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes))
     setting = Setting(
         cluster=cluster,
         graph=graph,
@@ -103,7 +101,7 @@ def search(
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
-    """Those whose worst rank fits its device, and what it holds; states alone are the lower bound of the first pass."""
+    """Those whose worst rank fits its device, and what it holds; states alone are the first, lower bound."""
     if not len(candidates):
         return candidates, memory_of(setting, candidates)
     available = setting.cluster.memory
@@ -222,7 +220,8 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
 def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
     """The plan that misses by least, and the smallest cluster where one fits."""
     available = setting.cluster.memory
-    nearest, kinds, allocated = "none is legal", dict.fromkeys(KINDS, 0.0), 0.0
+    nearest, allocated = "none is legal", 0.0
+    kinds: dict[str, float] = {}
     if len(candidates):
         memory = memory_of(setting, candidates)
         place = int(memory.total.argmin())
@@ -274,8 +273,8 @@ def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]
     elif graph.batch % devices:
         nearest = max(1, round(graph.batch / devices)) * devices
         yield (
-            f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample more; "
-            f"the nearest that does is {nearest}"
+            f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample "
+            f"more; the nearest that does is {nearest}"
         )
     for key in keys:
         if key in NOT_MODELLED:
