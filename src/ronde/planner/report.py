@@ -70,7 +70,7 @@ def _legend(answer: Answer) -> list[str]:
     if missing:
         lines.append(f"not in this version: {missing[0]}")
         if all(choice.runs for choice in answer.choices):
-            lines.append("none of these runs in this version; fix its keys by --plan to see others")
+            lines.append("none of these runs in this version, nor does any other that fits")
     return lines
 
 

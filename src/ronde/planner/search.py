@@ -27,6 +27,8 @@ __all__ = ["SIMULATED", "fitting", "front", "search"]
 SIMULATED = 30
 """How many of the best candidates are run by events."""
 
+# Of so many quickest plans one is looked for that this version can run.
+_TRIED = 5000
 _GROWTH = 2
 _MOST_DEVICES = 65536
 _INEXACT = (
@@ -139,10 +141,25 @@ def _ranked(
     best = _best_without_memory(setting, every)
     ran = [(simulated(setting, fit.point(place), closed, int(place)), int(place)) for place in chosen]
     ran.sort()
+    shown = [place for _, place in ran[:top]]
+    if not any(_runs(setting, fit, place, base) for place in shown):
+        best_here = _quickest_that_runs(setting, fit, closed, base)
+        if best_here is not None:
+            ran = [*ran[: top - 1], (simulated(setting, fit.point(best_here), closed, best_here), best_here)]
     return [
         _choice(setting, fit, place, closed, memory, seconds, base, best, bool(pareto[place]))
         for seconds, place in ran[:top]
     ]
+
+
+def _runs(setting: Setting, fit: Candidates, place: int, base: Plan) -> bool:
+    """Whether this version can run a candidate: the plan's own rules say so."""
+    return not validate(plan_of(fit.point(place), base), setting.cluster.devices)
+
+
+def _quickest_that_runs(setting: Setting, fit: Candidates, closed: Step, base: Plan) -> int | None:
+    order = np.argsort(closed.total, kind="stable")[:_TRIED]
+    return next((int(place) for place in order if _runs(setting, fit, int(place), base)), None)
 
 
 def _best_without_memory(setting: Setting, every: Candidates) -> float:
