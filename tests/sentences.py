@@ -38,6 +38,10 @@ ELSEWHERE = (
     "report/style.py",
     "plan/describe.py",  # what `ronde plan show` prints
     "plan/preset.py",
+    "planner/report.py",  # what `ronde plan search` prints: docs/planner.md
+    "planner/modelled.py",
+    "planner/picture.py",
+    "planner/evaluation/",  # figures of `ronde bench planner`
     "verify/clauses/",  # findings: docs/law.md
     "verify/report.py",
 )

@@ -13,7 +13,22 @@ PAGES = sorted((Path(__file__).parents[1] / "docs").glob("messages*.md"))
 # What is no sentence of its own, or none that a user has to act upon, with the reason.
 SUMMED = "how gradients are summed and why, in a line that is explained"
 COUNTED = "a word by which refused messages are counted"
+LIKELY = "the end of another sentence, which is explained"
 UNSAID = {
+    "if these are MiB, divide by 1024; give GiB": LIKELY,
+    "if these are TB/s, multiply by 1000": LIKELY,
+    "a share is at most about 1; divide per cent by 100": LIKELY,
+    "if these are PFLOPS, multiply by 1000": LIKELY,
+    "if these are Gbit/s, divide by 8; give GB/s": LIKELY,
+    "if these are GB/s, multiply by 8; give Gbit/s of one card": LIKELY,
+    "give Gbit/s of one card, and the number of cards as nics": LIKELY,
+    "what is reserved is at least what is allocated": LIKELY,
+    "add --real-step, or give its sizes by --model": LIKELY,
+    "..., load ... before; mean errors on rows that no constant was fitted to": (
+        "a line above the table of `ronde bench planner`"
+    ),
+    "an order of a schedule waits for itself": "an assertion about our own code",
+    "a rank's share of the processor": "the name of a device",
     **dict.fromkeys(
         (
             "arena arrays busy checksum deferred hello incarnation magic meta operation order oversized "

@@ -53,7 +53,9 @@ def loaded() -> tuple[dict[str, list[str]], str]:
 def test_importing_loads_no_torch(module: str, loaded: tuple[dict[str, list[str]], str]) -> None:
     found, errors = loaded
     assert module in found, errors
-    assert found[module] == []
+    # The planner is arithmetic on arrays.
+    allowed = {"numpy"} if module.startswith("ronde.planner") else set()
+    assert set(found[module]) <= allowed
 
 
 def test_the_rooms_are_found() -> None:

@@ -17,7 +17,7 @@ KIND = "planner"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlannerFigure:
-    """One figure; `value` is ours, `constant` that of a constant share of the peak, `sheet` the data sheet's."""
+    """One figure: `value` is ours, `constant` by a constant share of the peak, `sheet` by the data sheet."""
 
     name: str
     unit: str

@@ -31,8 +31,8 @@ def calibrated(cluster: Cluster, graph: CostGraph, run: Path) -> Cluster:
     summary = read_summary(RunDirectory(path=run, run_id="").summary(0))
     if summary is None:
         raise UsageError(
-            f"--calibrate {run} has no account of a run (rank-0.summary.json); give the directory of a run that "
-            "has ended, as by ronde run --run-dir DIR"
+            f"--calibrate {run} has no account of a run (rank-0.summary.json); give the directory of a run "
+            "that has ended, as by ronde run --run-dir DIR"
         )
     if not summary.steps_per_second or summary.steps < _FEWEST_STEPS:
         raise UsageError(

@@ -18,7 +18,7 @@ from ronde.planner.link import Constants, Link
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 __all__ = ["PRESETS", "THIS_HOST", "parse_cluster", "preset_text", "read_cluster"]
 
@@ -107,7 +107,7 @@ def read_cluster(source: str) -> Cluster:
     """The cluster of a preset's name or a `.toml` file.
 
     Raises:
-        UsageError: for a name that there is not, a file that cannot be read, or one with mistakes: all of them.
+        UsageError: for a name that there is not, a file that cannot be read, or all mistakes in one.
     """
     if not source.endswith(".toml"):
         if source not in PRESETS:
@@ -163,7 +163,8 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
         yield from _numbers(row, _MEASURED, f"measured[{place}].")
         if row.get("operation") not in _OPERATIONS:
             hint = did_you_mean(str(row.get("operation")), _OPERATIONS)
-            yield f"measured[{place}].operation is {row.get('operation')!r}{hint}: give one of {', '.join(_OPERATIONS)}"
+            known = ", ".join(_OPERATIONS)
+            yield f"measured[{place}].operation is {row.get('operation')!r}{hint}: give one of {known}"
 
 
 def _unknown(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> Iterator[str]:

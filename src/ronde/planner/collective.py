@@ -1,7 +1,8 @@
 """How long a collective takes: on one node `alpha + f S/beta + gamma sqrt(S)`, on several by the slower part.
 
-A group of ranks that spans nodes shares the nodes' network cards with its like: a group with q ranks on each node
-of g devices has g/q others beside it there, and q/g of the cards. A tensor group that fills nodes has all of them.
+A group of ranks that spans nodes shares the nodes' network cards with its like: a group with q ranks on each
+node of g devices has g/q others beside it there, and q/g of the cards. A tensor group that fills nodes has
+all of them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def collective_seconds(
         ranks: of the group.
         stride: distance between neighbours of the group in the order of ranks: those that come between have
             groups of their own.
-        algorithm: of the plan: `hierarchical` sums on nodes, then across them, one after the other; `tree` has
-            its latency grow with the logarithm of ranks; others run as rings whose slowest link decides.
+        algorithm: of the plan: `hierarchical` sums on nodes, then across them, one after the other; of `tree`
+            latency grows with the logarithm of nodes; others run as rings whose slowest link decides.
     """
     node = cluster.node_size
     on_node = np.clip(node // np.maximum(stride, 1), 1, ranks)

@@ -19,8 +19,8 @@ class Device:
         bandwidth: bytes/s of the data sheet.
         gemm_floor: seconds that the smallest matrix product takes (`l`).
         gemm_efficiency: share of `peak` that large products reach (`e`).
-        gemm_bandwidth: share of `bandwidth` at which products move their operands (`b`). More than 1 means that
-            caches serve them.
+        gemm_bandwidth: share of `bandwidth` at which products move their operands (`b`). More than 1 means
+            that caches serve them.
         attention_efficiency: share of `peak` that fused attention reaches.
         copy_efficiency: share of `bandwidth` that element-wise work reaches.
         launch: seconds that any other operation takes at least.

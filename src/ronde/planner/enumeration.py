@@ -54,9 +54,9 @@ def fixed_by(plan: Plan, keys: Collection[str]) -> Fixed:
 def enumerate_candidates(graph: CostGraph, devices: int, fixed: Fixed, node: int = 8) -> Candidates:
     """Every legal combination of degrees, micro-batches, placement, recompute and schedule.
 
-    A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of nodes;
-    context parallelism is a power of two; each rank has a sample at least. Micro-batches are powers of two of
-    the samples of a rank, and all of them.
+    A pipeline has no more stages than layers; tensor parallelism divides heads and lies in whole parts of
+    nodes; context parallelism is a power of two; each rank has a sample at least. Micro-batches are powers of
+    two up to the samples of a rank, and all of them.
 
     Args:
         node: devices of a node.
@@ -96,9 +96,7 @@ def _pieces(samples: int) -> list[int]:
     return sorted({*found, samples})
 
 
-def _degrees(
-    graph: CostGraph, devices: int, fixed: Fixed, node: int
-) -> Iterator[tuple[int, int, int, int]]:
+def _degrees(graph: CostGraph, devices: int, fixed: Fixed, node: int) -> Iterator[tuple[int, int, int, int]]:
     tensors = [
         each
         for each in _divisors(devices)

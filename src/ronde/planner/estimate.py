@@ -82,7 +82,7 @@ def _every_stage(graph: CostGraph, point: Point, each: Stages) -> tuple[list[flo
 
 
 def simulated(setting: Setting, point: Point, closed: Step, place: int) -> float:
-    """Seconds of a step with the pipeline run by events; `closed` is the closed form, for all but the pipeline."""
+    """Seconds of a step with its pipeline run by events; all else is from the closed form, `closed`."""
     if point.pipeline == 1:
         return float(closed.total[place])
     group = point.pipeline

@@ -66,7 +66,7 @@ class Block:
         masks_cut, masks_whole: bytes kept for backward that no precision changes.
         output: numbers handed to the next block.
         exchanges: all-reduces of `output` that tensor parallelism needs in forward.
-        results: of `saved_cut` and `saved_whole`, results of products; `recompute=selective` keeps these only.
+        results: of `saved_cut` and `saved_whole`, results of products: `recompute=selective` keeps these.
         table: whether its parameters are rows of which a step reads some.
     """
 

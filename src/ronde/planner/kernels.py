@@ -1,4 +1,4 @@
-"""How long a block computes: products by `l + F/(e peak) + bytes/(b bw)`, the rest by the bytes that it moves."""
+"""How long a block computes: products by `l + F/(e peak) + bytes/(b bw)`, the rest by bytes moved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FUSED_BACKWARD = 2.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shares:
-    """What of a block a rank has at a time, of candidates in arrays: samples, and cuts by tensor and context."""
+    """What of a block a rank has at a time: samples, and cuts by tensor and context; arrays."""
 
     samples: Floats
     tensor: Floats

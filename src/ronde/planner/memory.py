@@ -53,7 +53,8 @@ def stage_layers(layers: int, pipeline: Ints, stage: Ints) -> Ints:
 def in_flight(candidates: Candidates, stage: Ints) -> Floats:
     """Micro-batches of which a stage keeps activations at once, in units of all its layers.
 
-    `gpipe` m; `1f1b` and `zero-bubble` (ZB-H1) min(p - stage, m); `interleaved` the chunks of its warm-up and one.
+    `gpipe` m; `1f1b` and `zero-bubble` (ZB-H1) min(p - stage, m); `interleaved` the chunks of its warm-up,
+    and one.
     """
     p, m, v = candidates.pipeline, candidates.micro_batches, candidates.chunks
     one = np.minimum(p - stage, m)
@@ -152,8 +153,8 @@ def held_by(
     largest = np.maximum(graph.block.parameters_cut, graph.last.parameters_cut * last) / t
     largest = np.maximum(largest, graph.first.parameters_cut * first / t)
     units = 2 * largest * (software.parameter + software.copy)
+    # Buckets of gradients that are cut fill while backward frees activations: they are no part of the peak.
     gathered = np.where(candidates.placement >= 3, units, 0.0)
-    gathered = gathered + np.where(candidates.placement >= 2, 2 * software.bucket, 0.0)
     fixed = software.fixed + last * ~first * graph.tied / t * software.tied_copy
     return Held(
         parameters, gradients, optimizer, gathered, activations, np.broadcast_to(fixed, numbers.shape), stage

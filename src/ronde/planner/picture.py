@@ -73,7 +73,7 @@ def _timeline(timeline: Timeline, plan: str, axes: Axes) -> None:
     axes.invert_yaxis()
     axes.set_yticks(range(len(timeline.ends)))
     axes.set_ylabel("stage")
-    axes.set_xlabel("seconds (the first micro-batches, numbered)")
+    axes.set_xlabel("seconds; the first micro-batches")
     axes.set_title(plan, fontsize="small")
     axes.legend(fontsize="small", loc="upper right")
 

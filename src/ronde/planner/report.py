@@ -20,7 +20,9 @@ def report(answer: Answer) -> str:
         f"{answer.devices} devices of {answer.cluster}; {answer.fitting:,} of {answer.considered:,} plans fit"
     )
     body = _no_fit(answer.no_fit) if answer.no_fit is not None else _table(answer)
-    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in (*answer.notes, *_legend(answer))]
+    notes = [
+        textwrap.fill(note, _WIDTH, subsequent_indent="  ") for note in (*answer.notes, *_legend(answer))
+    ]
     return "\n\n".join([textwrap.fill(heading, _WIDTH), body, "\n".join(notes)]).rstrip()
 
 
@@ -61,12 +63,14 @@ def _legend(answer: Answer) -> list[str]:
         "(communication), no bubble, a free loader (data)"
     ]
     if any(choice.tight for choice in answer.choices):
-        lines.append("!: what the allocator usually reserves is more than the device has; it may have to give back")
+        lines.append(
+            "!: what the allocator usually reserves is more than the device has; it may have to give back"
+        )
     missing = sorted({choice.runs for choice in answer.choices if choice.runs}, key=len)
     if missing:
         lines.append(f"not in this version: {missing[0]}")
         if all(choice.runs for choice in answer.choices):
-            lines.append("none of these runs in this version; fix its keys by --plan to see others")
+            lines.append("none of these runs in this version, nor does any other that fits")
     return lines
 
 
@@ -108,4 +112,3 @@ def _number(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{name}" if value >= 10 * size else f"{value / size:.2f}{name}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-

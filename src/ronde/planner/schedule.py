@@ -1,9 +1,9 @@
 """Orders in which stages of a pipeline work: pure functions that return data.
 
-    1f1b, 3 stages, 4 micro-batches (F forward, B backward):
-    stage 0  F0 F1 F2 B0 F3 B1 B2 B3
-    stage 1  F0 F1 B0 F2 B1 F3 B2 B3
-    stage 2  F0 B0 F1 B1 F2 B2 F3 B3
+1f1b, 3 stages, 4 micro-batches (F forward, B backward):
+stage 0  F0 F1 F2 B0 F3 B1 B2 B3
+stage 1  F0 F1 B0 F2 B1 F3 B2 B3
+stage 2  F0 B0 F1 B1 F2 B2 F3 B3
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ class Action:
 def order(schedule: Schedule, stage: int, stages: int, micros: int, chunks: int = 1) -> list[Action]:
     """What a stage does, in order.
 
-    `interleaved` (Narayanan et al. 2021) needs `micros` to be a multiple of `stages`; `zero-bubble` is ZB-H1 (Qi et
-    al. 2023): B computes gradients of inputs only, and W follows as many B later as the stage's number.
+    `interleaved` (Narayanan et al. 2021) needs `micros` to be a multiple of `stages`; `zero-bubble` is ZB-H1
+    (Qi et al. 2023): B computes gradients of inputs only, and W follows as many B later as the stage's
+    number.
     """
     match schedule:
         case "gpipe":
             forward = [Action("F", micro) for micro in range(micros)]
             return forward + [Action("B", micro) for micro in range(micros)]
         case "1f1b":
-            return _one_by_one([Action("F", each) for each in range(micros)], _back(micros), stages - stage - 1)
+            return _one_by_one(
+                [Action("F", each) for each in range(micros)], _back(micros), stages - stage - 1
+            )
         case "interleaved":
             return _interleaved(stage, stages, micros, chunks)
         case "zero-bubble":
@@ -75,7 +78,9 @@ def _interleaved(stage: int, stages: int, micros: int, chunks: int) -> list[Acti
 def _zero_bubble(stage: int, stages: int, micros: int) -> list[Action]:
     done: list[Action] = []
     backs = weights = 0
-    for action in _one_by_one([Action("F", each) for each in range(micros)], _back(micros), stages - stage - 1):
+    for action in _one_by_one(
+        [Action("F", each) for each in range(micros)], _back(micros), stages - stage - 1
+    ):
         done.append(action)
         if action.kind == "B":
             backs += 1

@@ -27,6 +27,8 @@ __all__ = ["SIMULATED", "fitting", "front", "search"]
 SIMULATED = 30
 """How many of the best candidates are run by events."""
 
+# Of so many quickest plans one is looked for that this version can run.
+_TRIED = 5000
 _GROWTH = 2
 _MOST_DEVICES = 65536
 _INEXACT = (
@@ -65,9 +67,7 @@ def search(
         allow_inexact: whether plans that change the update are ranked beside.
     """
     devices = cluster.devices
-    software = ronde_software(
-        base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes)
-    )
+    software = ronde_software(base.compute.precision, graph.slots, graph.itemsize, float(base.bucket_bytes))
     setting = Setting(
         cluster=cluster,
         graph=graph,
@@ -103,7 +103,7 @@ def search(
 
 
 def fitting(setting: Setting, candidates: Candidates) -> tuple[Candidates, Held]:
-    """Those whose worst rank fits its device, and what it holds; states alone are the lower bound of the first pass."""
+    """Those whose worst rank fits its device, and what it holds; states alone are the first, lower bound."""
     if not len(candidates):
         return candidates, memory_of(setting, candidates)
     available = setting.cluster.memory
@@ -141,10 +141,25 @@ def _ranked(
     best = _best_without_memory(setting, every)
     ran = [(simulated(setting, fit.point(place), closed, int(place)), int(place)) for place in chosen]
     ran.sort()
+    shown = [place for _, place in ran[:top]]
+    if not any(_runs(setting, fit, place, base) for place in shown):
+        best_here = _quickest_that_runs(setting, fit, closed, base)
+        if best_here is not None:
+            ran = [*ran[: top - 1], (simulated(setting, fit.point(best_here), closed, best_here), best_here)]
     return [
         _choice(setting, fit, place, closed, memory, seconds, base, best, bool(pareto[place]))
         for seconds, place in ran[:top]
     ]
+
+
+def _runs(setting: Setting, fit: Candidates, place: int, base: Plan) -> bool:
+    """Whether this version can run a candidate: the plan's own rules say so."""
+    return not validate(plan_of(fit.point(place), base), setting.cluster.devices)
+
+
+def _quickest_that_runs(setting: Setting, fit: Candidates, closed: Step, base: Plan) -> int | None:
+    order = np.argsort(closed.total, kind="stable")[:_TRIED]
+    return next((int(place) for place in order if _runs(setting, fit, int(place), base)), None)
 
 
 def _best_without_memory(setting: Setting, every: Candidates) -> float:
@@ -222,7 +237,8 @@ def _inexact(setting: Setting, fit: Candidates, memory: Held, base: Plan, top: i
 def _no_fit(setting: Setting, candidates: Candidates, base: Plan, fixed: Fixed) -> NoFit:
     """The plan that misses by least, and the smallest cluster where one fits."""
     available = setting.cluster.memory
-    nearest, kinds, allocated = "none is legal", dict.fromkeys(KINDS, 0.0), 0.0
+    nearest, allocated = "none is legal", 0.0
+    kinds: dict[str, float] = {}
     if len(candidates):
         memory = memory_of(setting, candidates)
         place = int(memory.total.argmin())
@@ -274,8 +290,8 @@ def _notes(graph: CostGraph, cluster: Cluster, base: Plan, keys: Collection[str]
     elif graph.batch % devices:
         nearest = max(1, round(graph.batch / devices)) * devices
         yield (
-            f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample more; "
-            f"the nearest that does is {nearest}"
+            f"a batch of {graph.batch} does not divide over {devices} devices, some ranks have one sample "
+            f"more; the nearest that does is {nearest}"
         )
     for key in keys:
         if key in NOT_MODELLED:

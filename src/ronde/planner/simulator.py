@@ -1,4 +1,4 @@
-"""A pipeline's step by events: when each stage does what, waiting for its neighbours and for the link to them."""
+"""A pipeline's step by events: when each stage does what, waiting for neighbours and for links."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def simulate(
     """Run all stages of a pipeline.
 
     Args:
-        forward, backward: seconds of a micro-batch on each stage, all its chunks together. Under `zero-bubble`
-            half of backward is W.
+        forward, backward: seconds of a micro-batch on each stage, all its chunks together. Under
+            `zero-bubble` half of backward is W.
         send: seconds until what one stage hands on is at the next.
-        busy: seconds for which a send keeps the link between two stages from the next one; 0 without contention.
+        busy: seconds for which a send keeps the link between two stages from the next one; 0 without
+        contention.
 
     A stage that waits lets others go on: each round runs every action whose inputs are there.
     """
@@ -77,7 +78,9 @@ def simulate(
                 end = start + seconds / chunks
                 free[stage] = end
                 there[f"{action.kind}-", action.micro, virtual] = end
-                there[action.kind, action.micro, virtual] = _sent(links, (stage, action.kind), end, send, busy)
+                there[action.kind, action.micro, virtual] = _sent(
+                    links, (stage, action.kind), end, send, busy
+                )
                 spans.append(Span(stage, action, start, end))
                 places[stage] += 1
                 left -= 1
@@ -86,9 +89,7 @@ def simulate(
     return Timeline(tuple(spans), tuple(free))
 
 
-def _ready(
-    action: Action, virtual: int, last: int, there: dict[tuple[str, int, int], float]
-) -> float | None:
+def _ready(action: Action, virtual: int, last: int, there: dict[tuple[str, int, int], float]) -> float | None:
     """When the inputs of an action are there; None as long as they are not known."""
     if action.kind == "F":
         return 0.0 if virtual == 0 else there.get(("F", action.micro, virtual - 1))

@@ -1,8 +1,8 @@
 """Seconds of a step in closed form, for all candidates at once.
 
-T = m max(stage) + (p - 1)(f + b)/v for a pipeline of p stages, m micro-batches and v chunks (Narayanan et al. 2021);
-where p does not divide m, (v - 1)(p - m mod p) more chunks (Calculon). While compute and communication overlap,
-both run 1.13 times slower, then the rest at full speed (Galvatron).
+T = m max(stage) + (p - 1)(f + b)/v for a pipeline of p stages, m micro-batches and v chunks (Narayanan et al.
+2021); where p does not divide m, (v - 1)(p - m mod p) more chunks (Calculon). While compute and communication
+overlap, both run 1.13 times slower, then the rest at full speed (Galvatron).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stages:
     """Seconds of one micro-batch on the first, a middle and the last stage: arrays (3, candidates).
 
     Attributes:
-        forward, backward: with what tensor and context parallelism exchange, and units gathered under `zero3`.
+        forward, backward: with what tensor and context parallelism exchange, and what `zero3` gathers.
         exchanged: the share of both that is communication.
         send: of a boundary between stages, one way.
     """

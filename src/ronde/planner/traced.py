@@ -1,4 +1,4 @@
-"""The cost graph of a script: another process runs it without data, this one makes a graph of what it counted."""
+"""The cost graph of a script: another process runs it without data and counts."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def _block(name: str, parts: Sequence[Mapping[str, Any]], rows: int, heads: int)
     )
 
 
-def _matmuls(
-    parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided: bool
-) -> Sequence[Matmul]:
+def _matmuls(parts: Sequence[Mapping[str, Any]], count: int, rows: int, divided: bool) -> Sequence[Matmul]:
     """Products of all parts, those of one size together; shares of a block where not every block has them."""
     sizes: dict[tuple[int, int, Cut], float] = {}
     numbers: dict[tuple[int, int, Cut], float] = {}

@@ -1,7 +1,7 @@
 """The cost graph of a transformer from its sizes.
 
-Activations are those of Korthikanti et al. 2022 (sbh(10 + 24/t + 5as/(ht)) bytes a layer in half precision), and
-checked in `ronde bench planner` against the peaks that Megatron-LM's tests record.
+Activations are those of Korthikanti et al. 2022 (sbh(10 + 24/t + 5as/(ht)) bytes a layer in half precision),
+checked by `ronde bench planner` against the peaks that Megatron-LM's tests record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ronde.planner.graph import Attention, Block, CostGraph, Matmul
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 __all__ = ["MODELS", "Transformer", "read_model", "transformer_graph"]
 
@@ -63,16 +63,26 @@ class Transformer:
     experts: int = 1
 
 
-def _named() -> Iterator[Transformer]:
-    gpt = dict(vocabulary=50304, sequence=1024, batch=512, positions=True, dropout=True)
-    for name, layers, hidden, heads in (
-        ("gpt2-small", 12, 768, 12),
-        ("gpt2-medium", 24, 1024, 16),
-        ("gpt2-large", 36, 1280, 20),
-        ("gpt2-xl", 48, 1600, 25),
-    ):
-        yield Transformer(name=name, layers=layers, hidden=hidden, heads=heads, **gpt)
-    yield Transformer(
+_GPT = Transformer(
+    layers=12, hidden=768, heads=12, vocabulary=50304, sequence=1024, batch=512, positions=True, dropout=True
+)
+_LLAMA = Transformer(
+    layers=32,
+    hidden=4096,
+    heads=32,
+    feed_forward=11008,
+    gated=True,
+    vocabulary=32000,
+    sequence=4096,
+    batch=1024,
+    tied=False,
+)
+_NAMED = (
+    dataclasses.replace(_GPT, name="gpt2-small"),
+    dataclasses.replace(_GPT, name="gpt2-medium", layers=24, hidden=1024, heads=16),
+    dataclasses.replace(_GPT, name="gpt2-large", layers=36, hidden=1280, heads=20),
+    dataclasses.replace(_GPT, name="gpt2-xl", layers=48, hidden=1600, heads=25),
+    Transformer(
         name="gpt3-175b",
         layers=96,
         hidden=12288,
@@ -81,22 +91,15 @@ def _named() -> Iterator[Transformer]:
         sequence=2048,
         batch=1536,
         positions=True,
-    )
-    llama = dict(gated=True, vocabulary=32000, sequence=4096, batch=1024, tied=False)
-    yield Transformer(name="llama2-7b", layers=32, hidden=4096, heads=32, feed_forward=11008, **llama)
-    yield Transformer(name="llama2-13b", layers=40, hidden=5120, heads=40, feed_forward=13824, **llama)
-    yield Transformer(
-        name="llama2-70b",
-        layers=80,
-        hidden=8192,
-        heads=64,
-        key_value_heads=8,
-        feed_forward=28672,
-        **llama,
-    )
+    ),
+    dataclasses.replace(_LLAMA, name="llama2-7b"),
+    dataclasses.replace(_LLAMA, name="llama2-13b", layers=40, hidden=5120, heads=40, feed_forward=13824),
+    dataclasses.replace(
+        _LLAMA, name="llama2-70b", layers=80, hidden=8192, heads=64, key_value_heads=8, feed_forward=28672
+    ),
+)
 
-
-MODELS: Mapping[str, Transformer] = {model.name: model for model in _named()}
+MODELS: Mapping[str, Transformer] = {model.name: model for model in _NAMED}
 """Models by name."""
 
 
@@ -111,7 +114,8 @@ def read_model(source: str) -> Transformer:
             near = difflib.get_close_matches(source, list(MODELS), n=1, cutoff=0.3)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise UsageError(
-                f"--model {source} is no model that is known{hint}; give one of {', '.join(MODELS)}, or a .toml file"
+                f"--model {source} is no model that is known{hint}; give one of {', '.join(MODELS)}, or a "
+                ".toml file"
             )
         return MODELS[source]
     try:
@@ -145,7 +149,8 @@ def _mistakes(fields: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is missing or nought: give a whole number from 1"
     hidden, heads = fields.get("hidden"), fields.get("heads")
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
-        yield f"hidden is {hidden}, no multiple of heads ({heads}): the nearest is {round(hidden / heads) * heads}"
+        nearest = max(1, round(hidden / heads)) * heads
+        yield f"hidden is {hidden}, no multiple of heads ({heads}): the nearest is {nearest}"
 
 
 def transformer_graph(model: Transformer) -> CostGraph:

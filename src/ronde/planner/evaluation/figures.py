@@ -1,4 +1,4 @@
-"""The figures of `ronde bench planner`: errors on rows that no constant was fitted to, beside two usual models."""
+"""The figures of `ronde bench planner`: errors on rows that were not fitted, beside two usual models."""
 
 from __future__ import annotations
 
@@ -302,9 +302,7 @@ def _ranking(rows: Sequence[Row]) -> Iterator[Figure]:
         fitted=0,
         **found,
     )
-    regrets = {
-        name: [_regret(group, predict) for group in several] for name, predict in models.items()
-    }
+    regrets = {name: [_regret(group, predict) for group in several] for name, predict in models.items()}
     count = sum(map(len, several))
     yield Figure(
         name=f"regret, {len(several)} groups, mean",

@@ -1,4 +1,4 @@
-"""Rows of the public tables as questions to the cost model: a cluster, a model, a plan, and what was measured."""
+"""Rows of the public tables as questions: a cluster, a model, a plan, and what was measured."""
 
 from __future__ import annotations
 

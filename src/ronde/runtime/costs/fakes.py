@@ -1,7 +1,7 @@
 """Lets a script train a model whose parameters have no data, on data that is real.
 
-What a module's constructor makes has no data, nor what is computed of it. All else is real: data sets, loaders,
-samplers, indices. So a script may index, mask and count its data as it likes.
+What a module's constructor makes has no data, nor what is computed of it. All else is real: data sets,
+loaders, samplers, indices. So a script may index, mask and count its data as it likes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAKING = ("__init__", "reset_parameters", "_reset_parameters")
 
 
 def answer(tensor: Tensor) -> bool | float | int | complex:
-    """What a script reads of a tensor without data: 1 of numbers, so that it can be divided by, False of others."""
+    """What a script reads of a tensor without data: 1, by which it can divide, or False."""
     if tensor.dtype is torch.bool:
         return False
     if tensor.dtype.is_complex:
@@ -35,7 +35,7 @@ def answer(tensor: Tensor) -> bool | float | int | complex:
 
 
 def is_real(args: Any, kwargs: Any) -> bool:
-    """Whether an operation is of the script's data: none of its operands lacks data, and no module is being made."""
+    """Whether an operation is of the script's data: its operands have data, and no module is being made."""
     operands = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     if any(isinstance(each, FakeTensor) for each in operands):
         return False

@@ -1,7 +1,7 @@
 """Measures this host from all its ranks at once, as a training loads it.
 
-Twelve products, a copy, attention, the shortest operation, and sums at three sizes: some ten seconds. All ranks
-compute at the same time, because they share memory's bandwidth.
+Twelve products, a copy, attention, the shortest operation, and sums at three sizes: some ten seconds. All
+ranks compute at the same time, because they share memory's bandwidth.
 `python -m ronde.runtime.costs.host FOLDER RANKS` writes FOLDER/host.json.
 """
 
@@ -29,7 +29,14 @@ __all__ = ["main"]
 
 _PRODUCTS = (
     *((64, 64, 64), (64, 256, 256), (256, 64, 256), (128, 512, 128), (256, 256, 256), (256, 1024, 256)),
-    *((1024, 256, 256), (512, 512, 512), (512, 2048, 512), (1024, 1024, 1024), (2048, 512, 512), (64, 2048, 512)),
+    *(
+        (1024, 256, 256),
+        (512, 512, 512),
+        (512, 2048, 512),
+        (1024, 1024, 1024),
+        (2048, 512, 512),
+        (64, 2048, 512),
+    ),
 )
 _SIZES = (1 << 14, 1 << 18, 1 << 22)
 _SECONDS = 0.3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -138,7 +137,9 @@ def _line(error: Exception, script: str) -> str:
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """What the script prints would stand in the answer."""
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        with contextlib.redirect_stderr(nothing):
-            yield
-    sys.stdout.flush()
+    with (
+        open(os.devnull, "w") as nothing,
+        contextlib.redirect_stdout(nothing),
+        contextlib.redirect_stderr(nothing),
+    ):
+        yield
