@@ -19,7 +19,7 @@ from ronde.testing.run_ranks import Rank
 Ranks = Callable[..., list[Any]]
 STEPS = 50
 RANKS = [pytest.param(2, marks=pytest.mark.soak), 3, pytest.param(4, marks=pytest.mark.soak)]
-WITHOUT_MOMENTUM = ("dgc",)
+WITHOUT_MOMENTUM = ("dgc", "onebit", "twobit")
 
 
 def _sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
