@@ -11,6 +11,7 @@ from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
 from ronde.bench.report import Report
 from ronde.bench.serving import report as serving
+from ronde.bench.sync import report as sync
 
 __all__ = ["AnyReport", "read_report"]
 
@@ -23,6 +24,7 @@ AnyReport: TypeAlias = (
     | servers.ServersReport
     | serving.ServingReport
     | chaos.ChaosReport
+    | sync.SyncReport
 )
 
 _KINDS = {
@@ -33,6 +35,7 @@ _KINDS = {
     servers.KIND: servers.ServersReport,
     serving.KIND: serving.ServingReport,
     chaos.KIND: chaos.ChaosReport,
+    sync.KIND: sync.SyncReport,
 }
 
 
