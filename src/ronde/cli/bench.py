@@ -193,14 +193,16 @@ def tables_(
 
 
 @bench.command("sync")
-def sync_(
+def sync_(  # noqa: PLR0913 - its options
     ways: Annotated[str, typer.Option(help=f"Of: {', '.join(WAYS)}.")] = ",".join(WAYS),
     places: Annotated[str, typer.Option(help=f"Of: {', '.join(PLACES)}.")] = "100mbit,1gbit,host",
     ranks: Annotated[int, typer.Option(min=2, help="One on each host.")] = 2,
     steps: Annotated[int, typer.Option(min=2, help="Timed in the slowest runs; faster ones have more.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help=_RUNS)] = 3,
     batch_size: Annotated[int, typer.Option(min=2, help="Of all ranks together.")] = 64,
-    data: Annotated[Path | None, typer.Option(help="Folder of Fashion-MNIST, to train on with --target.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of Fashion-MNIST, to train on with --target.")
+    ] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy, from 0 to 1, to be reached.")] = None,
     json: _Json = None,
 ) -> None:
@@ -211,8 +213,8 @@ def sync_(
     check_linux()
     _check_writable(json=json)
     report = sync_report(
-        ways=_names(ways), places=_names(places), ranks=ranks, steps=steps, rounds=rounds, batch_size=batch_size,
-        data=data, target=target,
+        ways=_names(ways), places=_names(places), ranks=ranks, steps=steps, rounds=rounds,
+        batch_size=batch_size, data=data, target=target,
     )  # fmt: skip
     _tell(report, json=json)
 

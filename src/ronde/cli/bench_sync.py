@@ -32,14 +32,16 @@ def sync_report(
     """Measure.
 
     Raises:
-        UsageError: an unknown way or place; a target without pictures to be right about; no network can be made.
+        UsageError: an unknown way or place; a target without pictures to be right about; no network can be
+            made.
     """
     check_known(ways, CONTENDERS, what="way")
     check_known(places, PLACES, what="place")
     if target is not None and (data is None or not (data / "train-images-idx3-ubyte.gz").exists()):
         raise UsageError(
-            f"--target {target:g} needs --data FOLDER with Fashion-MNIST (train-images-idx3-ubyte.gz and the three "
-            "other files; Debian's package dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist)"
+            f"--target {target:g} needs --data FOLDER with Fashion-MNIST "
+            "(train-images-idx3-ubyte.gz and the three other files; Debian's package "
+            "dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist)"
         )
     from ronde.testing.hosts import HostsUnavailable
 

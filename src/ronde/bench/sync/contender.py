@@ -56,9 +56,7 @@ _ALL = (
 CONTENDERS = {each.name: each for each in _ALL}
 
 
-def command(
-    contender: Contender, torchrun: tuple[str, ...], arguments: tuple[str, ...]
-) -> tuple[str, ...]:
+def command(contender: Contender, torchrun: tuple[str, ...], arguments: tuple[str, ...]) -> tuple[str, ...]:
     """What starts one host's ranks of it; `torchrun` are options that say where these are."""
     start = (sys.executable, "-m", "torch.distributed.run", *torchrun)
     ronde = ("-m", "ronde", "run", "--quiet", "--plan", contender.plan) if contender.plan else ()

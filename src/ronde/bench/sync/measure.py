@@ -75,7 +75,7 @@ class _Place:
         return found
 
 
-def measure(
+def measure(  # noqa: PLR0913 - the options of a command
     *,
     names: Sequence[str],
     places: Sequence[str],
@@ -93,7 +93,8 @@ def measure(
     Args:
         places: rates of links between hosts ("100mbit"), `HERE`, `SLOW_RANK`.
         steps: that the slowest contenders are timed for, behind a warm-up.
-        data: a folder of Fashion-MNIST; with `target` each contender trains on it, on this host, until its accuracy is
+        data: a folder of Fashion-MNIST; with `target` each contender trains on it, on this host, until its
+            accuracy is
             reached: how many steps that takes no link changes, but for async-average.
 
     Raises:
@@ -133,7 +134,14 @@ def _place(place: str, ranks: int, networks: Networks) -> Iterator[_Place]:
 
 def _timed(contender: Contender, place: _Place, steps: int, batch_size: int) -> Sample:
     timed = steps * contender.share
-    arguments = ["--steps", str(_WARM_UP + timed), "--warm-up", str(_WARM_UP), "--batch-size", str(batch_size)]
+    arguments = [
+        "--steps",
+        str(_WARM_UP + timed),
+        "--warm-up",
+        str(_WARM_UP),
+        "--batch-size",
+        str(batch_size),
+    ]
     if place.slow:
         arguments += ["--pause", str(_SLOW_PAUSE_MS), "--width", str(_SLOW_WIDTH)]
     told = _run(place.processes(contender, tuple(arguments)), contender)

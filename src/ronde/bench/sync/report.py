@@ -79,7 +79,8 @@ def table(report: SyncReport) -> str:
     """A row for each contender and place, under a line that says on what."""
     machine = report.machine
     heading = (
-        f"MLP of 5.8 M parameters, global batch {report.batch_size}, on {machine.cpu}, load {machine.load} before"
+        f"MLP of 5.8 M parameters, global batch {report.batch_size}, on {machine.cpu}, "
+        f"load {machine.load} before"
     )
     rows = [("between", "way", "steps/s", "times DDP by hand", "MB a step", "time to accuracy", "accuracy")]
     for each in report.results:
@@ -88,9 +89,7 @@ def table(report: SyncReport) -> str:
         seconds = "" if each.steps_to is None else f"{each.steps_to / rates.median:.0f} s"
         accuracy = "" if each.accuracy is None else f"{each.accuracy:.2%}"
         ratio = _ratio(report, each)
-        rows.append(
-            (each.place, each.name, f"{rates.median:.2f}", ratio, f"{sent:.3g}", seconds, accuracy)
-        )
+        rows.append((each.place, each.name, f"{rates.median:.2f}", ratio, f"{sent:.3g}", seconds, accuracy))
     return "\n".join([heading, "", columns(rows), *_hidden_lines(report)])
 
 

@@ -33,8 +33,8 @@ class Corrected(Gathered):
 
     and for topk u_r = 0 where an element of v_r was sent (momentum factor masking). The optimizer then steps
     on g without momentum of its own: w = w - lr g. Behind the encoding momentum would add up what single
-    messages lose, and a rate at which plain SGD trains would be too large. Weight decay is the optimizer's, of
-    whole parameters.
+    messages lose, and a rate at which plain SGD trains would be too large. Weight decay is the optimizer's,
+    of whole parameters.
 
     Source: Lin et al., "Deep Gradient Compression", ICLR 2018, and Paddle's `dgc` operator (topk; local
     clipping is left out); BytePS's compressors with `momentum` and `ef` on the worker (onebit, twobit,

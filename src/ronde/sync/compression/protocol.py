@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 def density_at(step: int, density: float, warm_up: int) -> float:
-    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 for a quarter of the warm-up each.
+    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 in quarters of the warm-up.
 
     Source: Lin et al., ICLR 2018: sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.
     """

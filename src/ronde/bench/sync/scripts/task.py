@@ -1,4 +1,4 @@
-"""What the scripts of `ronde bench sync` train: a perceptron of 5.8 million parameters, on pictures of 28 x 28."""
+"""What the scripts of `ronde bench sync` train: a perceptron on pictures of 28 x 28."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adam", action="store_true", help="Adam at 1e-3 in place of SGD with momentum")
-    parser.add_argument("--data", type=Path, default=None, help="folder of Fashion-MNIST; random pictures without")
+    parser.add_argument(
+        "--data", type=Path, default=None, help="folder of Fashion-MNIST; random pictures without"
+    )
     parser.add_argument("--test-every", type=int, default=0, help="steps between tests; never without")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--pause", type=float, default=0, help="milliseconds that each step sleeps")
@@ -96,5 +98,6 @@ class Clock:
     def report(self) -> str:
         seconds = time.perf_counter() - self.begun - self.tested_s
         return json.dumps({
-            "steps": self.done - self.warm_up, "seconds": seconds, "sent": sent_bytes() - self.sent, "accuracy": self.accuracy,
+            "steps": self.done - self.warm_up, "seconds": seconds,
+            "sent": sent_bytes() - self.sent, "accuracy": self.accuracy,
         })  # fmt: skip
