@@ -36,10 +36,11 @@ def _mean(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class TensorByTensor:
-    """x = g + e; g = mean of C(x); e = x - C(x)."""
+    """u = m u + g; v = v + u; g = mean of C(v); v = v - C(v)."""
 
-    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._code = code
+    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor], momentum: float = 0.9) -> None:
+        self._code, self._momentum = code, momentum
+        self._u: dict[tuple[int, int], Any] = {}
         self._residual: dict[tuple[int, int], Any] = {}
 
     def __call__(self, all_gradients: Gradients, order: Order, step: int) -> list[torch.Tensor]:
@@ -47,11 +48,23 @@ class TensorByTensor:
         for place in range(len(all_gradients[0])):
             sent: list[torch.Tensor] = []
             for rank, own in enumerate(all_gradients):
-                x = own[place] + self._residual.get((rank, place), 0)
+                u = self._momentum * self._u.get((rank, place), 0) + own[place]
+                x = u + self._residual.get((rank, place), 0)
+                self._u[rank, place] = u
                 sent.append(self._code(x))
                 self._residual[rank, place] = x - sent[-1]
             found.append(_mean(sent))
         return found
+
+
+class Forgetful:
+    """g = mean of C(g)."""
+
+    def __init__(self, code: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._code = code
+
+    def __call__(self, all_gradients: Gradients, order: Order, step: int) -> list[torch.Tensor]:
+        return [_mean([self._code(each) for each in own]) for own in zip(*all_gradients, strict=True)]
 
 
 class ByChunks:
@@ -163,7 +176,7 @@ def _onebit(x: torch.Tensor) -> torch.Tensor:
 
 def _twobit(threshold: float | None) -> Callable[[torch.Tensor], torch.Tensor]:
     def code(x: torch.Tensor) -> torch.Tensor:
-        t = 2 * x.abs().mean() if threshold is None else threshold
+        t = 3 * x.abs().mean() if threshold is None else threshold
         return (x >= t).double() * t - (x <= -t).double() * t
 
     return code
@@ -201,6 +214,7 @@ REFERENCES: dict[str, Callable[[], Reference]] = {
     "onebit": lambda: TensorByTensor(_onebit),
     "twobit": lambda: TensorByTensor(_twobit(None)),
     "twobit,threshold=0.05": lambda: TensorByTensor(_twobit(0.05)),
+    "compressor=onebit": lambda: Forgetful(_onebit),
     "dgc,density=0.02": lambda: DeepGradientCompression(0.02, 0.9),
     "dgc,density=0.02,warm-up=20": lambda: DeepGradientCompression(0.02, 0.9, warm_up=20),
     "reduction=sum": lambda: _summed(float),

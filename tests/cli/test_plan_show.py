@@ -26,7 +26,8 @@ def test_ddp_is_shown_whole(capsys: pytest.CaptureFixture[str]):
         "mesh           data=4  tensor=1  pipeline=1  context=1  expert=1",
         "state          state=replicated  sparse=replicated  servers not set  offload=none",
         "communication  algorithm=auto  compressor=none  compressed=gradient  error-feedback=false"
-        "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set  bucket-mb=auto",
+        "  density not set  threshold not set  low-rank not set  reduction=mean  predivide not set "
+        " bucket-mb=auto",
         "update         update=sync  every not set  adaptive=false  peers not set  warm-up not set"
         "  staleness not set"
         "  optimizer-on=worker",

@@ -103,9 +103,9 @@ def test_twobit_is_mxnets() -> None:
     assert message.numel() == 8 + 8  # the threshold, and two bits for each
 
 
-def test_twobit_without_a_threshold_takes_twice_the_mean_magnitude() -> None:
-    values = torch.tensor([8.0, -1.0, -1.0, 2.0])
-    assert through(TwoBit(), values).tolist() == [6.0, 0.0, 0.0, 0.0]
+def test_twobit_without_a_threshold_takes_three_times_the_mean_magnitude() -> None:
+    values = torch.tensor([10.0, -1.0, 0.0, 1.0])
+    assert through(TwoBit(), values).tolist() == [9.0, 0.0, 0.0, 0.0]
     assert through(TwoBit(), torch.zeros(5)).tolist() == [0.0] * 5
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import PlanError
-from ronde.plan import PRESETS, Plan, check, expand, read_plan, validate
+from ronde.plan import PRESETS, check, expand, read_plan, validate
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
 from ronde.plan.key import Choice, Flag, Integer, Number
@@ -315,7 +315,8 @@ def test_the_nearest_legal_setting_mends_the_contradiction(text: str, settings: 
         (
             "decentralized,peers=shift-one",
             3,
-            "peers=shift-one and 3 ranks (an odd number) contradict each other; nearest legal: peers=shift-one on 4",
+            "peers=shift-one and 3 ranks (an odd number) contradict each other; nearest legal: "
+            "peers=shift-one on 4",
         ),
         ("expert=3", 4, "expert=3 and data=4 contradict each other; nearest legal: expert=2"),
         ("expert=4,data=2", None, "expert=4 and data=2 contradict each other; nearest legal: expert=2"),

@@ -11,6 +11,7 @@ from ronde.bench.collectives import report as collectives
 from ronde.bench.memory import report as memory
 from ronde.bench.report import Report
 from ronde.bench.serving import report as serving
+from ronde.bench.sync import report as sync
 
 __all__ = ["AnyReport", "read_report"]
 
@@ -24,6 +25,7 @@ AnyReport: TypeAlias = (
     | serving.ServingReport
     | chaos.ChaosReport
     | planner.PlannerReport
+    | sync.SyncReport
 )
 
 _KINDS = {
@@ -35,6 +37,7 @@ _KINDS = {
     serving.KIND: serving.ServingReport,
     chaos.KIND: chaos.ChaosReport,
     planner.KIND: planner.PlannerReport,
+    sync.KIND: sync.SyncReport,
 }
 
 

@@ -46,8 +46,12 @@ from ronde.bench.servers import Figures, ServersReport
 from ronde.bench.serving import measure as servings
 from ronde.bench.serving import report as serving_report
 from ronde.bench.serving.report import ServingReport
+from ronde.bench.sync import report as sync_reports
+from ronde.bench.sync.contender import CONTENDERS as WAYS
+from ronde.bench.sync.report import SyncReport
 from ronde.bench.table import table
 from ronde.bench.tables import TableFigures, TablesReport
+from ronde.cli.bench_sync import PLACES, sync_report
 from ronde.cluster.devices import device_of_ranks
 from ronde.cluster.linux import check_linux
 from ronde.errors import UsageError
@@ -187,6 +191,33 @@ def tables_(
     check_linux()
     _check_writable(json=json)
     report = tables.measure(ids=ids, dims=_widths(dims), rounds=rounds, progress=_say_table)
+    _tell(report, json=json)
+
+
+@bench.command("sync")
+def sync_(  # noqa: PLR0913 - its options
+    ways: Annotated[str, typer.Option(help=f"Of: {', '.join(WAYS)}.")] = ",".join(WAYS),
+    places: Annotated[str, typer.Option(help=f"Of: {', '.join(PLACES)}.")] = "100mbit,1gbit,host",
+    ranks: Annotated[int, typer.Option(min=2, help="One on each host.")] = 2,
+    steps: Annotated[int, typer.Option(min=2, help="Timed in the slowest runs; faster ones have more.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help=_RUNS)] = 3,
+    batch_size: Annotated[int, typer.Option(min=2, help="Of all ranks together.")] = 64,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of Fashion-MNIST, to train on with --target.")
+    ] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy, from 0 to 1, to be reached.")] = None,
+    json: _Json = None,
+) -> None:
+    """Measure ways of synchronising between hosts of a slow network, against hand-written DDP.
+
+    Hosts are network namespaces of this machine, joined by links of the rate that is given; that needs root.
+    """
+    check_linux()
+    _check_writable(json=json)
+    report = sync_report(
+        ways=_names(ways), places=_names(places), ranks=ranks, steps=steps, rounds=rounds,
+        batch_size=batch_size, data=data, target=target,
+    )  # fmt: skip
     _tell(report, json=json)
 
 
@@ -500,6 +531,8 @@ def _tell(
             draw, shown = partial(_without_picture, "first calls"), first_calls.table(report)
         case ChaosReport():
             draw, shown = partial(_without_picture, "faults"), chaos_report.table(report)
+        case SyncReport():
+            draw, shown = partial(_without_picture, "synchronising"), sync_reports.table(report)
         case ServersReport():
             draw, shown = partial(_without_picture, "servers"), servers.table(report)
         case PlannerReport():

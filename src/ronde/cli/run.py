@@ -445,8 +445,9 @@ def _saved(place: str | None, *, resume: bool, native: bool, plan: str) -> int |
         )
     if not parsed.exact:
         raise UsageError(
-            f"--checkpoint saves what all ranks have alike, and under {parsed} each holds something of its own "
-            "(what encoding lost, or its parameters between two averages); take --plan ddp, or let the script save"
+            f"--checkpoint saves what all ranks have alike, and under {parsed} each holds something "
+            "of its own (what encoding lost, or its parameters between two averages); take --plan "
+            "ddp, or let the script save"
         )
     from ronde.checkpoint.manifest import latest_manifest
     from ronde.checkpoint.mirror import Mirror, is_url

@@ -1,4 +1,4 @@
-"""Optimizers for large batches that torch does not have: `LARS` and `LAMB`, for any plan and for plain python."""
+"""Optimizers for large batches that torch does not have: `LARS` and `LAMB`, for any plan."""
 
 from __future__ import annotations
 

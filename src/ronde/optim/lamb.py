@@ -19,8 +19,9 @@ class LAMB(Optimizer):
         m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
         u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + b w;  w = w - lr (|w| / |u|) u
 
-    with the quotient 1 where |w| or |u| is nought. Source: You et al., "Large batch optimization for deep learning",
-    ICLR 2020. Norms are those of whole tensors: plans that cut optimizer state leave it whole on every rank.
+    with the quotient 1 where |w| or |u| is nought. Source: You et al., "Large batch optimization for deep
+    learning", ICLR 2020. Norms are those of whole tensors: plans that cut optimizer state leave it whole on
+    every rank.
 
     Args:
         params: tensors, or groups. A group with `adapt=False` steps as AdamW does (biases, norms).

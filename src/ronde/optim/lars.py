@@ -18,8 +18,9 @@ class LARS(Optimizer):
 
         l = c |w| / (|g| + b |w|);  v = m v + lr l (g + b w);  w = w - v
 
-    with l = 1 where |w| or |g| is nought. Source: You, Gitman and Ginsburg, "Large batch training of convolutional
-    networks", 2017. Norms are those of whole tensors: plans that cut optimizer state leave it whole on every rank.
+    with l = 1 where |w| or |g| is nought. Source: You, Gitman and Ginsburg, "Large batch training of
+    convolutional networks", 2017. Norms are those of whole tensors: plans that cut optimizer state leave it
+    whole on every rank.
 
     Args:
         params: tensors, or groups. A group with `trust_coefficient=None` steps as SGD does (biases, norms).
@@ -39,7 +40,8 @@ class LARS(Optimizer):
         check("weight_decay", weight_decay)
         check("trust_coefficient", trust_coefficient or 0.0)
         super().__init__(params, {
-            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient,
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
         })  # fmt: skip
 
     @torch.no_grad()

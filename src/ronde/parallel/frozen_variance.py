@@ -40,7 +40,7 @@ def install(patches: Patches, is_frozen: Callable[[Any], bool]) -> None:
 
 @torch.no_grad()
 def frozen_step(optimizer: Any) -> None:
-    """m = beta_1 m + (1 - beta_1) g;  w = w - lr m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + eps), v as it is.
+    """m = b1 m + (1 - b1) g;  w = w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), v as it is.
 
     Weight decay is the class's own: added to g for Adam, taken from w before for AdamW.
 
@@ -50,8 +50,8 @@ def frozen_step(optimizer: Any) -> None:
     for group in optimizer.param_groups:
         if group["amsgrad"]:
             raise UsageError(
-                "compressed=momentum leaves the second moment as it is, of which amsgrad=True takes the largest; "
-                "use amsgrad=False, or compressed=gradient"
+                "compressed=momentum leaves the second moment as it is, of which amsgrad=True "
+                "takes the largest; use amsgrad=False, or compressed=gradient"
             )
         decoupled = isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay", False)
         for tensor in group["params"]:

@@ -1,4 +1,4 @@
-"""What is wrong with how gradients travel and are added: keys of one compressor with another, and the like."""
+"""What is wrong with how gradients travel and are added."""
 
 from __future__ import annotations
 

@@ -89,9 +89,9 @@ def _listen_to_losses(patches: Patches, averaging: Averaging) -> None:
 def _refuse_clipping(patches: Patches, plan: Plan) -> None:
     def clip_grad_norm_(*_: Any, **__: Any) -> Any:
         raise UsageError(
-            f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at different steps, and no "
-            "gradient has a norm over all of them; use clip_grad_value_, or --plan local-sgd, where each rank clips "
-            "its own"
+            f"clip_grad_norm_ and {plan.item('update')} contradict each other: ranks are at "
+            "different steps, and no gradient has a norm over all of them; use clip_grad_value_, "
+            "or --plan local-sgd, where each rank clips its own"
         )
 
     patches.set(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
@@ -100,6 +100,6 @@ def _refuse_clipping(patches: Patches, plan: Plan) -> None:
 
 def _refuse_tables(module: ModuleType, plan: Plan) -> None:
     raise UsageError(
-        f"{module.EmbeddingTable.__name__} and {plan.item('update')} contradict each other: rows are not averaged; "
-        "use --plan hybrid, or geo,every=K with servers"
+        f"{module.EmbeddingTable.__name__} and {plan.item('update')} contradict each other: rows "
+        "are not averaged; use --plan hybrid, or geo,every=K with servers"
     )

@@ -1,7 +1,8 @@
 """A rank that trains by itself, and shares parameters with others: the plan's inexact updates.
 
-What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone prints
-and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to average.
+What the script reads is this rank's own: its slice of every batch, its loss, its parameters. Rank 0 alone
+prints and changes files. On parameter servers ranks do not wait for one another; among ranks they meet to
+average.
 """
 
 from __future__ import annotations

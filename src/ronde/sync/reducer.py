@@ -45,7 +45,7 @@ Allocate = Callable[[Sequence[tuple[int, torch.dtype]], Sequence[torch.device]],
 """Buffers of these numbers of elements and dtypes, on these devices."""
 
 Compress = Callable[[Sequence[Leaf], Any, GradientMemory], "Bucket | None"]
-"""A bucket of these leaves of an optimizer whose gradients are encoded; None where they travel as they are."""
+"""A bucket of these leaves of an optimizer whose gradients are encoded; None where they are not."""
 
 
 class _Group:
@@ -213,8 +213,9 @@ class Reducer:
         """
         if divided and self._compress is not None and not self._depth:
             raise UsageError(
-                "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be added to the "
-                "next by another scale; use precision=bf16 in place of the scaler, or compressor=none"
+                "the loss is scaled (by a GradScaler), and what an encoded gradient loses would be "
+                "added to the next by another scale; use precision=bf16 in place of the scaler, or "
+                "compressor=none"
             )
         if self._depth:
             self._nested = True

@@ -12,8 +12,8 @@ __all__ = ["Cast"]
 class Cast:
     """Rounds to the nearest number of a narrower dtype.
 
-    What float16 does not hold becomes its largest number, so that a sum stays finite; what is no finite number
-    stays so.
+    What float16 does not hold becomes its largest number, so that a sum stays finite; what is no finite
+    number stays so.
 
     Args:
         dtype: torch.float16 or torch.bfloat16.

@@ -68,8 +68,8 @@ class TopK:
 class RandomK:
     """`density` n elements at places drawn anew for each message, the same on all ranks.
 
-    Places follow from `key`, so that values alone travel. Without error feedback they are multiplied by n / k,
-    so that the expected value is the gradient; with it they are sent as they are.
+    Places follow from `key`, so that values alone travel. Without error feedback they are multiplied by n /
+    k, so that the expected value is the gradient; with it they are sent as they are.
 
     Source: Wangni et al., NeurIPS 2018; Stich et al., NeurIPS 2018; BytePS's `randomk`.
 

@@ -20,14 +20,15 @@ _FIRST = 2
 class AsyncAverage(Averaging):
     """On rank r, with U the script's optimizer: w_r = U(w_r, g_r), and in the background, again and again,
 
-        c_r = w_r, a copy between two steps;  m = 1/W sum over ranks of c_q;  later, between two steps, w_r += m - c_r
+        c_r = w_r, a copy between two steps;  m = 1/W sum over ranks of c_q;  w_r += m - c_r, between steps
 
-    The n-th average is that of every rank's n-th copy, however many steps each has made: no rank waits. Source:
-    Bagua's asynchronous model average. There the background thread writes under a lock; here the thread that trains
-    takes the copy and adds the difference, after the first step that ends when an average has arrived. During a
-    warm-up of K steps gradients are averaged, and all wait.
+    The n-th average is that of every rank's n-th copy, however many steps each has made: no rank waits.
+    Source: Bagua's asynchronous model average. There the background thread writes under a lock; here the
+    thread that trains takes the copy and adds the difference, after the first step that ends when an average
+    has arrived. During a warm-up of K steps gradients are averaged, and all wait.
 
-    A rank at the end of its script goes on to take part, with its parameters as they are, until all have come there.
+    A rank at the end of its script goes on to take part, with its parameters as they are, until all have
+    come there.
 
     Args:
         warm_up: K.
@@ -49,8 +50,9 @@ class AsyncAverage(Averaging):
     def begin(self, optimizer: Any) -> None:
         if self._averages_now:
             raise UsageError(
-                "update=async-average averages the parameters of all optimizers at once, and one has stepped for the "
-                "first time after others had begun to; let all step in the first round, or use update=local,every=K"
+                "update=async-average averages the parameters of all optimizers at once, and one "
+                "has stepped for the first time after others had begun to; let all step in the "
+                "first round, or use update=local,every=K"
             )
         self._optimizers.append(optimizer)
         self._on_lane(lambda: super(AsyncAverage, self).begin(optimizer))

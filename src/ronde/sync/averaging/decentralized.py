@@ -1,4 +1,4 @@
-"""Decentralized SGD: each step begins with an average over some ranks, sent while the step before was computed."""
+"""Decentralized SGD: a step begins with an average over some ranks, sent while the gradient was computed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Decentralized(Averaging):
 
         w_r[t+1] = U(mean over q in P(r, t) of w_q[t], g_r(w_r[t]))
 
-    The gradient is that of the rank's own parameters, so that these travel while forward and backward run. P is all
-    ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms outperform
-    centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. What a script writes to its parameters between
-    steps is kept: the difference to the mean is added.
+    The gradient is that of the rank's own parameters, so that these travel while forward and backward run.
+    P is all ranks, or r and one other, `peer_of(r, t, W)`. Source: Lian et al., "Can decentralized algorithms
+    outperform centralized algorithms?", NeurIPS 2017; Bagua's `decentralized`. What a script writes to its
+    parameters between steps is kept: the difference to the mean is added.
     """
 
     def __init__(self, comm: Comm, peers: Peers) -> None:
         super().__init__(comm)
         if peers == "shift-one" and comm.world_size % 2:
             raise UsageError(
-                f"peers=shift-one pairs ranks, and {comm.world_size} is odd; use an even number of ranks, or peers=all"
+                f"peers=shift-one pairs ranks, and {comm.world_size} is odd; use an even number of "
+                "ranks, or peers=all"
             )
         self._peers = peers
         self._under_way: weakref.WeakKeyDictionary[Any, list[_Sent]] = weakref.WeakKeyDictionary()
@@ -84,6 +85,6 @@ class _Sent:
 
 
 def peer_of(rank: int, step: int, ranks: int) -> int:
-    """With whom a rank is paired: each of the lower half with each of the upper in turn, one further each step."""
+    """With whom a rank is paired: each of the lower half with each of the upper, one further each step."""
     half = ranks // 2
     return (step + rank) % half + half if rank < half else (rank - half - step) % half

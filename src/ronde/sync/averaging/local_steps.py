@@ -22,9 +22,11 @@ class LocalSteps(Averaging):
 
         w_r = U(w_r, g_r);  every k steps  w_r = 1/W sum over ranks of w_q
 
-    Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019; Paddle's LocalSGD. With a warm-up
-    of K steps the first K are U(w, mean over ranks of g_q), from which all have the same parameters: post-local SGD
-    (Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020). Adaptive: see `next_interval`.
+    Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019; Paddle's LocalSGD. With a
+        warm-up
+    of K steps the first K are U(w, mean over ranks of g_q), from which all have the same parameters:
+    post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020). Adaptive: see
+    `next_interval`.
 
     Args:
         every: k; adaptive: the first one.
@@ -91,8 +93,8 @@ class LocalSteps(Averaging):
 def next_interval(first: int, first_rate: float, rate: float, first_loss: float, loss: float) -> int:
     """k = ceil(sqrt(lr_0 F / (lr F_0) k_0)), from 1 to 16: fewer steps between averages as the loss falls.
 
-    F is the mean over ranks of the loss at an average, F_0 at the first one. Source: Wang and Joshi, "Adaptive
-    communication strategies", MLSys 2019, as Paddle's AdaptiveLocalSGD bounds it.
+    F is the mean over ranks of the loss at an average, F_0 at the first one. Source: Wang and Joshi,
+    "Adaptive communication strategies", MLSys 2019, as Paddle's AdaptiveLocalSGD bounds it.
     """
     if first_loss <= 0 or loss < 0 or rate <= 0 or not math.isfinite(loss):
         return first

@@ -17,14 +17,14 @@ __all__ = ["LowPrecision"]
 
 
 class LowPrecision(Averaging):
-    """On rank r, with U the script's optimizer, L and R the ranks before and after r on a ring, and Q the encoding as
-    min-max uint8 and its decoding, tensor by tensor:
+    """On rank r, with U the script's optimizer, L and R the ranks before and after r on a ring, and Q the
+    encoding as min-max uint8 and its decoding, tensor by tensor:
 
         x_r = U(w_r, g_r);  d_r = Q(x_r + w_L / 3 + w_R / 3 - 5/3 w_r);  w_r = w_r + d_r
 
-    Each rank keeps copies of w_L and w_R, to which it adds the d that comes from there, so that copies are equal to
-    the bit. Two ranks are each other's L and R. Source: Tang et al., "Communication compression for decentralized
-    training", NeurIPS 2018 (DCD-SGD); Bagua's `low_precision_decentralized`.
+    Each rank keeps copies of w_L and w_R, to which it adds the d that comes from there, so that copies are
+    equal to the bit. Two ranks are each other's L and R. Source: Tang et al., "Communication compression for
+    decentralized training", NeurIPS 2018 (DCD-SGD); Bagua's `low_precision_decentralized`.
     """
 
     def __init__(self, comm: Comm) -> None:

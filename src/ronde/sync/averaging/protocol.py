@@ -68,7 +68,7 @@ class Averaging:
         return {"steps": list(self._steps.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what the same rank's `state_dict` gave; for optimizers that have begun, in their order."""
+        """Take over what the same rank's `state_dict` gave; for optimizers that have begun."""
         for optimizer, steps in zip(list(self._steps), state["steps"], strict=False):
             self._steps[optimizer] = steps
 
@@ -87,7 +87,8 @@ def members_of(optimizer: Any) -> list[torch.Tensor]:
     found = [each for group in optimizer.param_groups for each in group["params"]]
     if any(each.is_complex() for each in found):
         raise UsageError(
-            "a parameter of a complex dtype is not averaged between ranks that train by themselves; use --plan ddp"
+            "a parameter of a complex dtype is not averaged between ranks that train by "
+            "themselves; use --plan ddp"
         )
     return [each for each in found if each.is_floating_point()]
 
@@ -120,8 +121,8 @@ def average_gradients(comm: Comm, optimizer: Any) -> None:
 def _average_gradients(comm: Comm, members: Sequence[torch.Tensor]) -> None:
     if any(each.grad is not None and each.grad.layout != torch.strided for each in members):
         raise UsageError(
-            "during the warm-up ranks average dense gradients only, and an embedding with sparse=True has others; "
-            "use sparse=False, or leave warm-up out"
+            "during the warm-up ranks average dense gradients only, and an embedding with "
+            "sparse=True has others; use sparse=False, or leave warm-up out"
         )
     there = comm.votes([each.grad is not None for each in members])
     computed = [each for each, count in zip(members, there, strict=True) if count]

@@ -16,7 +16,7 @@ __all__ = ["AdaptiveSum"]
 
 
 class AdaptiveSum(Exchange):
-    """g = the Adasum of all ranks' gradients, tensor by tensor, over a tree of pairs: ranks r and r + 1 first,
+    """g = the Adasum of all ranks' gradients, tensor by tensor, over pairs of pairs: ranks r and r + 1 first,
     then r and r + 2, and so on. With A(a, b) = a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2), four ranks have
     A(A(g_0, g_1), A(g_2, g_3)).
 
@@ -30,8 +30,8 @@ class AdaptiveSum(Exchange):
         super().__init__(comm, leaves, None)
         if comm.world_size & (comm.world_size - 1):
             raise UsageError(
-                f"reduction=adasum adds gradients in pairs of pairs, and {comm.world_size} ranks are no power "
-                "of two; use 2, 4, 8, ... ranks, or reduction=mean"
+                f"reduction=adasum adds gradients in pairs of pairs, and {comm.world_size} ranks "
+                "are no power of two; use 2, 4, 8, ... ranks, or reduction=mean"
             )
 
     def start(self, flags: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""QAdam: what ranks average is Adam's momentum, which is smoother than a gradient and so loses less by encoding."""
+"""QAdam: what ranks average is Adam's momentum, which loses less by encoding than a gradient does."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class AveragedMomentum(Chunked):
 
         m_r = beta_1 m + (1 - beta_1) g_r;  m = Q(m_r);  w = w - lr m^ / (sqrt(v^) + eps)
 
-    m is alike on all ranks, v stays as it was at the end of the warm-up, and ^ are Adam's bias corrections, which go
-    on. Source: Tang et al., "1-bit Adam", ICML 2021, and QAdam of Bagua. What is given as the gradient is
-    (m - beta_1 m_before) / (1 - beta_1): of it Adam makes this m, and a script may clip it.
+    m is alike on all ranks, v stays as it was at the end of the warm-up, and ^ are Adam's bias corrections,
+    which go on. Source: Tang et al., "1-bit Adam", ICML 2021, and QAdam of Bagua. What is given as the
+    gradient is (m - beta_1 m_before) / (1 - beta_1): of it Adam makes this m, and a script may clip it.
 
     Several backwards between two steps count as one: beta_1 m is sent with the first.
 

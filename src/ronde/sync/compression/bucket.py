@@ -58,8 +58,9 @@ class CompressedBucket(Bucket):
         """
         if self.launched:
             raise UsageError(
-                "a gradient was computed a second time in one backward, after it had been encoded and sent, as "
-                "checkpoints with use_reentrant=True do; use use_reentrant=False, or compressor=none"
+                "a gradient was computed a second time in one backward, after it had been encoded "
+                "and sent, as checkpoints with use_reentrant=True do; use use_reentrant=False, or "
+                "compressor=none"
             )
         self.launched = True
         exchange, fresh = self._choose()
@@ -99,7 +100,8 @@ class CompressedBucket(Bucket):
     @torch.no_grad()
     def deliver(self) -> list[torch.Tensor]:
         """Put what all ranks have now where the gradients are."""
-        assert self._exchange is not None and self._out is not None
+        assert self._exchange is not None
+        assert self._out is not None
         for place, view in enumerate(self._exchange.shaped(self._out)):
             tensor = self.leaves[place].tensor
             if tensor is None or not self._counts[place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -73,4 +74,4 @@ class Chunked(Exchange):
         """A piece for each rank; the last ones may be shorter, or empty."""
         numel = flat.numel()
         bounds = [min(numel, rank * self._chunk) for rank in range(self.comm.world_size + 1)]
-        return [flat[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        return [flat[begin:end] for begin, end in itertools.pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: the momentum of what is held back is kept where it is held back."""
+"""Error feedback under momentum: the momentum of what is held back is kept where it is held back."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ def momentum_of(group: dict[str, Any]) -> Momentum:
 
 
 class Corrected(Gathered):
-    """Of each tensor, on rank r, with the optimizer's momentum m (0 where it has none):
+    """Of each tensor, on rank r, with C the encoding and the momentum m of `torch.optim.SGD` (else 0):
 
-        u_r = m u_r + g_r;  v_r = v_r + u_r             (Nesterov: u_r = m (u_r + g_r);  v_r = v_r + u_r + g_r)
-        s_r = the k elements of v_r of largest magnitude
-        v_r = 0 and u_r = 0 at their places              (masking)
-        g = 1/W sum over ranks of s_r
+        u_r = m u_r + g_r;  v_r = v_r + u_r     (Nesterov: u_r = m (u_r + g_r);  v_r = v_r + u_r + g_r)
+        g = 1/W sum over ranks of C(v_r);  v_r = v_r - C(v_r)
 
-    The optimizer then steps on g without momentum of its own: w = w - lr g. Weight decay is the optimizer's, of
-    whole parameters. Source: Lin et al., "Deep Gradient Compression", ICLR 2018, and Paddle's `dgc` operator. Local
-    clipping is left out. Several backwards between two steps count as one: m is applied once.
+    and for topk u_r = 0 where an element of v_r was sent (momentum factor masking). The optimizer then steps
+    on g without momentum of its own: w = w - lr g. Behind the encoding momentum would add up what single
+    messages lose, and a rate at which plain SGD trains would be too large. Weight decay is the optimizer's,
+    of whole parameters.
+
+    Source: Lin et al., "Deep Gradient Compression", ICLR 2018, and Paddle's `dgc` operator (topk; local
+    clipping is left out); BytePS's compressors with `momentum` and `ef` on the worker (onebit, twobit,
+    randomk). Several backwards between two steps count as one: m is applied once.
 
     Args:
         momenta: for each leaf, asked before each message.
@@ -74,8 +77,8 @@ class Corrected(Gathered):
         for codec, message, size, velocity in zip(
             codecs, messages, self.sizes, self._velocity.split(self.sizes), strict=True
         ):
-            assert isinstance(codec, TopK)
-            velocity[codec.places(message, size)] = 0
+            if isinstance(codec, TopK):
+                velocity[codec.places(message, size)] = 0
 
 
 def _moved(velocity: torch.Tensor, gradient: torch.Tensor, momentum: Momentum, fresh: bool) -> torch.Tensor:

@@ -21,9 +21,11 @@ class Factored(Exchange):
         M_r = g_r + e_r;  P = orthonormal(mean over ranks of M_r Q);  Q = mean over ranks of M_r^T P
         g = P Q^T;  e_r = M_r - g
 
-    Both means are sums of small matrices, so they go by all-reduce. A tensor of more axes is a matrix by its first
-    one. Those of one axis, and matrices that factors would not halve, travel whole. Without error feedback e_r = 0.
-    Source: Vogels et al., "PowerSGD", NeurIPS 2019; torch's `powerSGD_hook` orthonormalizes by columns what QR does
+    Both means are sums of small matrices, so they go by all-reduce. A tensor of more axes is a matrix by
+    its first one. Those of one axis, and matrices that factors would not halve, travel whole. Without error
+    feedback e_r = 0. Source: Vogels et al., "PowerSGD", NeurIPS 2019; torch's `powerSGD_hook`
+    orthonormalizes by columns what
+        QR does
     here.
 
     Args:

@@ -20,7 +20,8 @@ class Gathered(Exchange):
 
         x_r = g_r + e_r;  g = 1/W sum over ranks of C(x_r);  e_r = x_r - C(x_r)
 
-    tensor by tensor (Seide et al. 2014; Karimireddy et al. 2019). Without error feedback e_r = 0.
+    tensor by tensor (Seide et al. 2014; Karimireddy et al. 2019). Without error feedback e_r = 0. See
+    `Corrected` for what momentum has to do with e_r.
 
     Args:
         codecs: one for each leaf, asked before each message: they may differ from step to step.

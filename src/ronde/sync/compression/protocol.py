@@ -37,12 +37,13 @@ _LOW_RANK = 2
 _ADAM_WARM_UP = 100
 _STAGES = 4
 _DTYPES = (torch.float32, torch.float64)
+_BY_TENSOR = ("topk", "randomk", "onebit", "twobit")
 _NO_MOMENTUM: Momentum = (0.0, 0.0, False)
 _T = TypeVar("_T")
 
 
 def density_at(step: int, density: float, warm_up: int) -> float:
-    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 for a quarter of the warm-up each.
+    """The share of elements that travel in this step: 1/4, 1/16, 1/64, 1/256 in quarters of the warm-up.
 
     Source: Lin et al., ICLR 2018: sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.
     """
@@ -99,7 +100,7 @@ class Compression:
     @property
     def corrects(self) -> bool:
         """Whether momentum is the plan's, and no more the optimizer's."""
-        return self._travels.compressor == "topk" and self._travels.error_feedback
+        return self._travels.error_feedback and self._travels.compressor in _BY_TENSOR
 
     def before_step(self, optimizer: Any) -> None:
         """Momentum that has been applied already is not applied again."""
@@ -168,10 +169,10 @@ class Compression:
                 return Chunked(comm, leaves, held, codec)
             case "powersgd":
                 return Factored(comm, leaves, held, self._held, travels.low_rank or _LOW_RANK)
-            case "topk" if held is not None:
-                return Corrected(comm, leaves, held, source.codecs, source.momenta)
             case "topk" | "randomk" | "onebit" | "twobit":
-                return Gathered(comm, leaves, held, source.codecs)
+                if held is not None:
+                    return Corrected(comm, leaves, held, source.codecs, source.momenta)
+                return Gathered(comm, leaves, None, source.codecs)
 
     def _by_chunks(self) -> Codec:
         if self._travels.compressor == "int8":

@@ -10,12 +10,13 @@ def main():
     torch.manual_seed(args.seed)
     train = task.pictures(args.data, "train")
     test = task.pictures(args.data, "t10k") if args.test_every else None
-    model = task.model()
+    model = task.model(args.width)
     optimizer = task.optimizer(args, model.parameters())
     clock = task.Clock(args.warm_up)
     while clock.done < args.steps:
         for inputs, targets in DataLoader(train, batch_size=args.batch_size, shuffle=True, drop_last=True):
             optimizer.zero_grad()
+            task.pause(args.pause)
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             clock.step()

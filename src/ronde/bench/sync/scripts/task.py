@@ -1,10 +1,11 @@
-"""What the scripts of `ronde bench sync` train: a perceptron of 5.8 million parameters, on pictures of 28 x 28."""
+"""What the scripts of `ronde bench sync` train: a perceptron on pictures of 28 x 28."""
 
 from __future__ import annotations
 
 import argparse
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 
@@ -24,10 +25,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adam", action="store_true", help="Adam at 1e-3 in place of SGD with momentum")
-    parser.add_argument("--data", type=Path, default=None, help="folder of Fashion-MNIST; random pictures without")
+    parser.add_argument(
+        "--data", type=Path, default=None, help="folder of Fashion-MNIST; random pictures without"
+    )
     parser.add_argument("--test-every", type=int, default=0, help="steps between tests; never without")
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--pause", type=float, default=0, help="milliseconds that each step sleeps")
     parser.add_argument("--hook", default="none", help="of the twin by hand: none, fp16 or powersgd")
     return parser.parse_args()
+
+
+def sent_bytes() -> int:
+    """What has left this host, or this process's namespace, by any card."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.split(":")[1].split()[8]) for line in lines)
+
+
+def pause(milliseconds: float) -> None:
+    """Stand for the time of an accelerator; on a slow host twice as long."""
+    if milliseconds:
+        time.sleep(milliseconds / 1000 * float(os.environ.get("RONDE_BENCH_SLOWER", "1")))
 
 
 def pictures(folder: Path | None, part: str) -> TensorDataset:
@@ -44,9 +61,9 @@ def _idx(path: Path, header: int) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=header)
 
 
-def model() -> nn.Sequential:
+def model(width: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
 
 
@@ -61,13 +78,13 @@ class Clock:
 
     def __init__(self, warm_up: int) -> None:
         self.warm_up, self.done, self.tested_s = warm_up, 0, 0.0
-        self.begun = time.perf_counter()
+        self.begun, self.sent = time.perf_counter(), sent_bytes()
         self.accuracy: list[tuple[int, float]] = []
 
     def step(self) -> None:
         self.done += 1
         if self.done == self.warm_up:
-            self.begun, self.tested_s = time.perf_counter(), 0.0
+            self.begun, self.tested_s, self.sent = time.perf_counter(), 0.0, sent_bytes()
 
     def test(self, net: nn.Module, data: TensorDataset) -> None:
         before = time.perf_counter()
@@ -81,5 +98,6 @@ class Clock:
     def report(self) -> str:
         seconds = time.perf_counter() - self.begun - self.tested_s
         return json.dumps({
-            "steps": self.done - self.warm_up, "seconds": seconds, "accuracy": self.accuracy,
+            "steps": self.done - self.warm_up, "seconds": seconds,
+            "sent": sent_bytes() - self.sent, "accuracy": self.accuracy,
         })  # fmt: skip

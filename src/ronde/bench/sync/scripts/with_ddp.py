@@ -14,7 +14,7 @@ def main():
     torch.manual_seed(args.seed)
     train = task.pictures(args.data, "train")
     test = task.pictures(args.data, "t10k") if args.test_every else None
-    plain = task.model()
+    plain = task.model(args.width)
     model = DistributedDataParallel(plain, gradient_as_bucket_view=True, static_graph=args.hook == "none")
     if args.hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -33,6 +33,7 @@ def main():
         rows = args.batch_size // dist.get_world_size()
         for inputs, targets in DataLoader(train, batch_size=rows, sampler=sampler, drop_last=True):
             optimizer.zero_grad()
+            task.pause(args.pause)
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             clock.step()

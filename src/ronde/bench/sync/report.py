@@ -1,0 +1,126 @@
+"""What `ronde bench sync` has measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ronde.bench.columns import columns
+from ronde.bench.figures_report import read, written
+from ronde.bench.machine import Machine
+from ronde.bench.spread import Spread
+from ronde.bench.sync.contender import BASE
+
+__all__ = ["KIND", "Sample", "SyncReport", "Way", "hidden", "table"]
+
+KIND = "sync"
+_ALONE = "no exchange"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One run.
+
+    Attributes:
+        steps_per_second: of rank 0, behind the warm-up.
+        megabytes: that rank 0's host has sent in a step; shared memory is not counted.
+    """
+
+    steps_per_second: float
+    megabytes: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One contender in one place.
+
+    Attributes:
+        place: between which hosts: "100mbit", "one host", "one of 4 ranks slow", ...
+        samples: one for each round.
+        steps_to: steps until the accuracy was reached; None where that was not asked, or not reached.
+        accuracy: at the end of that run.
+    """
+
+    name: str
+    place: str
+    samples: tuple[Sample, ...]
+    steps_to: int | None = None
+    accuracy: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SyncReport:
+    """One invocation of `ronde bench sync`."""
+
+    machine: Machine
+    batch_size: int
+    target: float | None
+    results: tuple[Way, ...]
+
+    def to_json(self) -> str:
+        return written(KIND, self)
+
+    @classmethod
+    def from_json(cls, text: str) -> SyncReport:
+        """The report that `to_json` wrote.
+
+        Raises:
+            UsageError: for anything else.
+        """
+        return read(text, cls, _way)
+
+
+def _way(fields: Mapping[str, Any]) -> Way:
+    return Way(**{**fields, "samples": tuple(Sample(**each) for each in fields["samples"])})
+
+
+def table(report: SyncReport) -> str:
+    """A row for each contender and place, under a line that says on what."""
+    machine = report.machine
+    heading = (
+        f"MLP of 5.8 M parameters, global batch {report.batch_size}, on {machine.cpu}, "
+        f"load {machine.load} before"
+    )
+    rows = [("between", "way", "steps/s", "times DDP by hand", "MB a step", "time to accuracy", "accuracy")]
+    for each in report.results:
+        rates = Spread.of([sample.steps_per_second for sample in each.samples])
+        sent = Spread.of([sample.megabytes for sample in each.samples]).median
+        seconds = "" if each.steps_to is None else f"{each.steps_to / rates.median:.0f} s"
+        accuracy = "" if each.accuracy is None else f"{each.accuracy:.2%}"
+        ratio = _ratio(report, each)
+        rows.append((each.place, each.name, f"{rates.median:.2f}", ratio, f"{sent:.3g}", seconds, accuracy))
+    return "\n".join([heading, "", columns(rows), *_hidden_lines(report)])
+
+
+def _ratio(report: SyncReport, way: Way) -> str:
+    """Of the rounds' ratios the median; a round has one run of each."""
+    base = next((each for each in report.results if (each.place, each.name) == (way.place, BASE)), None)
+    if base is None:
+        return ""
+    pairs = zip(way.samples, base.samples, strict=False)
+    return f"{Spread.of([own.steps_per_second / other.steps_per_second for own, other in pairs]).median:.2f}"
+
+
+def _hidden_lines(report: SyncReport) -> list[str]:
+    found: list[str] = []
+    for place in dict.fromkeys(each.place for each in report.results):
+        ways = {each.name: each for each in report.results if each.place == place}
+        if {"async-average", _ALONE, BASE} <= ways.keys():
+            share = hidden(*(ways[name].samples for name in ("async-average", _ALONE, BASE)))
+            found.append(f"{place}: async-average hides {share:.0%} of what it sends")
+    return found
+
+
+def hidden(own: tuple[Sample, ...], alone: tuple[Sample, ...], base: tuple[Sample, ...]) -> float:
+    """The share of communication that does not lengthen a step.
+
+    By bytes: what a megabyte takes DDP, beyond the step without exchange, is what it would take here, if
+    nothing were hidden.
+    """
+    step, without, exposed = (
+        Spread.of([1 / each.steps_per_second for each in samples]).median for samples in (own, alone, base)
+    )
+    sent, of_base = (Spread.of([each.megabytes for each in samples]).median for samples in (own, base))
+    all_of_it = (exposed - without) * sent / max(of_base, 1e-9)
+    return max(0.0, min(1.0, 1 - (step - without) / max(all_of_it, 1e-9)))

@@ -1,0 +1,73 @@
+"""What `ronde bench sync` measures, from its options."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from ronde.bench.choice import check_known
+from ronde.bench.sync.contender import CONTENDERS
+from ronde.bench.sync.measure import HERE, SLOW_RANK, measure
+from ronde.bench.sync.report import SyncReport, Way
+from ronde.errors import UsageError
+
+__all__ = ["PLACES", "sync_report"]
+
+PLACES = {"100mbit": "100mbit", "1gbit": "1gbit", "host": HERE, "slow-rank": SLOW_RANK}
+
+
+def sync_report(
+    *,
+    ways: list[str],
+    places: list[str],
+    ranks: int,
+    steps: int,
+    rounds: int,
+    batch_size: int,
+    data: Path | None,
+    target: float | None,
+) -> SyncReport:
+    """Measure.
+
+    Raises:
+        UsageError: an unknown way or place; a target without pictures to be right about; no network can be
+            made.
+    """
+    check_known(ways, CONTENDERS, what="way")
+    check_known(places, PLACES, what="place")
+    if target is not None and (data is None or not (data / "train-images-idx3-ubyte.gz").exists()):
+        raise UsageError(
+            f"--target {target:g} needs --data FOLDER with Fashion-MNIST "
+            "(train-images-idx3-ubyte.gz and the three other files; Debian's package "
+            "dataset-fashion-mnist has them in /usr/share/datasets/fashion-mnist)"
+        )
+    from ronde.testing.hosts import HostsUnavailable
+
+    try:
+        return measure(
+            names=ways,
+            places=[PLACES[each] for each in places],
+            ranks=ranks,
+            steps=steps,
+            rounds=rounds,
+            batch_size=batch_size,
+            data=data,
+            target=target,
+            networks=_network,
+            progress=_say,
+        )
+    except HostsUnavailable as reason:
+        raise UsageError(f"{reason}; use --places host, which needs no network") from None
+
+
+def _network(hosts: int, rate: str) -> AbstractContextManager[Any]:
+    from ronde.testing.hosts import Network
+
+    return Network(hosts, rate=rate)
+
+
+def _say(way: Way) -> None:
+    rates = ", ".join(f"{sample.steps_per_second:.2f}" for sample in way.samples)
+    print(f"ronde: {way.place}, {way.name}: {rates} steps/s", file=sys.stderr, flush=True)
