@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ronde.errors import PlanError
 from ronde.plan.available import BUILT
 from ronde.plan.axes import KEYS
+from ronde.plan.mesh_rules import not_built_together
 from ronde.plan.values import Values
 
 __all__ = ["check", "contradictions", "validate"]
@@ -46,6 +47,7 @@ def _not_built(plan: Values) -> Iterator[str]:
         if plan.value(name) not in built:
             words = ", ".join(KEYS[name].write(value) for value in built)
             yield f"{plan.item(name)} is not available in this version; available: {words}"
+    yield from not_built_together(plan)
 
 
 def _has_tables_on_servers(plan: Values) -> bool:
