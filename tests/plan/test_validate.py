@@ -85,7 +85,7 @@ def test_what_is_built_on_so_many_ranks(text: str, ranks: int):
 
 
 @pytest.mark.parametrize(("text", "item", "legal"), NOT_TOGETHER)
-def test_what_is_not_built_with_a_cut_model_is_refused_with_the_nearest_plan(text: str, item: str, legal: str):
+def test_what_is_not_built_with_a_cut_model_is_refused(text: str, item: str, legal: str):
     refused = f"tensor=2 with {item} is not available in this version; nearest legal: tensor=2,{legal}"
     assert refused in validate(expand(text))
 

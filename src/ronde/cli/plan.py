@@ -57,7 +57,9 @@ def show(
 
 def _list_cuts(script: str, arguments: list[str], described: Plan) -> None:
     if described.mesh.tensor == 1:
-        raise UsageError("--script lists what tensor=N cuts, and this plan has tensor=1; give it tensor=2, say")
+        raise UsageError(
+            "--script lists what tensor=N cuts, and this plan has tensor=1; give it tensor=2, say"
+        )
     from ronde.runtime.structure import cuts_of_script, table
 
     model, found = cuts_of_script(script, arguments, described)

@@ -93,10 +93,8 @@ class ModelEdge:
         calls, context, outward = self._calls, self._context, self._outwards
 
         def outermost(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            return outward(plain(module, *args, **kwargs))
-
-        if outward is None:
-            outermost = plain
+            output = plain(module, *args, **kwargs)
+            return output if outward is None else outward(output)
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # Nearly all calls are such, so it is asked first and quickly; for any thread the answer is this.

@@ -159,7 +159,8 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     """`scaled_dot_product_attention`, each head by itself: operands `[..., heads, n, width]`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value, mask = (given.get(name) for name in names[:4])
+    query, key, value = (given[name] for name in names[:3])
+    mask = given.get("attn_mask")
     cuts = [
         each._layout.at(each._layout.dim - each.dim()) for each in (query, key, value) if is_sharded(each)
     ]
@@ -179,7 +180,8 @@ def attention(context: Context, func: Callable[..., Any], args: Any, kwargs: dic
     causal = bool(given.get("is_causal"))
     like = next(each for each in (query, key, value) if is_sharded(each))
     if not dropout_p:
-        result = F.scaled_dot_product_attention(*heads, mask, 0.0, causal, **options)
+        own: tuple[Any, ...] = (*heads, mask, 0.0, causal)
+        result = F.scaled_dot_product_attention(*own, **options)
         return rewrap(like, result, whole)
     if query.device.type != "cpu" or options.get("enable_gqa"):
         return NotImplemented

@@ -106,8 +106,8 @@ def _kept(plan: Plan) -> str:
     """What each of several ranks keeps."""
     if plan.mesh.tensor > 1:
         return (
-            f"each rank keeps 1/{plan.mesh.tensor} of the matrices that are cut, of their gradients and optimizer "
-            f"state, and all else;\n`ronde plan show --script` lists which are cut"
+            f"each rank keeps 1/{plan.mesh.tensor} of the matrices that are cut, of their gradients and "
+            f"optimizer state, and all else;\n`ronde plan show --script` lists which are cut"
         )
     match plan.state.placement:
         case "replicated":

@@ -16,7 +16,7 @@ from ronde.batches.loader import LoaderEdge
 from ronde.cluster.mesh import Axis, MeshOfRanks
 from ronde.comm.agreement import Agreement
 from ronde.comm.process_group import Comm
-from ronde.errors import UsageError
+from ronde.errors import PlanError, UsageError
 from ronde.files import ScriptFiles, paths_of_rank
 from ronde.launch.rank_config import RankConfig
 from ronde.launch.rank_environment import run_id_of
@@ -94,6 +94,8 @@ class Session:
     def __init__(
         self, config: RankConfig, plan: Plan, tally: Tally | None = None, entropy: Patches | None = None
     ) -> None:
+        if plan.for_ranks(config.world_size).mesh.tensor > 1:
+            _refuse_beside_cuts(config, plan)
         self.config = config
         self.plan = plan
         self.patches = Patches()
@@ -105,6 +107,7 @@ class Session:
         # Two groups: what the script does and what backward does come in orders of their own.
         host = listens_on(config)
         comm = self._join("boundary", host, "auto")
+        self._subgroups: list[Comm] = []
         # Those among whom batches are cut: all ranks, where no model is.
         rows, reducer_comm = comm, None
         self._mesh = MeshOfRanks.of(plan.for_ranks(config.world_size).mesh)
@@ -163,7 +166,7 @@ class Session:
             self._way(),
             self._sharding.calling,
             outward=self._sharding.outward,
-            cuts=compute.cuts_batches(plan, self._mesh.degree("data")) or config.world_size == 1,
+            cuts=self._cuts_batches(),
             sampled=plan.compute.recompute != "none",
         )
         self._publishing = self._published()
@@ -220,10 +223,23 @@ class Session:
     def _join(self, name: str, host: str | None, algorithm: Algorithm) -> Comm:
         return join_group(self.config, name, host, algorithm, self._paths.is_private)
 
+    def _cuts_batches(self) -> bool:
+        """Whether calls of models are looked at for rows: not where all ranks have one device's."""
+        degree = self._mesh.degree("data")
+        return self.config.world_size == 1 or compute.cuts_batches(self.plan, degree)
+
     def _meet(self, name: str, axis: Axis, host: str | None) -> Comm:
         """The ranks that differ from this one along one axis only."""
-        algorithm = self.plan.communication.algorithm if name == "reducer" else "auto"
-        return join_some(self.config, name, host, algorithm, self._mesh.members(self.config.rank, axis))
+        algorithm = self.plan.communication.algorithm if name.endswith("reducer") else "auto"
+        members = self._mesh.members(self.config.rank, axis)
+        group = join_some(self.config, name, host, algorithm, members)
+        self._subgroups.append(group)
+        return group
+
+    def leave_subgroups(self) -> None:
+        """Leave those groups that are not of all ranks."""
+        for group in self._subgroups:
+            group.close()
 
     def _shard(self, comm: Comm, host: str | None) -> Sharding:
         """What the mesh and the state axis keep in parts."""
@@ -299,7 +315,8 @@ class Session:
         compiled.install(patches, context, say)
         torchscript.install(patches)
         data, unmediated = self.plan.data, self.files.for_itself
-        LoaderEdge(context, rules.table(), data, self.tally, say, unmediated).install(patches)
+        said = say if self._cuts_batches() else lambda note: None
+        LoaderEdge(context, rules.table(), data, self.tally, said, unmediated).install(patches)
         # Under the model edge: what a plan does inside of a model is done on this rank's rows.
         again, draws = self.memory.computed_again, lambda: not self.calls.draws_nothing
         inside = Inside(self._inside_model, self._in_script, say, again, draws)
@@ -435,3 +452,16 @@ class Session:
         self._signals.uninstall()
         for group in self._groups:
             group.close()
+
+
+def _refuse_beside_cuts(config: RankConfig, plan: Plan) -> None:
+    """What a rank is told beside its plan, and does not go with a model that is cut."""
+    if config.checkpoint:
+        raise PlanError(
+            f"{plan.item('tensor')} and --checkpoint {config.checkpoint} do not go together in this version: "
+            f"a checkpoint reads whole gradients; leave one of them out"
+        )
+    if config.publish:
+        raise PlanError(
+            f"{plan.item('tensor')} and --publish do not go together in this version; leave one of them out"
+        )

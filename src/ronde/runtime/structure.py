@@ -68,7 +68,7 @@ def table(found: Sequence[Placement]) -> list[str]:
     """A line for each parameter, those of repeated blocks together (`h.*.mlp.0.weight`)."""
     lines: dict[tuple[str, str, str], int] = {}
     for each in found:
-        name = _NUMBER.sub("*", each.name)
+        name = _NUMBER.sub("*", each.name, count=1)
         cut = each.cut
         what = "whole" if cut is None else f"dimension {cut.dim}"
         if cut is not None and cut.fused > 1:

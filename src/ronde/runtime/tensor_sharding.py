@@ -22,6 +22,7 @@ from ronde.parallel.stand_ins import StandIns
 from ronde.parallel.tensor_cut import CutRanges
 from ronde.parallel.tensor_division import HeldBlocks, TensorDivision
 from ronde.parallel.tensor_rules import tensor_rules
+from ronde.parallel.tensor_structure import Placement
 from ronde.patching.modes_first import modes_first
 from ronde.patching.patches import Patches
 from ronde.plan import Plan
@@ -31,7 +32,7 @@ from ronde.runtime.sharding import Sharding
 from ronde.sync.home import OnDevice
 from ronde.sync.reducer import Reducer
 from ronde.tensor.autograd import ENGINE
-from ronde.tensor.context import Context
+from ronde.tensor.context import Context, Region
 from ronde.tensor.edges import Gather
 
 __all__ = ["TensorSharding"]
@@ -48,14 +49,17 @@ class TensorSharding(Sharding):
     def __init__(self, plan: Plan, comm: Comm, tensor: Comm, note: Callable[[str], None]) -> None:
         super().__init__(plan, comm, note)
         self._rows = comm
+        self._uncut: dict[str, None] = {}
         # A group of its own, in which the model's cut values are whole: nothing of the batch is cut there.
         context = Context(comm=tensor, adopt=lambda leaf: None)
         context.weight, context.averages_leaves = 1, False
         self._tensor = context
         self._reducer: Reducer | None = None
+        self._asking = False
+        self._script: Context | None = None
         # Models that have been called with a graph.
         self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        division = TensorDivision(tensor.world_size, cuts_by_pattern(plan.mesh.cuts))
+        division = TensorDivision(tensor.world_size, cuts_by_pattern(plan.mesh.cuts), self._tell)
         self._blocks = LocalGradients(tensor, self._adopt, self._mean)
         parameters = ShardedParameters(context, division, OnDevice(), note, division)
         self._cut = parameters
@@ -69,7 +73,8 @@ class TensorSharding(Sharding):
         self.outward = stand_ins.whole
 
     def bind(self, context: Context) -> None:
-        """Its context is the tensor group's, and there already."""
+        """What is cut has the tensor group's context; this is the script's."""
+        self._script = context
 
     def average_by(self, reducer: Reducer) -> None:
         """Blocks are averaged over rows by this one, and whole parameters that are cut are not."""
@@ -100,6 +105,13 @@ class TensorSharding(Sharding):
     @contextmanager
     def calling(self, module: torch.nn.Module) -> Iterator[None]:
         self._cut_new(module)
+        script = self._script
+        if script is not None and (script.region is Region.OBSERVED or script.compared):
+            # Whether its rows are independent is seen of the model as one device computes it.
+            self._called.discard(module)
+            with self._cut.calling(module):
+                yield
+            return
         self._cut.rest(keep_last=False)  # what the script has written to whole parameters is in blocks then
         if torch.is_grad_enabled():
             self._called.add(module)
@@ -127,6 +139,18 @@ class TensorSharding(Sharding):
                     self._blocks.add_block(parameter, ranges, part)
                     self._blocks.take_part(parameter)
 
+    def notes(self) -> list[str]:
+        if self._cut.are_there or not self._uncut:
+            return super().notes()
+        return [
+            f"{self._plan.item('tensor')} cuts nothing of {', '.join(self._uncut)}: every rank of a group "
+            f"computes all of it, right but no faster; `ronde plan show --script` lists why"
+        ]
+
+    def _tell(self, model: torch.nn.Module, found: list[Placement]) -> None:
+        if found and not any(each.cut is not None for each in found):
+            self._uncut.setdefault(type(model).__name__)
+
     def _adopt(self, leaf: torch.Tensor) -> None:
         if self._reducer is not None:
             self._reducer.adopt(leaf)
@@ -151,12 +175,16 @@ class TensorSharding(Sharding):
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             several = isinstance(inputs, (tuple, list))
             asked = list(inputs) if several else [inputs]
-            found = [] if isinstance(inputs, dict) else self._stand_ins.blocks(asked)
+            found = [] if isinstance(inputs, dict) or self._asking else self._stand_ins.blocks(asked)
             if not found:
                 return plain(outputs, inputs, *args, **kwargs)
             unused = kwargs.pop("allow_unused", None)
             leaves = [block.leaf for _, block in found]
-            results = list(plain(outputs, [*asked, *leaves], *args, allow_unused=True, **kwargs))
+            self._asking = True  # a parameter in parts has the same function called once more
+            try:
+                results = list(plain(outputs, [*asked, *leaves], *args, allow_unused=True, **kwargs))
+            finally:
+                self._asking = False
             of_blocks = results[len(asked) :]
             del results[len(asked) :]
             for (place, block), part in zip(found, of_blocks, strict=True):
@@ -181,6 +209,9 @@ class TensorSharding(Sharding):
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             """What a checkpoint computes again in there is what it has computed before."""
+            if not context.on_main_thread():
+                return engine(*args, **kwargs)
+            self._cut.rest(keep_last=False)
             with self._stand_ins.inside(list(self._called)):
                 return engine(*args, **kwargs)
 

@@ -66,6 +66,7 @@ class Context:
         gradients_watched: the script may look at gradients in the midst of a backward.
         compares: what the script gives to models and losses may differ between ranks, as it has started
             threads or processes.
+        compared: the operations of the sharded call under way are compared with those of an observed one.
         together: in an observed call, has all ranks do what needs all of them, or none of them.
         weight: how many times the true one the local gradient of a shard is; see `edges`.
         averages_leaves: gradients of leaves that enter shards whole become their mean over ranks by `adopt`.
@@ -85,6 +86,7 @@ class Context:
         self.loss_is_scaled = False
         self.gradients_watched = False
         self.compares = False
+        self.compared = False
         self.together: Callable[[Callable[[], Any]], Any] | None = None
         self._thread = threading.get_ident()
         self._reader: Callable[[], threading.Thread | None] = lambda: None
